@@ -1,0 +1,35 @@
+"""What every test runs under: two logical devices, eager or with TensorFlow 1's behaviour."""
+
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--v1-behavior",
+        action="store_true",
+        help="run after tf.compat.v1.disable_v2_behavior(): graph mode, reference variables, control flow v1",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "graph: builds its own graphs, and so also runs with --v1-behavior")
+    # For the tests with two replicas; it must be set before TensorFlow starts.
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    if config.getoption("--v1-behavior"):
+        tf.compat.v1.disable_v2_behavior()
+
+
+@pytest.fixture
+def session() -> Iterator[tf.compat.v1.Session]:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        yield session
+
+
+@pytest.fixture
+def two_replicas() -> tf.distribute.MirroredStrategy:
+    # The default collectives clash when one process makes a second strategy.
+    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())

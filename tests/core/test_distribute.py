@@ -1,0 +1,67 @@
+from collections.abc import Callable
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.distribute import Mirrored, SingleProcess, current_distribution
+from tfmp.core.scaler import LossScaler
+
+
+def test_without_a_strategy_there_is_one_process() -> None:
+    assert isinstance(current_distribution(is_distributed=False), SingleProcess)
+
+
+@pytest.mark.graph
+def test_several_devices_without_a_strategy_are_refused() -> None:
+    with pytest.raises(ValueError, match="is_distributed=True, and no tf.distribute strategy is active"):
+        current_distribution(is_distributed=True)
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_replicas_are_found_with_either_setting(
+    two_replicas: tf.distribute.MirroredStrategy, is_distributed: bool
+) -> None:
+    found = []
+    two_replicas.run(lambda: found.append(current_distribution(is_distributed)))
+    assert [type(distribution) for distribution in found] == [Mirrored, Mirrored]
+
+
+@pytest.mark.parametrize(
+    "make_strategy",
+    [tf.distribute.experimental.CentralStorageStrategy, tf.distribute.MultiWorkerMirroredStrategy],
+)
+def test_unknown_strategy_is_refused_by_name(make_strategy: Callable[[], tf.distribute.Strategy]) -> None:
+    strategy = make_strategy()
+    with strategy.scope(), pytest.raises(NotImplementedError, match=f"does not support {type(strategy).__name__}"):
+        current_distribution(is_distributed=False)
+
+
+def test_cross_replica_context_is_refused(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.run"):
+        current_distribution(is_distributed=False)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("bad_replica", [None, 0, 1])
+def test_overflow_on_one_replica_skips_all(
+    two_replicas: tf.distribute.MirroredStrategy, bad_replica: int | None, compiled: bool
+) -> None:
+    with two_replicas.scope():
+        weight = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+        manager = tfmp.ExponentialUpdateLossScaleManager(8, 1, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=True)
+
+    def step() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        overflows = tf.equal(replica, -1 if bad_replica is None else bad_replica)
+        grad = tf.where(overflows, float("inf"), 2.0)
+        scaler.step([grad], lambda grads: tf.group(weight.assign_add(grads[0])))
+
+    run = (lambda: two_replicas.run(step)) if not compiled else tf.function(lambda: two_replicas.run(step))
+    run()
+    applied = bad_replica is None
+    assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [5.0 if applied else 1.0] * 2
+    assert float(manager.get_loss_scale()) == (16 if applied else 4)
+    counts = manager.get_step_counts()
+    assert (int(counts.applied_steps), int(counts.skipped_steps)) == ((1, 0) if applied else (0, 1))

@@ -1,0 +1,55 @@
+import math
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.scaler import LossScaler, managers_of_graph
+from tfmp.types import Gradients
+
+
+def _scaler(detector: tfmp.NonFiniteDetector | tfmp.SaturationDetector | None = None) -> tuple:
+    manager = tfmp.ExponentialUpdateLossScaleManager(8, 100, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    return LossScaler(manager, detector or tfmp.NonFiniteDetector(), is_distributed=False), manager
+
+
+def test_scale_and_unscale_use_the_current_scale() -> None:
+    scaler, manager = _scaler()
+    manager.update_loss_scale(tf.constant(False))
+    assert float(scaler.scale(tf.constant(3.0))) == 12
+    assert float(scaler.unscale([tf.constant(12.0)])[0]) == 3
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_step_applies_finite_gradients_and_skips_others(compiled: bool, bad: float) -> None:
+    scaler, manager = _scaler()
+    weight = tf.Variable(0.0)
+
+    def apply(grads: Gradients) -> tf.Operation:
+        return tf.group(weight.assign_add(grads[0]))
+
+    def step(grad: tf.Tensor) -> None:
+        scaler.step([grad, None], apply)
+
+    run = tf.function(step) if compiled else step
+    for grad in [1.0, bad, 2.0]:
+        run(tf.constant(grad))
+    assert float(weight) == 3
+    assert float(manager.get_loss_scale()) == 4
+
+
+def test_detector_decides_what_is_skipped() -> None:
+    scaler, manager = _scaler(tfmp.SaturationDetector())
+    scaler.step([tf.constant(65504.0 / 8)], lambda grads: pytest.fail("a saturated gradient was applied"))
+    assert float(manager.get_loss_scale()) == 4
+
+
+@pytest.mark.graph
+def test_graph_knows_the_managers_of_its_steps_once_each(session: tf.compat.v1.Session) -> None:
+    scaler, manager = _scaler()
+    other_scaler, other_manager = _scaler()
+    assert managers_of_graph() == []
+    for each in (scaler, scaler, other_scaler):
+        each.step([tf.constant(1.0)], lambda grads: tf.no_op())
+    assert managers_of_graph() == [manager, other_manager]

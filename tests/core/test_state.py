@@ -1,0 +1,135 @@
+"""The state's variables: where they live, what they are called, what a checkpoint holds of them."""
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+pytestmark = pytest.mark.graph
+
+
+def _manager() -> tfmp.ExponentialUpdateLossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(1024, 10, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+
+
+def _initialize(session: tf.compat.v1.Session) -> None:
+    session.run(tf.compat.v1.global_variables_initializer())
+
+
+def test_plain_names_are_fetched_as_numbers(session: tf.compat.v1.Session) -> None:
+    manager = _manager()
+    update = manager.update_loss_scale(tf.constant(False))
+    _initialize(session)
+    assert session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"]) == [1024, 0, 0]
+    session.run(update)
+    assert session.run("loss_scale:0") == 512
+
+
+def test_second_manager_has_a_state_and_a_name_of_its_own(session: tf.compat.v1.Session) -> None:
+    update = _manager().update_loss_scale(tf.constant(False))
+    _manager()
+    _initialize(session)
+    session.run(update)
+    assert session.run(["loss_scale:0", "loss_scale_1:0"]) == [512, 1024]
+
+
+@pytest.mark.parametrize("scope", [tf.compat.v1.variable_scope, tf.name_scope])
+def test_scopes_come_before_the_name(session: tf.compat.v1.Session, scope: type) -> None:
+    with scope("outer"):
+        _manager()
+    _initialize(session)
+    assert session.run("outer/loss_scale:0") == 1024
+
+
+def test_custom_getters_do_not_meet_the_state(session: tf.compat.v1.Session) -> None:
+    with tf.compat.v1.variable_scope(
+        "net", dtype=tf.float16, custom_getter=tfmp.float32_variable_storage_getter, reuse=tf.compat.v1.AUTO_REUSE
+    ):
+        assert _manager().get_loss_scale().dtype == tf.float32
+
+
+def test_manager_made_under_control_dependencies_is_initialized_without_them(session: tf.compat.v1.Session) -> None:
+    needs_feed = tf.compat.v1.placeholder(tf.float32, []) + 1
+    with tf.control_dependencies([needs_feed]):
+        _manager()
+    _initialize(session)
+    assert session.run("loss_scale:0") == 1024
+
+
+def test_manager_made_inside_a_conditional_outlives_it(session: tf.compat.v1.Session) -> None:
+    made = []
+
+    def branch() -> tf.Tensor:
+        made.append(_manager())
+        return made[0].get_loss_scale()
+
+    scale = tf.cond(tf.compat.v1.placeholder_with_default(True, []), branch, lambda: tf.constant(0.0))
+    outside = made[0].get_loss_scale()
+    _initialize(session)
+    assert session.run([scale, outside]) == [1024, 1024]
+
+
+def test_default_saver_keeps_the_state_and_nothing_else(session: tf.compat.v1.Session, tmp_path: Path) -> None:
+    manager = _manager()
+    step = [manager.update_loss_scale(tf.constant(False)), manager.count_step(tf.constant(False))]
+    with tf.compat.v1.variable_scope("other"):
+        other = _manager()
+    saver = tf.compat.v1.train.Saver()
+    _initialize(session)
+    session.run(step)
+    path = saver.save(session, str(tmp_path / "model.ckpt"))
+    assert tf.train.list_variables(path) == [
+        (name, [])
+        for name in ("bad_steps", "good_steps", "loss_scale", "other/bad_steps", "other/good_steps", "other/loss_scale")
+    ]
+    assert tf.train.load_variable(path, "loss_scale") == 512
+    session.run(step)
+    saver.restore(session, path)
+    assert session.run([manager.get_loss_scale(), other.get_loss_scale()]) == [512, 1024]
+
+
+def test_counts_start_anew_in_each_session(session: tf.compat.v1.Session) -> None:
+    manager = _manager()
+    count = manager.count_step(tf.constant(True))
+    applied = manager.get_step_counts().applied_steps
+    session.run([count])
+    assert session.run(applied) == 1
+    with tf.compat.v1.Session() as other:
+        assert other.run(applied) == 0
+
+
+def test_state_of_two_graphs_is_apart() -> None:
+    manager = _manager()
+    for _ in range(2):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            update = manager.update_loss_scale(tf.constant(False))
+            _initialize(session)
+            session.run(update)
+            assert session.run(manager.get_loss_scale()) == 512
+            assert session.run("loss_scale:0") == 512
+
+
+def test_manager_does_not_keep_old_graphs_alive() -> None:
+    manager = _manager()
+    graph = tf.Graph()
+    with graph.as_default():
+        manager.get_loss_scale()
+    seen = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert seen() is None
+
+
+def test_meta_graph_is_exported_without_complaint(
+    session: tf.compat.v1.Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = tf.compat.v1.get_variable("w", initializer=1.0)
+    tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), _manager()).minimize(w)
+    _initialize(session)
+    with caplog.at_level("WARNING", logger="tensorflow"):
+        tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), write_meta_graph=True)
+    assert caplog.records == []

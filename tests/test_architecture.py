@@ -1,0 +1,84 @@
+"""The imports that the design allows, and no other."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parent.parent
+_MODULES = sorted((_ROOT / "tfmp").rglob("*.py"))
+
+_LEAVES = {"tfmp.types", "tfmp.optional"}
+_CORE = {f"tfmp.core.{name}" for name in ("numerics", "overflow", "managers", "distribute", "scaler")}
+
+# Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers.
+_ALLOWED = {
+    "tfmp": {"tfmp.optional"},
+    "tfmp.types": set(),
+    "tfmp.optional": set(),
+    "tfmp.core.numerics": {"tfmp.types"},
+    "tfmp.core.graph_variables": {"tfmp.types"},
+    "tfmp.core.state": {"tfmp.core.graph_variables", "tfmp.types"},
+    "tfmp.core.overflow": {"tfmp.core.numerics", *_LEAVES},
+    "tfmp.core.managers": {"tfmp.core.numerics", "tfmp.core.state", *_LEAVES},
+    "tfmp.core.distribute": {"tfmp.core.numerics", *_LEAVES},
+    "tfmp.core.scaler": {"tfmp.types", *_CORE} - {"tfmp.core.scaler"},
+    "tfmp.optimizers.base": {"tfmp.types", *_CORE},
+    "tfmp.optimizers.v1": {"tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.monitoring.hooks": {"tfmp.types", *_CORE},
+    "tfmp.precision.storage": {"tfmp.types", *_CORE},
+    **{f"tfmp.{package}": set() for package in ("core", "optimizers", "monitoring", "precision")},
+}
+# Only inside a function: importing the front door must not import what it opens to.
+_ALLOWED_INSIDE_FUNCTIONS = {"tfmp.optimizers.base": {"tfmp.optimizers.v1"}}
+_ALLOWED_PACKAGES = {"numpy", "tensorflow"}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(_ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                # `from tfmp.core import numerics` imports a module; `from tfmp.core.numerics import scale` a name.
+                full = f"{node.module}.{alias.name}"
+                yield node, full if full in _ALLOWED else str(node.module)
+
+
+def _type_checking_nodes(tree: ast.AST) -> set[ast.AST]:
+    guarded = (
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    )
+    return {inner for node in guarded for inner in ast.walk(node)}
+
+
+@pytest.mark.parametrize("path", _MODULES, ids=_name)
+def test_module_imports_only_what_the_design_allows(path: Path) -> None:
+    name = _name(path)
+    assert name in _ALLOWED, f"{name} is not in the design"
+    tree = ast.parse(path.read_text())
+    ignored = _type_checking_nodes(tree)
+    allowed = _ALLOWED[name] | _ALLOWED_INSIDE_FUNCTIONS.get(name, set())
+    for node, imported in _imports(tree):
+        if node in ignored:
+            continue
+        if imported.split(".")[0] == "tfmp":
+            assert imported in allowed, f"{name} may not import {imported}"
+            at_top = node in tree.body
+            assert not (at_top and imported in _ALLOWED_INSIDE_FUNCTIONS.get(name, set())), imported
+        elif imported.split(".")[0] not in _ALLOWED_PACKAGES:
+            assert imported.split(".")[0] in sys.stdlib_module_names, f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("path", sorted((_ROOT / "estimator_examples").rglob("*.py")), ids=_name)
+def test_examples_import_public_names_only(path: Path) -> None:
+    for _, imported in _imports(ast.parse(path.read_text())):
+        assert imported == "tfmp" or not imported.startswith("tfmp."), f"{path.name} imports {imported}"

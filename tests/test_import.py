@@ -1,0 +1,70 @@
+"""What `import tfmp` gives, what it costs, and what it says when TensorFlow is missing or old."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfmp
+from tfmp.optional import require
+
+
+def _python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
+    root = Path(tfmp.__file__).parent.parent
+    code = f"import sys; sys.path[:0] = {[str(entry) for entry in (*path, root)]!r}\n{code}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in tfmp.__all__:
+        assert getattr(tfmp, name) is not None
+    assert set(tfmp.__all__) <= set(dir(tfmp))
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'tfmp' has no attribute 'LossScaler'"):
+        _ = tfmp.LossScaler
+
+
+def test_import_alone_loads_no_tensorflow() -> None:
+    done = _python("import tfmp; assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names_load_nothing_heavy_beside_tensorflow() -> None:
+    done = _python(
+        "import tensorflow\n"
+        "before = {name.split('.')[0] for name in sys.modules}\n"
+        "import tfmp\n"
+        "for name in tfmp.__all__: getattr(tfmp, name)\n"
+        "import tfmp.optimizers.v1\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} - before - set(sys.stdlib_module_names)))"
+    )
+    assert done.stdout.strip() == "['tfmp']", done.stderr
+
+
+def test_missing_tensorflow_is_one_clear_error() -> None:
+    # An empty path entry list: nothing installed is found.
+    done = _python(
+        "sys.path[:] = [entry for entry in sys.path if 'site-packages' not in entry]\nimport tfmp\ntfmp.LossScaleOptimizer"
+    )
+    assert "ImportError: tfmp needs TensorFlow 2.15 or newer, which is not installed: pip install" in done.stderr
+
+
+def test_old_tensorflow_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("__version__ = '2.9.3'\n")
+    done = _python("import tfmp\ntfmp.LossScaleOptimizer", tmp_path)
+    assert "ImportError: tfmp needs TensorFlow 2.15 or newer, got 2.9.3: upgrade" in done.stderr
+
+
+def test_missing_package_names_its_extra() -> None:
+    with pytest.raises(ImportError, match=r"needs the package 'no_such_package'.*pip install 'tfmp\[examples\]'"):
+        require("no_such_package.part", extra="examples")
+
+
+def test_fault_inside_an_installed_package_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty_package.py").write_text("import not_there_either\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="not_there_either"):
+        require("faulty_package", extra="examples")

@@ -1,0 +1,46 @@
+"""Mixed-precision loss scaling for TensorFlow: correct on every device, whole, fast.
+
+The public names load on first use, so `import tfmp` is cheap and works where TensorFlow is not installed
+(as the source rewriter needs).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfmp.optional import require_tensorflow
+
+if TYPE_CHECKING:
+    from tfmp.core.managers import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
+    from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
+    from tfmp.core.managers import LossScaleManager as LossScaleManager
+    from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
+    from tfmp.core.overflow import SaturationDetector as SaturationDetector
+    from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
+    from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
+    from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
+
+__version__ = "0.1.0"
+
+_MODULE_OF = {
+    "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
+    "FixedLossScaleManager": "tfmp.core.managers",
+    "LossScaleLoggingHook": "tfmp.monitoring.hooks",
+    "LossScaleManager": "tfmp.core.managers",
+    "LossScaleOptimizer": "tfmp.optimizers.base",
+    "NonFiniteDetector": "tfmp.core.overflow",
+    "SaturationDetector": "tfmp.core.overflow",
+    "float32_variable_storage_getter": "tfmp.precision.storage",
+}
+
+__all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute may be anything
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tfmp' has no attribute {name!r}.")
+    require_tensorflow()
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])

@@ -1,0 +1,1 @@
+"""Loss scaling in plain TensorFlow: no optimizer, no Keras, no session."""

@@ -1,0 +1,194 @@
+"""Arithmetic on losses and gradients: None, dense tensors, IndexedSlices.
+
+Nothing outside this file asks what a gradient is. Half-precision values are computed on in float32 and stay
+there: a loss scale of 2**16 is already infinite in float16. Wider types keep their width.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfmp.types import Gradient, Gradients
+
+#: The types that are computed on in float32.
+HALF_TYPES = (tf.float16, tf.bfloat16)
+
+
+def scale(loss: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+    """Multiply a loss by the loss scale.
+
+    Args:
+        loss: The loss, of any shape; float16, bfloat16, float32 or float64.
+        loss_scale: A float32 scalar.
+
+    Returns:
+        The scaled loss: float64 if the loss was, else float32.
+
+    Raises:
+        TypeError: The loss is not of a floating-point type.
+
+    Example:
+        >>> float(scale(tf.constant(2.0, tf.float16), tf.constant(2.0**17)))
+        262144.0
+    """
+    loss = tf.convert_to_tensor(loss)
+    if not loss.dtype.is_floating:
+        raise TypeError(f"the loss must be of a floating-point type, got {loss.dtype.name}.")
+    loss = widen(loss)
+    return loss * tf.cast(loss_scale, loss.dtype)
+
+
+def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
+    """Divide gradients by the loss scale.
+
+    Args:
+        grads: Gradients of a scaled loss.
+        loss_scale: The float32 scalar that the loss was scaled by.
+
+    Returns:
+        The gradients in true magnitude: float64 where they were, else float32. Above a scale of 2**126 the
+        reciprocal is a denormal number, which CPU kernels flush to 0: such gradients become 0.
+
+    Example:
+        >>> grads = [tf.constant([8.0, 16.0], tf.float16), None]
+        >>> [None if g is None else g.numpy() for g in unscale(grads, tf.constant(8.0))]
+        [array([1., 2.], dtype=float32), None]
+    """
+    reciprocal = tf.math.reciprocal(loss_scale)
+
+    def unscale_values(values: tf.Tensor) -> tf.Tensor:
+        values = widen(values)
+        return values * tf.cast(reciprocal, values.dtype)
+
+    return [map_values(unscale_values, grad) for grad in grads]
+
+
+def all_finite(grads: Gradients) -> tf.Tensor:
+    """Tell whether no gradient holds an infinity or a NaN.
+
+    Args:
+        grads: Gradients; None counts as finite.
+
+    Returns:
+        A boolean scalar.
+
+    Example:
+        >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
+        False
+    """
+    checks = [tf.reduce_all(tf.math.is_finite(values)) for values in _values(grads)]
+    return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
+
+
+def max_abs(grads: Gradients) -> tf.Tensor:
+    """Return the largest magnitude among all gradients.
+
+    Args:
+        grads: Gradients; None and empty tensors are ignored.
+
+    Returns:
+        A float32 scalar, 0 if there is no value; NaN if any value is NaN.
+
+    Example:
+        >>> float(max_abs([tf.constant([1.0, -3.0]), None]))
+        3.0
+    """
+    tops = [tf.reduce_max(tf.abs(tf.cast(values, tf.float32))) for values in _values(grads)]
+    return tf.reduce_max(tf.stack([tf.constant(0.0), *tops]))
+
+
+def global_norm(grads: Gradients) -> tf.Tensor:
+    """Return the square root of the sum of squares over all gradients.
+
+    Args:
+        grads: Gradients; None is ignored, rows that an IndexedSlices names twice count twice (as in
+            `tf.linalg.global_norm`).
+
+    Returns:
+        A float32 scalar, 0 if there is no gradient.
+
+    Example:
+        >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
+        5.0
+    """
+    squares = [tf.reduce_sum(tf.square(tf.cast(values, tf.float32))) for values in _values(grads)]
+    return tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
+
+
+def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
+    """Cast one gradient, keeping its form.
+
+    Args:
+        grad: The gradient.
+        dtype: The type wanted.
+
+    Returns:
+        The gradient in that type; None stays None.
+
+    Example:
+        >>> cast(tf.constant([1e6]), tf.float16).numpy()
+        array([inf], dtype=float16)
+    """
+    return map_values(lambda values: tf.cast(values, dtype), grad)
+
+
+def densify(grad: Gradient) -> tf.Tensor | None:
+    """Turn an IndexedSlices into a dense tensor, summing rows named twice.
+
+    Args:
+        grad: The gradient.
+
+    Returns:
+        A dense tensor; None stays None.
+
+    Example:
+        >>> slices = tf.IndexedSlices(tf.constant([1.0, 2.0]), tf.constant([1, 1]), tf.constant([3]))
+        >>> densify(slices).numpy()
+        array([0., 3., 0.], dtype=float32)
+    """
+    return tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def widen(values: tf.Tensor) -> tf.Tensor:
+    """Cast half-precision values to float32, leaving wider ones alone.
+
+    Args:
+        values: A tensor of a floating-point type.
+
+    Returns:
+        The tensor in float32, or in float64 if it was.
+
+    Example:
+        >>> widen(tf.constant(1.5, tf.bfloat16)).dtype.name
+        'float32'
+    """
+    return tf.cast(values, tf.float32) if values.dtype in HALF_TYPES else values
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
+    """Apply an elementwise function to the values that a gradient holds.
+
+    Args:
+        function: From a tensor to one of the same shape.
+        grad: The gradient.
+
+    Returns:
+        A gradient of the same form: None, dense, or IndexedSlices with the same indices.
+
+    Example:
+        >>> map_values(tf.negative, None) is None
+        True
+    """
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
+    return function(tf.convert_to_tensor(grad))
+
+
+def _values(grads: Gradients) -> list[tf.Tensor]:
+    return [
+        grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+        for grad in grads
+        if grad is not None
+    ]

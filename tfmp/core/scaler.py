@@ -1,0 +1,99 @@
+"""The one path that a gradient takes, whatever the host."""
+
+import tensorflow as tf
+
+from tfmp.core import numerics
+from tfmp.core.distribute import current_distribution
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.overflow import OverflowDetector
+from tfmp.types import ApplyGradients, Gradient, Gradients
+
+#: Not a string, so that TensorFlow does not try to export what the collection holds.
+_MANAGERS_OF_GRAPH = ("tfmp", "managers")
+
+
+class LossScaler:
+    """Scales losses, unscales gradients, and applies those that are finite everywhere.
+
+        scale      loss * scale                          float32
+        unscale    grads / scale                         float32, true magnitude
+        step       finite = all replicas agree that the detector saw no overflow
+                   apply_fn(grads) if finite
+                   manager.update_loss_scale(finite)
+
+    It holds no state of its own: that is the manager's, and the distribution is looked up at each step.
+
+    Args:
+        manager: Decides the scale.
+        detector: Tells which gradients overflowed.
+        is_distributed: Whether the user says that more than one device takes part.
+
+    Example:
+        >>> import tfmp
+        >>> manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+        >>> scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
+        >>> float(scaler.scale(tf.constant(3.0)))
+        24.0
+        >>> scaler.step([tf.constant(float("inf"))], print)
+        >>> float(manager.get_loss_scale())
+        4.0
+    """
+
+    def __init__(self, manager: LossScaleManager, detector: OverflowDetector, is_distributed: bool) -> None:
+        self._manager = manager
+        self._detector = detector
+        self._is_distributed = is_distributed
+
+    def scale(self, loss: tf.Tensor) -> tf.Tensor:
+        """Return the loss times the current scale, in float32 or float64.
+
+        Args:
+            loss: The loss, of a floating-point type.
+        """
+        return numerics.scale(loss, self._manager.get_loss_scale())
+
+    def unscale(self, grads: Gradients) -> list[Gradient]:
+        """Return the gradients in true magnitude, in float32 or float64.
+
+        Args:
+            grads: Gradients of a loss scaled by `scale`.
+        """
+        return numerics.unscale(grads, self._manager.get_loss_scale())
+
+    def step(self, grads: Gradients, apply_fn: ApplyGradients) -> tf.Operation:
+        """Apply the gradients if they are finite on every replica, and move the scale.
+
+        Args:
+            grads: This replica's unscaled gradients.
+            apply_fn: Applies one replica's gradients; called on all replicas or on none.
+
+        Returns:
+            The op of the whole step; None in eager mode.
+        """
+        distribution = current_distribution(self._is_distributed)
+        finite_here = self._detector.all_finite(grads, self._manager.get_loss_scale())
+        finite = distribution.all_true(finite_here)
+        applied = distribution.apply_if(finite, apply_fn, grads)
+        updated = distribution.once(lambda: self._update(finite))
+        return tf.group(applied, updated)
+
+    def _update(self, finite: tf.Tensor) -> tf.Operation:
+        _note_in_graph(self._manager)
+        return tf.group(self._manager.update_loss_scale(finite), self._manager.count_step(finite))
+
+
+def managers_of_graph() -> list[LossScaleManager]:
+    """Return the managers whose steps were built in the current graph, in the order of building.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     managers_of_graph()
+        []
+    """
+    return list(dict.fromkeys(tf.compat.v1.get_collection(_MANAGERS_OF_GRAPH)))
+
+
+def _note_in_graph(manager: LossScaleManager) -> None:
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            tf.compat.v1.add_to_collection(_MANAGERS_OF_GRAPH, manager)

@@ -1,0 +1,1 @@
+"""What shows the loss scale while a model trains."""

@@ -1,0 +1,1 @@
+"""The wrapped optimizers: one thin front-end for each host framework."""

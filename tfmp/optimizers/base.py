@@ -1,0 +1,144 @@
+"""LossScaleOptimizer: the front door to the front-ends of all hosts."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
+
+
+class LossScaleOptimizer:
+    """Wraps an optimizer: scales the loss, and applies only gradients that are finite on every replica.
+
+    Constructing it gives the front-end for the wrapped optimizer's type, which is also an optimizer of that
+    framework: around a `tf.compat.v1.train.Optimizer` it is one. Replace the optimizer by it and change nothing
+    else.
+
+    On a step that overflows nothing changes but the loss scale: not weights, slots or `global_step`.
+
+    Args:
+        opt: The optimizer to wrap, a `tf.compat.v1.train.Optimizer`.
+        loss_scale_manager: Decides the scale, a `tfmp.LossScaleManager`.
+        is_distributed: Whether more than one device takes part. With a `tf.distribute` strategy the replicas are
+            found, and agree, with either value; True refuses to build a step that no strategy distributes.
+        sparse_as_dense: Make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By default
+            they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
+        overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
+
+    Raises:
+        TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager.
+        ValueError: `opt` is wrapped already.
+
+    Example:
+        >>> import tfmp
+        >>> w = tf.Variable([1.0, 2.0])
+        >>> opt = tfmp.LossScaleOptimizer(
+        ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
+        >>> _ = opt.minimize(lambda: tf.reduce_sum(w), var_list=[w])
+        >>> w.numpy()
+        array([0.5, 1.5], dtype=float32)
+        >>> _ = opt.minimize(lambda: tf.reduce_sum(w) * float("inf"), var_list=[w])
+        >>> w.numpy(), int(opt.skipped_steps)
+        (array([0.5, 1.5], dtype=float32), 1)
+
+    Source: tf.contrib.mixed_precision.LossScaleOptimizer.
+    """
+
+    _loss_scale_manager: LossScaleManager
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - the front-end's arguments
+        """Make an object of the front-end for the optimizer that is wrapped."""
+        if cls is LossScaleOptimizer:
+            opt = args[0] if args else kwargs.get("opt")
+            return super().__new__(_front_end_for(opt))
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        opt: tf.compat.v1.train.Optimizer,
+        loss_scale_manager: LossScaleManager,
+        is_distributed: bool = False,
+        *,
+        sparse_as_dense: bool = False,
+        overflow_detector: OverflowDetector | None = None,
+    ) -> None:
+        # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
+        raise TypeError(
+            f"{type(self).__name__} subclasses tfmp.LossScaleOptimizer, which only picks a front-end: subclass "
+            "tfmp.optimizers.v1.LossScaleOptimizerV1 instead."
+        )
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The loss scale, a float32 scalar."""
+        return self._loss_scale_manager.get_loss_scale()
+
+    @property
+    def last_step_finite(self) -> tf.Tensor:
+        """Whether the last step was applied, a boolean scalar; True before the first step."""
+        return tf.equal(self.consecutive_skipped_steps, 0)
+
+    @property
+    def applied_steps(self) -> tf.Tensor:
+        """Steps applied since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_step_counts().applied_steps
+
+    @property
+    def skipped_steps(self) -> tf.Tensor:
+        """Steps skipped since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_step_counts().skipped_steps
+
+    @property
+    def consecutive_skipped_steps(self) -> tf.Tensor:
+        """Steps skipped since the last one that was applied; an int64 scalar."""
+        return self._loss_scale_manager.get_step_counts().consecutive_skipped_steps
+
+
+def validated_manager(manager: LossScaleManager) -> LossScaleManager:
+    """Return the manager, or say that it is none.
+
+    Args:
+        manager: What the user gave as a manager.
+
+    Raises:
+        TypeError: It is not one.
+    """
+    if not isinstance(manager, LossScaleManager):
+        raise TypeError(
+            f"loss_scale_manager must be a tfmp.LossScaleManager, got {manager!r} of type "
+            f"{type(manager).__name__}: for a constant scale pass tfmp.FixedLossScaleManager(scale)."
+        )
+    return manager
+
+
+def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
+    """Return the detector, the default one for None, or say that it is none.
+
+    Args:
+        detector: What the user gave as a detector.
+
+    Raises:
+        TypeError: It is not one.
+    """
+    if detector is None:
+        return NonFiniteDetector()
+    if not callable(getattr(detector, "all_finite", None)):
+        raise TypeError(
+            f"overflow_detector must have a method all_finite(grads, loss_scale), got {detector!r} of type "
+            f"{type(detector).__name__}: pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
+        )
+    return detector
+
+
+def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
+    if isinstance(opt, LossScaleOptimizer):
+        raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")
+    if isinstance(opt, tf.compat.v1.train.Optimizer):
+        from tfmp.optimizers.v1 import LossScaleOptimizerV1
+
+        return LossScaleOptimizerV1
+    raise TypeError(
+        f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__module__}."
+        f"{type(opt).__qualname__}. Keras optimizers are not supported yet."
+    )

@@ -1,0 +1,195 @@
+"""The front-end for TF1-style optimizers: graph mode, Estimator, and eager code with a callable loss."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from tfmp.core import numerics
+from tfmp.core.distribute import current_distribution
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.overflow import OverflowDetector
+from tfmp.core.scaler import LossScaler
+from tfmp.optimizers.base import LossScaleOptimizer, validated_detector, validated_manager
+from tfmp.types import Gradient, Gradients, Loss
+
+_GradsAndVars: TypeAlias = Iterable[tuple[Gradient, tf.Variable]]
+
+
+class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
+    """The `tfmp.LossScaleOptimizer` around a `tf.compat.v1.train.Optimizer`.
+
+    `tfmp.LossScaleOptimizer(opt, manager)` makes one; see there for the arguments. Name this class only to subclass
+    it.
+
+    Example:
+        >>> import tfmp
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     w = tf.compat.v1.Variable([1.0, 2.0], use_resource=True)
+        ...     manager = tfmp.ExponentialUpdateLossScaleManager(2**32, incr_every_n_steps=1000, decr_ratio=0.5)
+        ...     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
+        ...     grads_and_vars = opt.compute_gradients(tf.reduce_sum(w), [w])
+        ...     grads, _ = tf.clip_by_global_norm([grad for grad, _ in grads_and_vars], 10.0)
+        ...     train_op = opt.apply_gradients(zip(grads, [w]), tf.compat.v1.train.get_or_create_global_step())
+        ...     session.run(tf.compat.v1.global_variables_initializer())
+        ...     _ = session.run(train_op)
+        ...     session.run([w, "loss_scale:0"])
+        [array([0.5, 1.5], dtype=float32), 4294967300.0]
+    """
+
+    def __init__(
+        self,
+        opt: tf.compat.v1.train.Optimizer,
+        loss_scale_manager: LossScaleManager,
+        is_distributed: bool = False,
+        *,
+        sparse_as_dense: bool = False,
+        overflow_detector: OverflowDetector | None = None,
+    ) -> None:
+        if not isinstance(opt, tf.compat.v1.train.Optimizer):
+            raise TypeError(f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__name__}.")
+        tf.compat.v1.train.Optimizer.__init__(self, use_locking=False, name=type(self).__name__)
+        # Scripts read these two names of the original.
+        self._opt = opt
+        self._loss_scale_manager = validated_manager(loss_scale_manager)
+        self._sparse_as_dense = sparse_as_dense
+        self._is_distributed = is_distributed
+        self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
+        # Private, for want of a public way to tell tf.train.Checkpoint of what an optimizer of this kind holds.
+        self._track_trackable(opt, "inner_optimizer")
+        self._track_trackable(self._loss_scale_manager, "loss_scale_manager")
+
+    def compute_gradients(
+        self,
+        loss: Loss,
+        var_list: Sequence[tf.Variable] | None = None,
+        gate_gradients: int = tf.compat.v1.train.Optimizer.GATE_OP,
+        aggregation_method: int | None = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: tf.Tensor | None = None,
+    ) -> list[tuple[Gradient, tf.Variable]]:
+        """Compute the gradients of the loss, in true magnitude, so that they can be clipped.
+
+        The loss is scaled, differentiated by the wrapped optimizer, and the gradients unscaled in float32, whatever
+        the variable's type. What overflowed is infinite or NaN. Clip by norm, which keeps that visible;
+        `tf.clip_by_value` makes infinity an ordinary number, and the step is then applied.
+
+        Args:
+            loss: The loss, a floating-point tensor; or a function that returns it, as eager execution needs.
+            var_list: The variables; by default all trainable ones.
+            gate_gradients: As in `tf.compat.v1.train.Optimizer`.
+            aggregation_method: As there.
+            colocate_gradients_with_ops: As there.
+            grad_loss: The gradient of the loss, of its shape.
+
+        Returns:
+            Pairs of gradient and variable. The gradient is None where the loss does not depend on the variable, and
+            an `IndexedSlices` where it is sparse.
+
+        Raises:
+            TypeError: The loss is not of a floating-point type.
+        """
+        grads_and_vars = self._opt.compute_gradients(
+            (lambda: self._scaler.scale(loss())) if callable(loss) else self._scaler.scale(loss),
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=None if grad_loss is None else numerics.widen(tf.convert_to_tensor(grad_loss)),
+        )
+        grads = [grad for grad, _ in grads_and_vars]
+        if self._sparse_as_dense:
+            # Before unscaling, as tf.contrib did: rows named twice may overflow in their sum.
+            grads = [numerics.densify(grad) for grad in grads]
+        variables = [variable for _, variable in grads_and_vars]
+        return list(zip(self._scaler.unscale(grads), variables, strict=True))
+
+    def apply_gradients(
+        self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None = None, name: str | None = None
+    ) -> tf.Operation:
+        """Apply the gradients if they are finite on every replica, and move the loss scale.
+
+        Args:
+            grads_and_vars: Pairs of unscaled gradient and variable, as `compute_gradients` returns them. Gradients
+                are cast to the variable's type before they are checked; None is left out.
+            global_step: The step counter. It goes up by exactly one if the step is applied, whether or not the
+                wrapped optimizer sees to that, and stays if it is skipped.
+            name: A name for the wrapped optimizer's op.
+
+        Returns:
+            The op of the whole step; None in eager mode.
+
+        Raises:
+            ValueError: There is no gradient at all; or is_distributed=True and no strategy is active; or a reference
+                variable meets control flow v2, which cannot update it conditionally.
+            NotImplementedError: The active `tf.distribute` strategy is not supported.
+        """
+        pairs = tuple(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        grads = [grad for grad, _ in pairs]
+        _validate(grads, variables)
+        # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
+        grads = [
+            numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
+        ]
+        # tf.contrib's names: what the wrapped optimizer makes stands under the conditional's scope
+        # (`cond/beta1_power`). Branches of control flow v2 are graphs of their own and do not know that scope.
+        scope = tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
+
+        def apply_fn(grads: Gradients) -> tf.Operation:
+            with tf.name_scope(scope):
+                return self._apply(list(zip(grads, variables, strict=True)), global_step, name)
+
+        return self._scaler.step(grads, apply_fn)
+
+    def _apply(self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None, name: str | None) -> tf.Operation:
+        """Apply one replica's gradients; see that the step is counted once."""
+        if global_step is None:
+            return self._opt.apply_gradients(grads_and_vars, name=name)
+        target = global_step.read_value() + 1
+        with tf.control_dependencies([target]):
+            applied = self._opt.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+        def advance() -> tf.Operation:
+            missing = tf.less(global_step.read_value(), target)
+            return tf.group(global_step.assign_add(tf.cast(missing, target.dtype)))
+
+        with tf.control_dependencies([applied]):
+            return current_distribution(self._is_distributed).once(advance)
+
+    def get_name(self) -> str:
+        """Return the name of the wrapped optimizer."""
+        return self._opt.get_name()
+
+    def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
+        """Return a slot of the wrapped optimizer.
+
+        Args:
+            var: The variable that the slot belongs to.
+            name: The slot's name.
+        """
+        return self._opt.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Return the names of the wrapped optimizer's slots."""
+        return self._opt.get_slot_names()
+
+    def variables(self) -> list[tf.Variable]:
+        """Return the variables of the wrapped optimizer."""
+        return self._opt.variables()
+
+
+def _validate(grads: Gradients, variables: Sequence[tf.Variable]) -> None:
+    if not variables:
+        raise ValueError("grads_and_vars is empty: pass what compute_gradients returned.")
+    if all(grad is None for grad in grads):
+        names = ", ".join(variable.name for variable in variables)
+        raise ValueError(f"every gradient is None: the loss depends on none of the variables {names}.")
+    if tf.executing_eagerly() or not tf.compat.v1.control_flow_v2_enabled():
+        return
+    for variable in variables:
+        if variable.dtype != variable.dtype.base_dtype:
+            raise ValueError(
+                f"{variable.name} is a reference variable, which control flow v2 cannot update conditionally: call "
+                "tf.compat.v1.disable_v2_behavior() at the top of the script, or make resource variables."
+            )

@@ -1,0 +1,1 @@
+"""What runs in float16, and what stays in float32."""

@@ -1,0 +1,22 @@
+"""The unions that tfmp's modules share, named once."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+#: What a host's autodiff returns for one variable; None where the loss does not depend on it.
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+
+#: One gradient for each variable, in the variables' order.
+Gradients: TypeAlias = Sequence[Gradient]
+
+#: Makes one non-trainable scalar variable from its name and initial value.
+AddVariable: TypeAlias = Callable[[str, np.generic], tf.Variable]
+
+#: A loss, or what computes it (eager execution).
+Loss: TypeAlias = tf.Tensor | Callable[[], tf.Tensor]
+
+#: Applies the gradients of one replica to its variables: the wrapped optimizer.
+ApplyGradients: TypeAlias = Callable[[Gradients], tf.Operation]
