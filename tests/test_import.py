@@ -45,9 +45,11 @@ def test_public_names_load_nothing_heavy_beside_tensorflow() -> None:
 
 
 def test_missing_tensorflow_is_one_clear_error() -> None:
-    # An empty path entry list: nothing installed is found.
+    # Python without what pip installed.
     done = _python(
-        "sys.path[:] = [entry for entry in sys.path if 'site-packages' not in entry]\nimport tfmp\ntfmp.LossScaleOptimizer"
+        "sys.path[:] = [entry for entry in sys.path if 'site-packages' not in entry]\n"
+        "import tfmp\n"
+        "tfmp.LossScaleOptimizer"
     )
     assert "ImportError: tfmp needs TensorFlow 2.15 or newer, which is not installed: pip install" in done.stderr
 

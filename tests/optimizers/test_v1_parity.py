@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+
+pytestmark = pytest.mark.graph
 
 _RECORDINGS = Path(__file__).parent.parent / "recordings"
 _CASES = json.loads(gzip.decompress((_RECORDINGS / "contrib_oracle.json.gz").read_bytes()))["cases"]
@@ -108,17 +109,24 @@ class Replay:
         return next(variable for variable in tf.compat.v1.global_variables() if variable.name == name)
 
 
-def _params(chosen: Callable[[dict[str, Any]], bool]) -> list[Any]:
-    return [
-        pytest.param(case, id="-".join(str(case[key]) for key in ("id", "kind", "opt", "api", "y_grad")))
-        for case in _CASES
-        if chosen(case)
-    ]
+def _id(case: dict[str, Any]) -> str:
+    return "-".join(str(case[key]) for key in ("id", "kind", "opt", "api", "y_grad"))
 
 
-def _assert_repeated(replay: Replay) -> None:
-    case = replay.case
-    seen = replay.run()
+def test_recording_is_whole() -> None:
+    assert len(_CASES) == 134
+    assert all(len(case["finite"]) == _STEPS for case in _CASES)
+
+
+# Kind fp16: the original multiplied a float16 loss by the scale in float16, where 2**16 is infinite, and unscaled in
+# float16, where the reciprocal of 2**25 is 0. tfmp does both in float32 (test_v1.py shows where that differs). These
+# runs come out the same nevertheless, because their loss itself is float16: the gradient that enters it is the scale as
+# a float16 number, infinite from 65520 on in whatever type the product is taken, and the step is skipped.
+@pytest.mark.parametrize("case", _CASES, ids=_id)
+def test_recorded_run_is_repeated(case: dict[str, Any]) -> None:
+    with tf.Graph().as_default():
+        replay = Replay(case)
+        seen = replay.run()
     assert "".join(str(int(finite)) for finite in seen["finite"]) == case["finite"]
     if "scale" in case:
         np.testing.assert_array_equal(seen["scale"], _floats(case["scale"], _STEPS))
@@ -130,15 +138,3 @@ def _assert_repeated(replay: Replay) -> None:
     np.testing.assert_allclose(seen["y"], _floats(case["y"], _STEPS, 4, 2), **_WEIGHTS)
     for name, (shape, values) in case["final_slots"].items():
         np.testing.assert_allclose(replay.final_slots[name], _floats(values, *shape), **_WEIGHTS)
-
-
-@pytest.mark.parametrize("case", _params(lambda case: case["kind"] != "fp16"))
-def test_recorded_run_is_repeated(case: dict[str, Any]) -> None:
-    with tf.Graph().as_default():
-        _assert_repeated(Replay(case))
-
-
-@pytest.mark.parametrize("case", _params(lambda case: case["kind"] == "fp16"))
-def test_fp16(case: dict[str, Any]) -> None:
-    with tf.Graph().as_default():
-        _assert_repeated(Replay(case))

@@ -1,7 +1,7 @@
 """The front-end for TF1-style optimizers: graph mode, Estimator, and eager code with a callable loss."""
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import tensorflow as tf
 
@@ -33,8 +33,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         ...     train_op = opt.apply_gradients(zip(grads, [w]), tf.compat.v1.train.get_or_create_global_step())
         ...     session.run(tf.compat.v1.global_variables_initializer())
         ...     _ = session.run(train_op)
-        ...     session.run([w, "loss_scale:0"])
-        [array([0.5, 1.5], dtype=float32), 4294967300.0]
+        ...     session.run(w).tolist(), float(session.run("loss_scale:0"))
+        ([0.5, 1.5], 4294967296.0)
     """
 
     def __init__(
@@ -55,9 +55,6 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._sparse_as_dense = sparse_as_dense
         self._is_distributed = is_distributed
         self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
-        # Private, for want of a public way to tell tf.train.Checkpoint of what an optimizer of this kind holds.
-        self._track_trackable(opt, "inner_optimizer")
-        self._track_trackable(self._loss_scale_manager, "loss_scale_manager")
 
     def compute_gradients(
         self,
@@ -177,6 +174,14 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def variables(self) -> list[tf.Variable]:
         """Return the variables of the wrapped optimizer."""
         return self._opt.variables()
+
+    def _trackable_children(self, *args: object, **kwargs: object) -> NoReturn:
+        # Private, and called by tf.train.Checkpoint alone. The slots would be saved twice, once for each optimizer,
+        # and restored to the wrong one.
+        raise NotImplementedError(
+            "a tf.train.Checkpoint cannot hold this tfmp.LossScaleOptimizer: give it the wrapped optimizer and the "
+            "manager, tf.train.Checkpoint(optimizer=opt, manager=manager)."
+        )
 
 
 def _validate(grads: Gradients, variables: Sequence[tf.Variable]) -> None:

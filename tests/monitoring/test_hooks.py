@@ -1,0 +1,189 @@
+import logging
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+pytestmark = pytest.mark.graph
+
+_SUMMARY_TAGS = ("loss_scale", "applied_steps", "skipped_steps", "consecutive_skipped_steps")
+
+
+def _train_op(factor: Any = 1.0, with_global_step: bool = True) -> tuple[tf.Operation, tfmp.LossScaleOptimizer]:
+    w = tf.compat.v1.get_variable("w", initializer=1.0)
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
+    global_step = tf.compat.v1.train.get_or_create_global_step() if with_global_step else None
+    return opt.minimize(w * factor, global_step), opt
+
+
+def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+
+
+def _run(hook: tfmp.LossScaleLoggingHook, train_op: tf.Operation, steps: int, **settings: Any) -> None:
+    with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None, **settings) as session:
+        for _ in range(steps):
+            session.run(train_op)
+
+
+@pytest.fixture
+def graph() -> Any:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="tfmp")
+
+
+@pytest.mark.usefixtures("graph")
+@pytest.mark.parametrize("given", ["manager", "optimizer", "nothing"])
+def test_reports_come_first_every_n_steps_and_at_the_end(caplog: pytest.LogCaptureFixture, given: str) -> None:
+    train_op, opt = _train_op(math.inf)
+    manager = {"manager": opt._loss_scale_manager, "optimizer": opt, "nothing": None}[given]
+    _run(tfmp.LossScaleLoggingHook(manager, every_n_steps=3), train_op, 6)
+    assert _messages(caplog) == [
+        "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row)",
+        "loss scale 64, global step 0, steps applied 0, skipped 4 (4 in a row)",
+        "loss scale 16, global step 0, steps applied 0, skipped 6 (6 in a row)",
+    ]
+
+
+@pytest.mark.usefixtures("graph")
+def test_last_step_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    train_op, _ = _train_op()
+    _run(tfmp.LossScaleLoggingHook(every_n_steps=2), train_op, 3)
+    assert len(_messages(caplog)) == 2
+
+
+@pytest.mark.usefixtures("graph")
+def test_reports_come_every_n_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    train_op, _ = _train_op()
+    _run(tfmp.LossScaleLoggingHook(every_n_secs=1e-9), train_op, 3)
+    _run(tfmp.LossScaleLoggingHook(every_n_secs=1e9), train_op, 3)
+    assert len(_messages(caplog)) == 3 + 2
+
+
+@pytest.mark.usefixtures("graph")
+def test_large_scale_is_shown_to_the_digit(caplog: pytest.LogCaptureFixture) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(2**32, 1000)
+    _run(tfmp.LossScaleLoggingHook(manager), _train_op()[0], 1)
+    assert _messages(caplog)[0].startswith("loss scale 4294967296, ")
+
+
+@pytest.mark.usefixtures("graph")
+def test_hook_works_without_global_step(caplog: pytest.LogCaptureFixture) -> None:
+    train_op, opt = _train_op(with_global_step=False)
+    hook = tfmp.LossScaleLoggingHook(opt)
+    hook.begin()
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(train_op)
+        hook.end(session)
+    assert _messages(caplog) == ["loss scale 1024, steps applied 1, skipped 0 (0 in a row)"]
+
+
+@pytest.mark.usefixtures("graph")
+def test_hook_works_under_scopes_and_shows_every_manager(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.compat.v1.variable_scope("first"):
+        first, _ = _train_op()
+    with tf.name_scope("second"), tf.compat.v1.variable_scope("second"):
+        second, _ = _train_op(math.inf)
+    _run(tfmp.LossScaleLoggingHook(), tf.group(first, second), 1)
+    assert [message.split(",")[0] for message in _messages(caplog)] == ["loss scale 1024", "loss scale 512"]
+
+
+def _factors(*values: float) -> tf.Tensor:
+    """Return a tensor that takes the values in turn."""
+    dataset = tf.data.Dataset.from_tensor_slices(np.float32(values))
+    return tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+
+
+def test_restored_scale_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with tf.Graph().as_default():
+            train_op, _ = _train_op(_factors(math.inf, 1))
+            _run(tfmp.LossScaleLoggingHook(every_n_steps=100), train_op, 2, checkpoint_dir=str(tmp_path))
+    assert _messages(caplog) == [
+        "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row)",
+        "loss scale 512, global step 1, steps applied 1, skipped 1 (0 in a row)",
+        "loss scale 256, global step 1, steps applied 0, skipped 1 (1 in a row)",
+        "loss scale 256, global step 2, steps applied 1, skipped 1 (0 in a row)",
+    ]
+
+
+@pytest.mark.usefixtures("graph")
+def test_summaries_are_written_over_the_global_step(tmp_path: Path) -> None:
+    train_op, _ = _train_op(_factors(1, math.inf, 1))
+    _run(tfmp.LossScaleLoggingHook(every_n_steps=1, summary_dir=str(tmp_path)), train_op, 3)
+    (path,) = tmp_path.iterdir()
+    seen: dict[str, list[tuple[int, float]]] = {}
+    for event in tf.compat.v1.train.summary_iterator(str(path)):
+        for value in event.summary.value:
+            seen.setdefault(value.tag, []).append((event.step, value.simple_value))
+    assert seen == {
+        "loss_scale": [(1, 1024), (1, 512), (2, 512)],
+        "applied_steps": [(1, 1), (1, 1), (2, 2)],
+        "skipped_steps": [(1, 0), (1, 1), (2, 1)],
+        "consecutive_skipped_steps": [(1, 0), (1, 1), (2, 0)],
+    }
+
+
+@pytest.mark.usefixtures("graph")
+def test_plain_session_loop_reads_the_manager() -> None:
+    train_op, opt = _train_op(math.inf)
+    scale = opt._loss_scale_manager.get_loss_scale()
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(train_op)
+        assert session.run(scale) == 512
+
+
+def test_program_without_logging_set_up_sees_the_reports() -> None:
+    root = Path(tfmp.__file__).parent.parent
+    code = f"""
+import sys; sys.path.insert(0, {str(root)!r})
+import tensorflow as tf, tfmp
+with tf.Graph().as_default():
+    step = tf.constant(0)
+    hook = tfmp.LossScaleLoggingHook(tfmp.FixedLossScaleManager(8))
+    with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        session.run(step)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "\nloss scale 8, steps applied 0, skipped 0 (0 in a row)\n" in "\n" + done.stderr
+
+
+@pytest.mark.usefixtures("graph")
+def test_graph_without_a_step_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"holds no step of a tfmp\.LossScaleOptimizer"):
+        tfmp.LossScaleLoggingHook().begin()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps must be greater than 0, got 0."),
+        ({"every_n_secs": -1.0}, "every_n_secs must be greater than 0, got -1.0."),
+        ({"every_n_steps": 1, "every_n_secs": 1}, "not both, got every_n_steps=1 and every_n_secs=1."),
+    ],
+)
+def test_bad_interval_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tfmp.LossScaleLoggingHook(**settings)
+
+
+@pytest.mark.parametrize("bad", [8, "loss_scale:0", object()])
+def test_what_holds_no_manager_is_refused(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager or a tfmp\.LossScaleOptimizer, got "):
+        tfmp.LossScaleLoggingHook(bad)

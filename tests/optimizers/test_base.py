@@ -1,0 +1,78 @@
+import copy
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.optimizers.v1 import LossScaleOptimizerV1
+
+pytestmark = pytest.mark.graph
+
+
+def _inner() -> tf.compat.v1.train.Optimizer:
+    return tf.compat.v1.train.GradientDescentOptimizer(0.5)
+
+
+def test_front_end_is_picked_by_the_wrapped_optimizer() -> None:
+    opt = tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8))
+    assert type(opt) is LossScaleOptimizerV1
+    assert isinstance(opt, tfmp.LossScaleOptimizer)
+    assert isinstance(opt, tf.compat.v1.train.Optimizer)
+
+
+def test_arguments_may_be_named_as_in_contrib() -> None:
+    manager = tfmp.FixedLossScaleManager(8)
+    opt = tfmp.LossScaleOptimizer(opt=_inner(), loss_scale_manager=manager)
+    assert opt._loss_scale_manager is manager
+
+
+@pytest.mark.parametrize("bad", [None, 0.1, "adam", object()])
+def test_what_is_no_optimizer_is_refused(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"opt must be a tf\.compat\.v1\.train\.Optimizer, got .* of type builtins"):
+        tfmp.LossScaleOptimizer(bad, tfmp.FixedLossScaleManager(8))
+
+
+def test_keras_optimizer_is_refused_by_its_type() -> None:
+    optimizer = tf.keras.optimizers.SGD()
+    with pytest.raises(TypeError, match=r"of type .*SGD\. Keras optimizers are not supported yet"):
+        tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(8))
+
+
+@pytest.mark.parametrize("bad", [None, 8, "dynamic", tfmp.FixedLossScaleManager])
+def test_what_is_no_manager_is_refused(bad: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"must be a tfmp\.LossScaleManager, got .*tfmp\.FixedLossScaleManager\(scale\)"
+    ):
+        tfmp.LossScaleOptimizer(_inner(), bad)
+
+
+def test_what_is_no_detector_is_refused() -> None:
+    with pytest.raises(TypeError, match="must have a method all_finite"):
+        tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), overflow_detector=65504)
+
+
+def test_wrapping_twice_is_refused() -> None:
+    opt = tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8))
+    with pytest.raises(ValueError, match="scale the loss twice"):
+        tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(8))
+
+
+def test_subclass_of_the_front_door_is_told_what_to_subclass() -> None:
+    class Mine(tfmp.LossScaleOptimizer):
+        pass
+
+    with pytest.raises(TypeError, match=r"Mine subclasses .* subclass tfmp\.optimizers\.v1\.LossScaleOptimizerV1"):
+        Mine(_inner(), tfmp.FixedLossScaleManager(8))
+
+
+def test_subclass_of_a_front_end_is_made_as_it_is() -> None:
+    class Mine(LossScaleOptimizerV1):
+        pass
+
+    assert type(Mine(_inner(), tfmp.FixedLossScaleManager(8))) is Mine
+
+
+def test_optimizer_can_be_copied() -> None:
+    opt = tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8))
+    assert copy.copy(opt)._opt is opt._opt
