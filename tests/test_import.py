@@ -61,7 +61,7 @@ def test_old_tensorflow_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_missing_package_names_its_extra() -> None:
-    with pytest.raises(ImportError, match=r"needs the package 'no_such_package'.*pip install 'tfmp\[examples\]'"):
+    with pytest.raises(ImportError, match=r"needs the package 'no_such_package'.*its extra, 'tfmp\[examples\]'"):
         require("no_such_package.part", extra="examples")
 
 

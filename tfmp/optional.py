@@ -31,7 +31,8 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ImportError(
-            f"tfmp needs the package {error.name!r} here, which is not installed: pip install 'tfmp[{extra}]'."
+            f"tfmp needs the package {error.name!r} here, which is not installed: install tfmp with its extra, "
+            f"'tfmp[{extra}]'."
         ) from error
 
 
@@ -46,8 +47,8 @@ def require_tensorflow() -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            "tfmp needs TensorFlow 2.15 or newer, which is not installed: pip install 'tfmp[tensorflow]' "
-            "(or 'tfmp[tensorflow-cpu]' for the distribution without GPU support)."
+            "tfmp needs TensorFlow 2.15 or newer, which is not installed: pip install tensorflow, or tensorflow-cpu "
+            "(tfmp's extras of these names bring them too)."
         )
     version = importlib.import_module("tensorflow").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_TENSORFLOW:

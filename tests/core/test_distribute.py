@@ -63,5 +63,5 @@ def test_overflow_on_one_replica_skips_all(
     applied = bad_replica is None
     assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [5.0 if applied else 1.0] * 2
     assert float(manager.get_loss_scale()) == (16 if applied else 4)
-    counts = manager.get_step_counts()
+    counts = manager.get_step_outcomes()
     assert (int(counts.applied_steps), int(counts.skipped_steps)) == ((1, 0) if applied else (0, 1))

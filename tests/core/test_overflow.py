@@ -57,5 +57,5 @@ def test_limit_of_another_type_can_be_given() -> None:
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.inf, math.nan])
 def test_limit_out_of_range_is_refused(limit: float) -> None:
-    with pytest.raises(ValueError, match=f"limit must be a positive finite number, got {limit}"):
+    with pytest.raises(ValueError, match=f"limit must be .*, got {limit}"):
         tfmp.SaturationDetector(limit)

@@ -1,7 +1,9 @@
 """The state's variables: where they live, what they are called, what a checkpoint holds of them."""
 
 import gc
+import math
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,7 +77,7 @@ def test_manager_made_inside_a_conditional_outlives_it(session: tf.compat.v1.Ses
 
 def test_default_saver_keeps_the_state_and_nothing_else(session: tf.compat.v1.Session, tmp_path: Path) -> None:
     manager = _manager()
-    step = [manager.update_loss_scale(tf.constant(False)), manager.count_step(tf.constant(False))]
+    step = [manager.update_loss_scale(tf.constant(False)), manager.note_step(tf.constant(False))]
     with tf.compat.v1.variable_scope("other"):
         other = _manager()
     saver = tf.compat.v1.train.Saver()
@@ -94,8 +96,8 @@ def test_default_saver_keeps_the_state_and_nothing_else(session: tf.compat.v1.Se
 
 def test_counts_start_anew_in_each_session(session: tf.compat.v1.Session) -> None:
     manager = _manager()
-    count = manager.count_step(tf.constant(True))
-    applied = manager.get_step_counts().applied_steps
+    count = manager.note_step(tf.constant(True))
+    applied = manager.get_step_outcomes().applied_steps
     session.run([count])
     assert session.run(applied) == 1
     with tf.compat.v1.Session() as other:
@@ -124,12 +126,47 @@ def test_manager_does_not_keep_old_graphs_alive() -> None:
     assert seen() is None
 
 
-def test_meta_graph_is_exported_without_complaint(
+def _reads(manager: tfmp.LossScaleManager) -> list[tf.Tensor]:
+    return [manager.get_loss_scale(), *manager.get_step_outcomes()]
+
+
+@pytest.mark.parametrize("make_manager", [lambda: tfmp.FixedLossScaleManager(1024), _manager], ids=["fixed", "exp"])
+def test_asking_again_does_not_grow_the_graph(
+    session: tf.compat.v1.Session, make_manager: Callable[[], tfmp.LossScaleManager]
+) -> None:
+    manager = make_manager()
+    first = _reads(manager)
+    session.graph.finalize()
+    assert all(again is before for again, before in zip(_reads(manager), first, strict=True))
+
+
+def test_value_after_a_step_is_read_after_it(session: tf.compat.v1.Session) -> None:
+    manager = _manager()
+    finite = tf.constant(False)
+    with tf.control_dependencies([manager.update_loss_scale(finite), manager.note_step(finite)]):
+        after = _reads(manager)
+    _initialize(session)
+    for steps in (1, 2, 3):
+        assert session.run(after) == [1024 / 2**steps, 0, steps, steps, False]
+
+
+def test_saved_graph_is_loaded_restored_trained_and_saved(
     session: tf.compat.v1.Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     w = tf.compat.v1.get_variable("w", initializer=1.0)
-    tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), _manager()).minimize(w)
+    opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), _manager())
+    train_op = opt.minimize(w * math.inf)
+    assert tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)[-1] is train_op
     _initialize(session)
+    path = str(tmp_path / "model.ckpt")
     with caplog.at_level("WARNING", logger="tensorflow"):
-        tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), write_meta_graph=True)
+        tf.compat.v1.train.Saver().save(session, path)
     assert caplog.records == []
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as loaded:
+        saver = tf.compat.v1.train.import_meta_graph(path + ".meta")
+        saver.restore(loaded, path)
+        loaded.run(tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)[-1])
+        assert loaded.run("loss_scale:0") == 512
+        saver.save(loaded, path)
+    assert tf.train.load_variable(path, "loss_scale") == 512

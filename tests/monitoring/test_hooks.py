@@ -14,8 +14,6 @@ import tfmp
 
 pytestmark = pytest.mark.graph
 
-_SUMMARY_TAGS = ("loss_scale", "applied_steps", "skipped_steps", "consecutive_skipped_steps")
-
 
 def _train_op(factor: Any = 1.0, with_global_step: bool = True) -> tuple[tf.Operation, tfmp.LossScaleOptimizer]:
     w = tf.compat.v1.get_variable("w", initializer=1.0)
@@ -136,6 +134,7 @@ def test_summaries_are_written_over_the_global_step(tmp_path: Path) -> None:
         "applied_steps": [(1, 1), (1, 1), (2, 2)],
         "skipped_steps": [(1, 0), (1, 1), (2, 1)],
         "consecutive_skipped_steps": [(1, 0), (1, 1), (2, 0)],
+        "last_step_finite": [(1, 1), (1, 0), (2, 1)],
     }
 
 
@@ -149,10 +148,11 @@ def test_plain_session_loop_reads_the_manager() -> None:
         assert session.run(scale) == 512
 
 
-def test_program_without_logging_set_up_sees_the_reports() -> None:
+@pytest.mark.parametrize("logging_setup", ["", "logging.warning('set up'); "], ids=["nothing", "root-at-warning"])
+def test_program_that_set_no_level_sees_the_reports(logging_setup: str) -> None:
     root = Path(tfmp.__file__).parent.parent
     code = f"""
-import sys; sys.path.insert(0, {str(root)!r})
+import logging, sys; {logging_setup}sys.path.insert(0, {str(root)!r})
 import tensorflow as tf, tfmp
 with tf.Graph().as_default():
     step = tf.constant(0)
@@ -161,7 +161,7 @@ with tf.Graph().as_default():
         session.run(step)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert "\nloss scale 8, steps applied 0, skipped 0 (0 in a row)\n" in "\n" + done.stderr
+    assert "loss scale 8, steps applied 0, skipped 0 (0 in a row)\n" in done.stderr
 
 
 @pytest.mark.usefixtures("graph")
@@ -173,7 +173,7 @@ def test_graph_without_a_step_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every_n_steps": 0}, "every_n_steps must be greater than 0, got 0."),
+        ({"every_n_steps": 0}, "every_n_steps must be a whole number from 1 to 2**31 - 1, got 0."),
         ({"every_n_secs": -1.0}, "every_n_secs must be greater than 0, got -1.0."),
         ({"every_n_steps": 1, "every_n_secs": 1}, "not both, got every_n_steps=1 and every_n_secs=1."),
     ],

@@ -35,7 +35,7 @@ def test_what_is_no_optimizer_is_refused(bad: Any) -> None:
 
 def test_keras_optimizer_is_refused_by_its_type() -> None:
     optimizer = tf.keras.optimizers.SGD()
-    with pytest.raises(TypeError, match=r"of type .*SGD\. Keras optimizers are not supported yet"):
+    with pytest.raises(TypeError, match=r"of type .*SGD\. Other kinds, Keras' among them, are not supported"):
         tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(8))
 
 
@@ -47,9 +47,16 @@ def test_what_is_no_manager_is_refused(bad: Any) -> None:
         tfmp.LossScaleOptimizer(_inner(), bad)
 
 
-def test_what_is_no_detector_is_refused() -> None:
-    with pytest.raises(TypeError, match="must have a method all_finite"):
-        tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), overflow_detector=65504)
+@pytest.mark.parametrize("bad", [65504, tfmp.NonFiniteDetector])
+def test_what_is_no_detector_is_refused(bad: Any) -> None:
+    with pytest.raises(TypeError, match="must be an object with a method all_finite"):
+        tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), overflow_detector=bad)
+
+
+def test_optimizer_that_cannot_be_conditional_is_refused() -> None:
+    opt = tf.compat.v1.train.SyncReplicasOptimizer(_inner(), replicas_to_aggregate=1)
+    with pytest.raises(TypeError, match="wrap the optimizer inside it"):
+        tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(8))
 
 
 def test_wrapping_twice_is_refused() -> None:

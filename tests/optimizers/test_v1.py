@@ -362,6 +362,14 @@ def test_refused_step_adds_nothing_to_the_graph(session: tf.compat.v1.Session) -
     assert len(tf.compat.v1.global_variables()) == before
 
 
+@pytest.mark.parametrize("bad", [3, "global_step"])
+def test_global_step_that_is_no_variable_is_refused(session: tf.compat.v1.Session, bad: Any) -> None:
+    problem = Problem()
+    opt = tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential())
+    with pytest.raises(TypeError, match=f"global_step must be a variable, got {bad!r}: pass tf"):
+        opt.minimize(problem.loss, bad)
+
+
 def test_integer_loss_is_refused(session: tf.compat.v1.Session) -> None:
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), _exponential())
     with pytest.raises(TypeError, match="floating-point type, got int32"):

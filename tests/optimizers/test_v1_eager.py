@@ -73,6 +73,17 @@ def test_checkpoint_of_the_wrapper_is_refused_rather_than_wrong(tmp_path: Path) 
         tf.train.Checkpoint(opt=_opt()).save(tmp_path / "checkpoint")
 
 
+def test_reference_global_step_is_refused_before_anything_is_made() -> None:
+    with tf.Graph().as_default():
+        w = tf.compat.v1.get_variable("w", initializer=1.0)
+        global_step = tf.compat.v1.get_variable("step", initializer=0, trainable=False, use_resource=False)
+        opt = _opt()
+        before = len(tf.compat.v1.global_variables())
+        with pytest.raises(ValueError, match="step:0 is a reference variable"):
+            opt.minimize(w * 1.0, global_step)
+        assert len(tf.compat.v1.global_variables()) == before
+
+
 @pytest.mark.parametrize("bad_replica", [0, 1])
 def test_overflow_on_one_replica_skips_all(two_replicas: tf.distribute.MirroredStrategy, bad_replica: int) -> None:
     with two_replicas.scope():

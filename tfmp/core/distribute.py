@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.types import ApplyGradients, Gradients
 
 #: Strategies whose replicas were tested to agree; every other is refused by name.
-_MIRRORED = (
+_SUPPORTED_STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.OneDeviceStrategy,
     tf.compat.v1.distribute.MirroredStrategy,
@@ -77,7 +77,7 @@ def current_distribution(is_distributed: bool) -> Distribution:
             )
         return SingleProcess()
     strategy = tf.distribute.get_strategy()
-    if not isinstance(strategy, _MIRRORED):
+    if not isinstance(strategy, _SUPPORTED_STRATEGIES):
         raise NotImplementedError(
             f"tfmp does not support {type(strategy).__name__}: use MirroredStrategy or OneDeviceStrategy."
         )

@@ -31,7 +31,9 @@ def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
         return tf.compat.v1.Variable(initial_value, name=name, trainable=False, use_resource=False)
     # `get_variable` would collide in a second manager, and would meet the user's custom getters.
     with tf.name_scope(name) as scope:
-        variable = tf.compat.v1.Variable(initial_value, name="value", trainable=False, use_resource=True, **_MIRRORED)
+        variable = tf.compat.v1.Variable(
+            initial_value, name="value", trainable=False, use_resource=True, **_SAME_ON_ALL_REPLICAS
+        )
         # A name that ends in a slash is taken as it is.
         tf.identity(variable.read_value(), name=scope)
     _set_checkpoint_key(variable, variable.name.removesuffix("/value:0"))
@@ -49,12 +51,22 @@ def add_transient_variable(name: str, initial_value: np.generic) -> tf.Variable:
         A resource variable in no collection, uninitialised in every new session.
     """
     return tf.compat.v1.Variable(
-        initial_value, name=name, trainable=False, use_resource=True, collections=[], **_MIRRORED
+        initial_value, name=name, trainable=False, use_resource=True, collections=[], **_SAME_ON_ALL_REPLICAS
     )
 
 
+def at_top_level_of_graph() -> bool:
+    """Tell whether an op made now would stand in a graph, under no control dependency and in no conditional."""
+    graph = tf.compat.v1.get_default_graph()
+    with tf.init_scope():
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not graph:
+            return False
+    # Private, for want of a public way to ask without adding an op.
+    return not graph._current_control_dependencies() and graph._get_control_flow_context() is None
+
+
 #: Every replica computes the same state: mirror it, and never reduce it.
-_MIRRORED = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+_SAME_ON_ALL_REPLICAS = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
 
 
 class _WholeVariable(tf.Variable.SaveSliceInfo):

@@ -6,14 +6,13 @@ else computes a scale.
 
 import abc
 import functools
-import math
-import numbers
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.state import StateVariables
+from tfmp.core import settings
+from tfmp.core.state import OncePerGraph, StateVariables
 
 
 class LossScaleState(NamedTuple):
@@ -30,41 +29,47 @@ class LossScaleState(NamedTuple):
     bad_steps: tf.Tensor
 
 
-class StepCounts(NamedTuple):
-    """What became of the steps since the session, or the eager program, began; int64 scalars.
+class StepOutcomes(NamedTuple):
+    """What became of the steps since the session, or the eager program, began.
 
     Attributes:
-        applied_steps: Steps whose gradients were finite on every replica.
-        skipped_steps: Steps that were not applied.
-        consecutive_skipped_steps: Skipped steps since the last applied one.
+        applied_steps: Steps whose gradients were finite on every replica; int64.
+        skipped_steps: Steps that were not applied; int64.
+        consecutive_skipped_steps: Skipped steps since the last applied one; int64.
+        last_step_finite: Whether the last step was applied, True before the first; bool.
     """
 
     applied_steps: tf.Tensor
     skipped_steps: tf.Tensor
     consecutive_skipped_steps: tf.Tensor
+    last_step_finite: tf.Tensor
 
 
-def next_counts(counts: StepCounts, finite: tf.Tensor) -> StepCounts:
-    """Return the counts after one more step.
+_NO_STEPS = StepOutcomes(np.int64(0), np.int64(0), np.int64(0), np.True_)
+
+
+def next_outcomes(outcomes: StepOutcomes, finite: tf.Tensor) -> StepOutcomes:
+    """Return the outcomes after one more step.
 
     Args:
-        counts: The counts before it.
+        outcomes: The outcomes before it.
         finite: A boolean scalar, whether the step was applied.
 
     Returns:
-        The counts after it.
+        The outcomes after it.
 
     Example:
         >>> zero = tf.constant(0, tf.int64)
-        >>> [int(count) for count in next_counts(StepCounts(zero, zero, zero), tf.constant(False))]
-        [0, 1, 1]
+        >>> [int(field) for field in next_outcomes(StepOutcomes(zero, zero, zero, True), tf.constant(False))]
+        [0, 1, 1, 0]
     """
     applied = tf.cast(finite, tf.int64)
     skipped = 1 - applied
-    return StepCounts(
-        applied_steps=counts.applied_steps + applied,
-        skipped_steps=counts.skipped_steps + skipped,
-        consecutive_skipped_steps=(counts.consecutive_skipped_steps + 1) * skipped,
+    return StepOutcomes(
+        applied_steps=outcomes.applied_steps + applied,
+        skipped_steps=outcomes.skipped_steps + skipped,
+        consecutive_skipped_steps=(outcomes.consecutive_skipped_steps + 1) * skipped,
+        last_step_finite=finite,
     )
 
 
@@ -99,21 +104,21 @@ class LossScaleManager(tf.Module, abc.ABC):
             The op that does it; None in eager mode.
         """
 
-    def get_step_counts(self) -> StepCounts:
+    def get_step_outcomes(self) -> StepOutcomes:
         """Return how many steps were applied and skipped since the session, or the eager program, began.
 
-        The counts are in no checkpoint (which holds what tf.contrib's held, no more) and need no initializer.
+        They are in no checkpoint (which holds what tf.contrib's held, no more) and need no initializer.
 
         Returns:
-            A `StepCounts` of int64 scalars.
+            A `StepOutcomes` of scalars.
 
         Example:
-            >>> int(FixedLossScaleManager(128.0).get_step_counts().applied_steps)
+            >>> int(FixedLossScaleManager(128.0).get_step_outcomes().applied_steps)
             0
         """
-        return self._step_counts.read()
+        return self._outcomes.read()
 
-    def count_step(self, finite: tf.Tensor) -> tf.Operation:
+    def note_step(self, finite: tf.Tensor) -> tf.Operation:
         """Count a step; the optimizer calls it, beside `update_loss_scale`.
 
         Args:
@@ -122,12 +127,12 @@ class LossScaleManager(tf.Module, abc.ABC):
         Returns:
             The op that counts it; None in eager mode.
         """
-        return self._step_counts.assign(next_counts(self._step_counts.read(), finite))
+        return self._outcomes.assign(next_outcomes(self._outcomes.read(), finite))
 
     @functools.cached_property
-    def _step_counts(self) -> StateVariables[StepCounts]:
+    def _outcomes(self) -> StateVariables[StepOutcomes]:
         # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
-        return StateVariables(StepCounts(*np.zeros(3, np.int64)), saved=False)
+        return StateVariables(_NO_STEPS, saved=False)
 
 
 class FixedLossScaleManager(LossScaleManager):
@@ -151,11 +156,13 @@ class FixedLossScaleManager(LossScaleManager):
 
     def __init__(self, loss_scale: float) -> None:
         super().__init__()
-        self._loss_scale = _scale_setting("loss_scale", loss_scale)
+        checked = _checked_scale("loss_scale", loss_scale)
+        self._loss_scale = OncePerGraph(lambda: tf.constant(checked))
+        self._loss_scale.get()
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
-        return tf.constant(self._loss_scale)
+        return self._loss_scale.get()
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
         """Do nothing: the scale is fixed."""
@@ -212,13 +219,13 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         decr_ratio: float = 0.8,
     ) -> None:
         super().__init__()
-        initial_scale = _scale_setting("init_loss_scale", init_loss_scale)
-        self._incr_every_n_steps = _count_setting("incr_every_n_steps", incr_every_n_steps)
-        self._decr_every_n_nan_or_inf = _count_setting("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
-        self._incr_ratio = _float_setting("incr_ratio", incr_ratio)
+        initial_scale = _checked_scale("init_loss_scale", init_loss_scale)
+        self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
+        self._decr_every_n_nan_or_inf = settings.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
+        self._incr_ratio = settings.number("incr_ratio", incr_ratio)
         if not self._incr_ratio > 1:
             raise ValueError(f"incr_ratio must be greater than 1, got {incr_ratio!r}.")
-        self._decr_ratio = _float_setting("decr_ratio", decr_ratio)
+        self._decr_ratio = settings.number("decr_ratio", decr_ratio)
         if not 0 < self._decr_ratio < 1:
             raise ValueError(f"decr_ratio must lie between 0 and 1, got {decr_ratio!r}.")
         self.state = StateVariables(LossScaleState(initial_scale, np.int32(0), np.int32(0)), saved=True)
@@ -269,29 +276,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         )
 
 
-def _scale_setting(name: str, value: float) -> np.float32:
-    scale = _float_setting(name, value)
+def _checked_scale(name: str, value: float) -> np.float32:
     # Judged as float32, the type it is kept in: 1e39 is infinite there.
     with np.errstate(over="ignore"):
-        scale32 = np.float32(scale)
-    if not (np.isfinite(scale32) and scale32 >= 1):
-        raise ValueError(f"{name} must be a finite float32 number of at least 1, got {value!r}.")
-    return scale32
-
-
-def _count_setting(name: str, value: int) -> int:
-    count = _float_setting(name, value)
-    if not (count.is_integer() and count >= 1):
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-    if count >= 2**31:
-        raise ValueError(f"{name} must be a whole number of at least 1 and below 2**31, got {value!r}.")
-    return int(count)
-
-
-def _float_setting(name: str, value: float) -> float:
-    # NumPy's scalars are Real too; a bool is an int that nobody means.
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}.")
-    return float(value)
+        scale = np.float32(settings.number(name, value))
+    if not (np.isfinite(scale) and scale >= 1):
+        raise ValueError(f"{name} must be a float32 number of at least 1, got {value!r}.")
+    return scale

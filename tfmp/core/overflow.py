@@ -1,11 +1,10 @@
 """Overflow detectors: what tells a step whose gradients can be used."""
 
-import math
 from typing import Protocol
 
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core import numerics, settings
 from tfmp.types import Gradients
 
 
@@ -52,7 +51,8 @@ class SaturationDetector:
             unit in the last place below 65504, the largest float16.
 
     Raises:
-        ValueError: The limit is not a positive finite number.
+        TypeError: The limit is not a number.
+        ValueError: The limit is not finite, or not above 0.
 
     Example:
         >>> detector = SaturationDetector()
@@ -63,9 +63,7 @@ class SaturationDetector:
     """
 
     def __init__(self, limit: float = 65488.0) -> None:
-        if not (math.isfinite(limit) and limit > 0):
-            raise ValueError(f"limit must be a positive finite number, got {limit!r}.")
-        self._limit = float(limit)
+        self._limit = settings.positive("limit", limit)
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Return a boolean scalar: True when every value is finite, and below the limit in its scaled form."""

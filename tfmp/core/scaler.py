@@ -79,7 +79,7 @@ class LossScaler:
 
     def _update(self, finite: tf.Tensor) -> tf.Operation:
         _note_in_graph(self._manager)
-        return tf.group(self._manager.update_loss_scale(finite), self._manager.count_step(finite))
+        return tf.group(self._manager.update_loss_scale(finite), self._manager.note_step(finite))
 
 
 def managers_of_graph() -> list[LossScaleManager]:

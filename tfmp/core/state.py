@@ -1,6 +1,6 @@
 """Keep a NamedTuple of scalars in variables: one set for each graph, one for eager code."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -10,15 +10,56 @@ from tfmp.core import graph_variables
 from tfmp.types import AddVariable
 
 State = TypeVar("State", bound=NamedTuple)
+Kept = TypeVar("Kept")
+
+
+class OncePerGraph(Generic[Kept]):
+    """Makes something once for each graph, outside any control context, and keeps it there.
+
+    A manager may be made in one graph and used in another: Estimator builds a graph of its own for every call of
+    `train`, and a manager may stand at the top of a script. What belongs to a graph lives in the graph, in a
+    collection whose key is this object: it goes when the graph goes, and TensorFlow exports no collection whose key is
+    not a string.
+
+    Args:
+        make: Called in the graph, with no control dependency and in no conditional.
+
+    Example:
+        >>> answer = OncePerGraph(lambda: tf.constant(42.0))
+        >>> with tf.Graph().as_default():
+        ...     answer.get() is answer.get()
+        True
+    """
+
+    def __init__(self, make: Callable[[], Kept]) -> None:
+        self._make = make
+
+    def get(self) -> Kept:
+        """Return what is kept in the current graph, making it on the first call; in eager code, make it."""
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return self._make()
+            kept = tf.compat.v1.get_collection_ref(self)
+            if not kept:
+                # Replicas build in lockstep: each comes here before the first has stored what all of them share.
+                kept[:] = [self._make()]
+            return kept[0]
+
+
+class _InGraph(NamedTuple):
+    """What a graph holds of a state.
+
+    Attributes:
+        variables: One for each field.
+        values: A read of them that stands outside everything, to be fetched also when the graph is final.
+    """
+
+    variables: Any
+    values: Any
 
 
 class StateVariables(tf.Module, Generic[State]):
     """The storage of one state.
-
-    A manager may be made in one graph and used in another: Estimator builds a graph of its own for every call of
-    `train`, and a manager may stand at the top of a script. So each graph gets its own variables when it first
-    asks, outside any control context. They live in the graph, in a collection whose key is this object: they go
-    when the graph goes, and TensorFlow exports no collection whose key is not a string.
 
     Args:
         initial: The state to start from: a NamedTuple of NumPy scalars.
@@ -30,34 +71,29 @@ class StateVariables(tf.Module, Generic[State]):
         super().__init__()
         self._initial = initial
         self._saved = saved
-        self._eager_variables: State | None = None
+        self._in_graph = OncePerGraph(self._make_in_graph)
+        #: The variables of eager code. The name stands in the keys of `tf.train.Checkpoint`.
+        self.values: State | None = None
 
     def create(self) -> State:
         """Return the variables of the current context, making them on the first call."""
         with tf.init_scope():
-            if tf.executing_eagerly():
-                if self._eager_variables is None:
-                    self._eager_variables = self._make(_add_eager_variable)
-                return self._eager_variables
-            held = tf.compat.v1.get_collection_ref(self)
-            if not held:
-                add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
-                # Replicas build in lockstep: each of them comes here before the first has stored what all share.
-                held[:] = [self._make(add)]
-            return held[0]
+            if not tf.executing_eagerly():
+                return self._in_graph.get().variables
+            if self.values is None:
+                self.values = self._make(_add_eager_variable)
+            return self.values
 
     def read(self) -> State:
-        """Return the state as scalar tensors."""
+        """Return the state as scalar tensors.
+
+        In a graph, where nothing says when to read, these are the same tensors at every call: a loop that asks again
+        and again does not grow the graph. Under control dependencies and in conditionals they are read anew.
+        """
         variables = self.create()
-
-        def read_variables() -> State:
-            return self._like(variable.read_value() for variable in variables)
-
-        if self._saved:
-            return read_variables()
-        initialized = tf.reduce_all([variable.is_initialized() for variable in variables])
-        # Named, since names of the form `cond_2` count in old checkpoints' keys.
-        return tf.cond(initialized, read_variables, lambda: self._like(map(tf.constant, self._initial)), name="read")
+        if graph_variables.at_top_level_of_graph():
+            return self._in_graph.get().values
+        return self._read(variables)
 
     def assign(self, state: State) -> tf.Operation:
         """Store a state, each field once all of them are computed.
@@ -73,10 +109,25 @@ class StateVariables(tf.Module, Generic[State]):
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
 
+    def _make_in_graph(self) -> _InGraph:
+        add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
+        variables = self._make(add)
+        return _InGraph(variables, self._read(variables))
+
     def _make(self, add_variable: AddVariable) -> State:
         return self._like(
             add_variable(name, value) for name, value in zip(self._initial._fields, self._initial, strict=True)
         )
+
+    def _read(self, variables: State) -> State:
+        def read_variables() -> State:
+            return self._like(variable.read_value() for variable in variables)
+
+        if self._saved:
+            return read_variables()
+        initialized = tf.reduce_all([variable.is_initialized() for variable in variables])
+        # Named, since names of the form `cond_2` count in old checkpoints' keys.
+        return tf.cond(initialized, read_variables, lambda: self._like(map(tf.constant, self._initial)), name="read")
 
     def _like(self, values: Iterable[Any]) -> State:
         return type(self._initial)._make(values)

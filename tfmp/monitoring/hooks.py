@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.managers import LossScaleManager, StepCounts
+from tfmp.core import settings
+from tfmp.core.managers import LossScaleManager, StepOutcomes
 from tfmp.core.scaler import managers_of_graph
 
 
@@ -13,7 +14,7 @@ class _Report(NamedTuple):
     """What is shown of one manager: tensors of the graph, or numbers once they are fetched."""
 
     loss_scale: tf.Tensor
-    counts: StepCounts
+    outcomes: StepOutcomes
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
@@ -23,8 +24,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     `run` counts as a step, skipped or not: `global_step` would stand still while steps are skipped. Between two
     reports nothing is fetched.
 
-    They go to `logging.getLogger("tfmp")` at level INFO. In a program that never set up logging they are printed on
-    standard error.
+    They go to `logging.getLogger("tfmp")` at level INFO, which the hook turns on unless the program gave that logger a
+    level of its own; and to standard error where no handler is set up.
 
     Args:
         manager: A loss-scale manager, or an optimizer that holds one; by default all managers whose steps the graph
@@ -32,7 +33,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         every_n_steps: Steps between two reports; 100 if `every_n_secs` is not given either.
         every_n_secs: Seconds between two reports, in place of `every_n_steps`.
         summary_dir: A directory for TensorBoard summaries at each report: `loss_scale`, `applied_steps`,
-            `skipped_steps` and `consecutive_skipped_steps`, over `global_step`. By default none are written.
+            `skipped_steps`, `consecutive_skipped_steps` and `last_step_finite`, over `global_step`. By default none
+            are written.
 
     Raises:
         TypeError: `manager` is neither a manager nor an optimizer that holds one.
@@ -73,7 +75,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             )
         global_step = tf.compat.v1.train.get_global_step()
         self._fetches = {
-            "reports": [_Report(manager.get_loss_scale(), manager.get_step_counts()) for manager in managers],
+            "reports": [_Report(manager.get_loss_scale(), manager.get_step_outcomes()) for manager in managers],
             # A fetch cannot be None.
             "global_step": [] if global_step is None else [global_step.read_value()],
         }
@@ -125,34 +127,33 @@ def _timer(every_n_steps: int | None, every_n_secs: float | None) -> tf.compat.v
             f"pass every_n_steps or every_n_secs, not both, got every_n_steps={every_n_steps!r} and "
             f"every_n_secs={every_n_secs!r}."
         )
-    for name, value in {"every_n_steps": every_n_steps, "every_n_secs": every_n_secs}.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be greater than 0, got {value!r}.")
     if every_n_secs is not None:
-        return tf.compat.v1.train.SecondOrStepTimer(every_secs=every_n_secs)
-    return tf.compat.v1.train.SecondOrStepTimer(every_steps=100 if every_n_steps is None else every_n_steps)
+        return tf.compat.v1.train.SecondOrStepTimer(every_secs=settings.positive("every_n_secs", every_n_secs))
+    steps = 100 if every_n_steps is None else settings.count("every_n_steps", every_n_steps)
+    return tf.compat.v1.train.SecondOrStepTimer(every_steps=steps)
 
 
 def _visible_logger() -> logging.Logger:
     """Return the library's logger, shown somewhere: whoever adds the hook wants to read it."""
     logger = logging.getLogger("tfmp")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
     if not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
-        logger.setLevel(logging.INFO)
     return logger
 
 
 def _line(report: _Report, global_step: int | None) -> str:
-    counts = report.counts
+    outcomes = report.outcomes
     step = "" if global_step is None else f", global step {global_step}"
     return (
-        f"loss scale {report.loss_scale:.10g}{step}, steps applied {counts.applied_steps}, "
-        f"skipped {counts.skipped_steps} ({counts.consecutive_skipped_steps} in a row)"
+        f"loss scale {report.loss_scale:.10g}{step}, steps applied {outcomes.applied_steps}, "
+        f"skipped {outcomes.skipped_steps} ({outcomes.consecutive_skipped_steps} in a row)"
     )
 
 
 def _summary(report: _Report, suffix: str) -> tf.compat.v1.Summary:
-    values = {"loss_scale": report.loss_scale, **report.counts._asdict()}
+    values = {"loss_scale": report.loss_scale, **report.outcomes._asdict()}
     return tf.compat.v1.Summary(
         value=[tf.compat.v1.Summary.Value(tag=tag + suffix, simple_value=float(value)) for tag, value in values.items()]
     )

@@ -77,22 +77,22 @@ class LossScaleOptimizer:
     @property
     def last_step_finite(self) -> tf.Tensor:
         """Whether the last step was applied, a boolean scalar; True before the first step."""
-        return tf.equal(self.consecutive_skipped_steps, 0)
+        return self._loss_scale_manager.get_step_outcomes().last_step_finite
 
     @property
     def applied_steps(self) -> tf.Tensor:
         """Steps applied since the session, or the eager program, began; an int64 scalar."""
-        return self._loss_scale_manager.get_step_counts().applied_steps
+        return self._loss_scale_manager.get_step_outcomes().applied_steps
 
     @property
     def skipped_steps(self) -> tf.Tensor:
         """Steps skipped since the session, or the eager program, began; an int64 scalar."""
-        return self._loss_scale_manager.get_step_counts().skipped_steps
+        return self._loss_scale_manager.get_step_outcomes().skipped_steps
 
     @property
     def consecutive_skipped_steps(self) -> tf.Tensor:
         """Steps skipped since the last one that was applied; an int64 scalar."""
-        return self._loss_scale_manager.get_step_counts().consecutive_skipped_steps
+        return self._loss_scale_manager.get_step_outcomes().consecutive_skipped_steps
 
 
 def validated_manager(manager: LossScaleManager) -> LossScaleManager:
@@ -123,10 +123,10 @@ def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
     """
     if detector is None:
         return NonFiniteDetector()
-    if not callable(getattr(detector, "all_finite", None)):
+    if isinstance(detector, type) or not callable(getattr(detector, "all_finite", None)):
         raise TypeError(
-            f"overflow_detector must have a method all_finite(grads, loss_scale), got {detector!r} of type "
-            f"{type(detector).__name__}: pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
+            f"overflow_detector must be an object with a method all_finite(grads, loss_scale), got {detector!r} of "
+            f"type {type(detector).__name__}: pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
         )
     return detector
 
@@ -140,5 +140,5 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
         return LossScaleOptimizerV1
     raise TypeError(
         f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__module__}."
-        f"{type(opt).__qualname__}. Keras optimizers are not supported yet."
+        f"{type(opt).__qualname__}. Other kinds, Keras' among them, are not supported."
     )

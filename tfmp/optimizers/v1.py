@@ -48,6 +48,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     ) -> None:
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__name__}.")
+        if isinstance(opt, tf.compat.v1.train.SyncReplicasOptimizer):
+            raise TypeError(
+                "opt is a SyncReplicasOptimizer, whose step cannot stand in a conditional: wrap the optimizer inside "
+                "it, SyncReplicasOptimizer(tfmp.LossScaleOptimizer(opt, manager), ...)."
+            )
         tf.compat.v1.train.Optimizer.__init__(self, use_locking=False, name=type(self).__name__)
         # Scripts read these two names of the original.
         self._opt = opt
@@ -124,7 +129,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         pairs = tuple(grads_and_vars)
         variables = [variable for _, variable in pairs]
         grads = [grad for grad, _ in pairs]
-        _validate(grads, variables)
+        _validate(grads, variables, global_step)
         # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
         grads = [
             numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
@@ -137,7 +142,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             with tf.name_scope(scope):
                 return self._apply(list(zip(grads, variables, strict=True)), global_step, name)
 
-        return self._scaler.step(grads, apply_fn)
+        step = self._scaler.step(grads, apply_fn)
+        _note_train_op(step)
+        return step
 
     def _apply(self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None, name: str | None) -> tf.Operation:
         """Apply one replica's gradients; see that the step is counted once."""
@@ -184,17 +191,33 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         )
 
 
-def _validate(grads: Gradients, variables: Sequence[tf.Variable]) -> None:
+def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: tf.Variable | None) -> None:
     if not variables:
         raise ValueError("grads_and_vars is empty: pass what compute_gradients returned.")
     if all(grad is None for grad in grads):
         names = ", ".join(variable.name for variable in variables)
         raise ValueError(f"every gradient is None: the loss depends on none of the variables {names}.")
+    if global_step is not None and not hasattr(global_step, "assign_add"):
+        raise TypeError(
+            f"global_step must be a variable, got {global_step!r}: pass tf.compat.v1.train.get_or_create_global_step()."
+        )
     if tf.executing_eagerly() or not tf.compat.v1.control_flow_v2_enabled():
         return
-    for variable in variables:
+    for variable in [*variables, *([] if global_step is None else [global_step])]:
         if variable.dtype != variable.dtype.base_dtype:
             raise ValueError(
                 f"{variable.name} is a reference variable, which control flow v2 cannot update conditionally: call "
                 "tf.compat.v1.disable_v2_behavior() at the top of the script, or make resource variables."
             )
+
+
+def _note_train_op(step: tf.Operation) -> None:
+    """Let the graph's TRAIN_OP be the whole step."""
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return
+        graph = tf.compat.v1.get_default_graph()
+        collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+        # The wrapped optimizer noted its op. A branch of control flow v2 is a graph of its own, and a saved graph that
+        # names an op of another graph cannot be loaded.
+        collection[:] = [op for op in [*collection, step] if op.graph is graph]

@@ -19,8 +19,8 @@ def float32_variable_storage_getter(
 ) -> tf.Variable | tf.Tensor:
     """Store trainable half-precision variables in float32, and hand the graph a cast.
 
-    A `custom_getter` for `tf.compat.v1.variable_scope`. Small updates vanish in float16 weights (half of what lies
-    below 2**-11 of a weight is rounded away); stored in float32 they add up, and the layers still compute in half
+    A `custom_getter` for `tf.compat.v1.variable_scope`. An update smaller than 2**-12 of a float16 weight is
+    rounded away, however often it comes; stored in float32 they add up, and the layers still compute in half
     precision. Gradients reach the float32 variable, so the optimizer and the checkpoint are float32.
 
     Variables that do not train (moving averages), and variables asked for in float32 or wider, are left as they
