@@ -1,0 +1,71 @@
+"""Types of command-line arguments, each with a message of its own for a wrong value."""
+
+import argparse
+import math
+
+_FLOAT32_MAX = 3.4028235e38
+
+
+def positive_int(text: str) -> int:
+    """Read a whole number of 1 or more."""
+    value = _parsed(int, text, "a whole number")
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}.")
+    return value
+
+
+def count(text: str) -> int:
+    """Read a whole number of 0 or more."""
+    value = _parsed(int, text, "a whole number")
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}.")
+    return value
+
+
+def positive(text: str) -> float:
+    """Read a finite number above 0."""
+    value = _parsed(float, text, "a number")
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}.")
+    return value
+
+
+def fraction(text: str) -> float:
+    """Read a number of at least 0 and less than 1."""
+    value = _parsed(float, text, "a number")
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, got {text}.")
+    return value
+
+
+def loss_scale(text: str) -> float:
+    """Read a loss scale, such as `65536` or `2**16`."""
+    value = _power(text) if "**" in text else _parsed(float, text, "a number")
+    if not 1 <= value <= _FLOAT32_MAX:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, and finite in float32, got {text}.")
+    return value
+
+
+def loss_scale_or_zero(text: str) -> float:
+    """Read a loss scale, or 0 for a dynamic one."""
+    try:
+        return 0.0 if text in ("0", "0.0") else loss_scale(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error} 0 chooses a dynamic loss scale.") from None
+
+
+def _power(text: str) -> float:
+    base, _, exponent = text.partition("**")
+    try:
+        return float(base) ** int(exponent)
+    except OverflowError:
+        return math.inf
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}.") from None
+
+
+def _parsed(kind: type[int] | type[float], text: str, wanted: str) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}.") from None

@@ -1,0 +1,1 @@
+"""BERT pre-training with tf.estimator and tfmp's loss scaling."""

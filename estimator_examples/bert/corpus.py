@@ -1,0 +1,103 @@
+"""Text files, or Python's own manual, as documents of sentences."""
+
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+SENTENCES_PER_DOCUMENT = 40
+MIN_DOCUMENTS = 4
+
+Document = list[str]
+
+_PARAGRAPH_BREAK = re.compile(r"\n\s*\n|\n\W+\n")
+_SENTENCE_BREAK = re.compile(r"(?<=[.!?:])\s+(?=[\"'(A-Z0-9])")
+_WHITESPACE = re.compile(r"\s+")
+_WORD = re.compile(r"\w")
+
+
+def read_documents(paths: Sequence[str]) -> list[Document]:
+    """Read the files, or the manual that ships with Python when there are none.
+
+    A long text is cut into documents of at most 40 sentences, so that a single file also gives
+    next-sentence prediction other documents to draw its wrong answers from. A sentence that the
+    text repeats is kept once, so that none of the held-out ones was trained on.
+
+    Args:
+        paths: UTF-8 text files; empty for `pydoc_data.topics`.
+
+    Returns:
+        Documents, each a list of sentences, in the order of the text.
+
+    Raises:
+        ValueError: A file is missing, empty or not UTF-8, or the text is too short.
+    """
+    texts = [_read_text(path) for path in paths] if paths else _python_manual()
+    seen: set[str] = set()
+    documents = [
+        document for text in texts for document in _cut(_unseen(sentences(text), seen), SENTENCES_PER_DOCUMENT)
+    ]
+    if len(documents) < MIN_DOCUMENTS:
+        raise ValueError(
+            f"the input holds {sum(map(len, documents))} different sentences, which is too little "
+            f"text: {(MIN_DOCUMENTS - 1) * SENTENCES_PER_DOCUMENT + 2} are enough. "
+            "Add files to --input."
+        )
+    return documents
+
+
+def sentences(text: str) -> Iterator[str]:
+    r"""Yield the sentences of a text; a blank line ends one too.
+
+    Example:
+        >>> list(sentences("Title\n*****\nOne. Two\nlines.\n\nThree"))
+        ['Title', 'One.', 'Two lines.', 'Three']
+    """
+    for paragraph in _PARAGRAPH_BREAK.split(text):
+        for sentence in _SENTENCE_BREAK.split(paragraph):
+            if _WORD.search(sentence):
+                yield _WHITESPACE.sub(" ", sentence).strip()
+
+
+def split_held_out(documents: Sequence[Document], every: int = 10) -> tuple[list[Document], list[Document]]:
+    """Split documents into a training part and a held-out part for evaluation.
+
+    Returns:
+        Training documents and held-out documents: one of `every`, but never fewer than two,
+        because next-sentence prediction needs another document.
+    """
+    every = max(2, min(every, len(documents) // 2))
+    held_out = [document for i, document in enumerate(documents) if i % every == every - 1]
+    training = [document for i, document in enumerate(documents) if i % every != every - 1]
+    return training, held_out
+
+
+def _read_text(path: str) -> str:
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason}.") from error
+    if not _WORD.search(text):
+        raise ValueError(f"{path} holds no text.")
+    return text
+
+
+def _python_manual() -> list[str]:
+    from pydoc_data import topics
+
+    return [topics.topics[name] for name in sorted(topics.topics)]
+
+
+def _unseen(parts: Iterable[str], seen: set[str]) -> Iterator[str]:
+    for part in parts:
+        if part not in seen:
+            seen.add(part)
+            yield part
+
+
+def _cut(parts: Iterable[str], length: int) -> list[Document]:
+    everything = list(parts)
+    pieces = [everything[i : i + length] for i in range(0, len(everything), length)]
+    # One sentence alone has no next sentence.
+    return [piece for piece in pieces if len(piece) > 1]

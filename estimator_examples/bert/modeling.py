@@ -1,0 +1,203 @@
+"""BERT: the encoder, the masked-word head, the next-sentence head.
+
+Activations and the gradients between layers are of the precision's type. Layer normalisation,
+softmax and the losses are computed in float32, and so the weights are stored.
+"""
+
+import dataclasses
+import math
+import zlib
+
+import tensorflow as tf
+
+import tfmp
+from estimator_examples.bert.pretraining_data import PAD_ID
+
+tf1 = tf.compat.v1
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The shape of a model.
+
+    Attributes:
+        dropout: The share of activations dropped in training; 0 outside training.
+        dtype: The type of activations: float32 or float16.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    seq_length: int
+    dropout: float
+    dtype: tf.DType
+
+    @property
+    def head_size(self) -> int:
+        """The width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """What the two heads say.
+
+    Attributes:
+        word_logits: float32, [batch * predictions, vocabulary].
+        next_logits: float32, [batch, 2]; class 1 is "drawn from elsewhere".
+    """
+
+    word_logits: tf.Tensor
+    next_logits: tf.Tensor
+
+
+def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
+    """Build the model on a batch of features.
+
+    Args:
+        features: int32 tensors `input_ids`, `segment_ids` [batch, seq_length] and
+            `masked_positions` [batch, predictions].
+        config: The model's shape.
+
+    Returns:
+        The logits of both heads.
+    """
+    # The getter stores every weight in float32 and hands the layers a copy of the scope's type.
+    with tf1.variable_scope("bert", dtype=config.dtype, custom_getter=tfmp.float32_variable_storage_getter):
+        table = _embeddings("word_embeddings", config.vocab_size, config)
+        x = _embed(features, table, config)
+        visible = tf.not_equal(features["input_ids"], PAD_ID)
+        for i in range(config.num_layers):
+            with tf1.variable_scope(f"layer_{i}"):
+                x = _transformer_layer(x, visible, config)
+        with tf1.variable_scope("encoder_output"):
+            x = _layer_norm(x)
+        return Outputs(
+            word_logits=_word_head(_gather(x, features["masked_positions"], config), table, config),
+            next_logits=_next_head(x[:: config.seq_length], config),
+        )
+
+
+def matmul(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
+    """Multiply as Tensor Cores do: inputs of `a`'s type, sums in float32, the result rounded.
+
+    The gradients take the same way back. On a CPU, TensorFlow 2.15 multiplies float16 matrices
+    some 250 times slower than float32 ones; this costs about as much as float32.
+    """
+    product = tf.matmul(tf.cast(a, tf.float32), tf.cast(b, tf.float32), transpose_b=transpose_b)
+    return tf.cast(product, a.dtype)
+
+
+def word_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute the loss of every masked position, and the weight that leaves padding out.
+
+    Returns:
+        float32 losses and weights, both [batch * predictions].
+    """
+    labels = tf.reshape(features["masked_ids"], [-1])
+    weights = tf.cast(tf.reshape(features["masked_weights"], [-1]), tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=outputs.word_logits)
+    return losses, weights
+
+
+def next_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Compute the next-sentence loss of every example: float32, [batch]."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=features["random_next"][:, 0], logits=outputs.next_logits
+    )
+
+
+def _embed(features: dict[str, tf.Tensor], table: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    positions = _embeddings("position_embeddings", config.seq_length, config)
+    segments = _embeddings("segment_embeddings", 2, config)
+    # Two rows: a product is cheaper than the sparse gradient of a look-up.
+    segment = matmul(tf.one_hot(tf.reshape(features["segment_ids"], [-1]), 2, dtype=config.dtype), segments)
+    words = tf.gather(table, features["input_ids"]) + positions
+    x = tf.reshape(words, [-1, config.hidden_size]) + segment
+    return _dropout(_layer_norm(x), config)
+
+
+def _transformer_layer(x: tf.Tensor, visible: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    # Normalised before each part, not after as in the first BERT: so it learns at this small size
+    # without a long warm-up.
+    with tf1.variable_scope("attention"):
+        mixed = _attention(_layer_norm(x), visible, config)
+        x = x + _dropout(_dense(mixed, config.hidden_size, "output"), config)
+    with tf1.variable_scope("feed_forward"):
+        inner = _gelu(_dense(_layer_norm(x), 4 * config.hidden_size, "intermediate"))
+        return x + _dropout(_dense(inner, config.hidden_size, "output"), config)
+
+
+def _attention(x: tf.Tensor, visible: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    def heads(name: str) -> tf.Tensor:
+        flat = _dense(x, config.hidden_size, name)
+        split = tf.reshape(flat, [-1, config.seq_length, config.num_heads, config.head_size])
+        return tf.transpose(split, [0, 2, 1, 3])
+
+    query, key, value = heads("query"), heads("key"), heads("value")
+    scores = matmul(query / math.sqrt(config.head_size), key, transpose_b=True)
+    hidden = tf.cast(tf.logical_not(visible), tf.float32)[:, tf.newaxis, tf.newaxis, :]
+    shares = tf.nn.softmax(tf.cast(scores, tf.float32) - 1e9 * hidden)
+    mixed = matmul(_dropout(tf.cast(shares, x.dtype), config), value)
+    return tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, config.hidden_size])
+
+
+def _gather(x: tf.Tensor, positions: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    starts = tf.range(tf.shape(positions)[0])[:, tf.newaxis] * config.seq_length
+    return tf.gather(x, tf.reshape(starts + positions, [-1]))
+
+
+def _word_head(x: tf.Tensor, table: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    with tf1.variable_scope("word_head"):
+        x = _layer_norm(_gelu(_dense(x, config.hidden_size, "transform")))
+        bias = _bias([config.vocab_size])
+        return tf.cast(matmul(x, table, transpose_b=True) + bias, tf.float32)
+
+
+def _next_head(first_tokens: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    with tf1.variable_scope("next_head"):
+        pooled = tf.tanh(_dense(first_tokens, config.hidden_size, "pooler"))
+        return tf.cast(_dense(pooled, 2, "output"), tf.float32)
+
+
+def _dense(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
+    with tf1.variable_scope(name):
+        width = x.shape.as_list()[-1]
+        return matmul(x, _weights("kernel", [width, units], fan=width)) + _bias([units])
+
+
+def _gelu(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.nn.gelu(tf.cast(x, tf.float32), approximate=True), x.dtype)
+
+
+def _layer_norm(x: tf.Tensor) -> tf.Tensor:
+    with tf1.variable_scope("LayerNorm"):
+        width = x.shape.as_list()[-1:]
+        gamma = tf1.get_variable("gamma", width, tf.float32, tf1.ones_initializer())
+        beta = tf1.get_variable("beta", width, tf.float32, tf1.zeros_initializer())
+        wide = tf.cast(x, tf.float32)
+        mean, variance = tf.nn.moments(wide, [-1], keepdims=True)
+        normal = (wide - mean) * tf.math.rsqrt(variance + 1e-12)
+        return tf.cast(normal * gamma + beta, x.dtype)
+
+
+def _dropout(x: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    return tf.nn.dropout(x, rate=config.dropout) if config.dropout else x
+
+
+def _embeddings(name: str, rows: int, config: BertConfig) -> tf.Tensor:
+    return _weights(name, [rows, config.hidden_size], fan=config.hidden_size)
+
+
+def _weights(name: str, shape: list[int], fan: int) -> tf.Tensor:
+    # A seed made of the name: the float32 and the float16 graph start from the same weights, though
+    # their operations are numbered differently.
+    seed = zlib.crc32(f"{tf1.get_variable_scope().name}/{name}".encode())
+    # BERT's constant of 0.02 suits its width of 768.
+    initializer = tf1.truncated_normal_initializer(stddev=1 / math.sqrt(fan), seed=seed)
+    return tf1.get_variable(name, shape, initializer=initializer)
+
+
+def _bias(shape: list[int]) -> tf.Tensor:
+    return tf1.get_variable("bias", shape, initializer=tf1.zeros_initializer())

@@ -1,0 +1,195 @@
+"""The command line of the pre-training."""
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from estimator_examples import arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The settings of a run, named as on the command line."""
+
+    model_dir: pathlib.Path
+    input: tuple[str, ...]
+    precision: str
+    loss_scale: float
+    init_loss_scale: float
+    incr_every_n_steps: int
+    max_consecutive_skips: int
+    num_train_steps: int
+    num_warmup_steps: int
+    learning_rate: float
+    weight_decay: float
+    clip_norm: float
+    batch_size: int
+    dropout: float
+    seed: int
+    seq_length: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    dupe_factor: int
+    log_every: int
+    save_checkpoints_steps: int
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the loss scale follows the gradients."""
+        return self.precision == "fp16" and self.loss_scale == 0
+
+    @property
+    def fixed_loss_scale(self) -> float | None:
+        """The fixed loss scale; None if it is dynamic. In float32 nothing needs scaling: 1."""
+        if self.precision == "fp32":
+            return 1.0
+        return None if self.dynamic else self.loss_scale
+
+    @property
+    def loss_scaling(self) -> str:
+        """How the loss is scaled, in words."""
+        return "dynamic loss scale" if self.dynamic else f"fixed loss scale {self.fixed_loss_scale:g}"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser; its help says what each setting means."""
+    parser = argparse.ArgumentParser(
+        prog="run_pretraining",
+        usage="python -m estimator_examples.bert.run_pretraining [options]",
+        description="Pre-train a small BERT in float16 with tf.estimator and tfmp's loss scaling.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _add_files(parser)
+    _add_precision(parser)
+    _add_training(parser)
+    _add_model(parser)
+    return parser
+
+
+def parse_options(argv: Sequence[str] | None = None) -> Options:
+    """Read the command line; a wrong one ends the program with a message.
+
+    Args:
+        argv: The arguments; by default those of the process.
+
+    Returns:
+        Settings that fit together.
+    """
+    parser = make_parser()
+    values = vars(parser.parse_args(argv))
+    values["input"] = tuple(values.get("input", ()))
+    values.setdefault("num_warmup_steps", values["num_train_steps"] // 10)
+    options = Options(**values)
+    problem = _disagreement(options)
+    if problem:
+        parser.error(problem)
+    return options
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("files")
+    group.add_argument(
+        "--model_dir",
+        type=pathlib.Path,
+        default=pathlib.Path("bert_model"),
+        help="for data, checkpoints, summary and picture; a run resumes what it finds there",
+    )
+    group.add_argument(
+        "--input",
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="UTF-8 text files to learn from; without them, the manual that comes with Python",
+    )
+
+
+def _add_precision(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("precision")
+    group.add_argument("--precision", choices=("fp16", "fp32"), default="fp16", help="the type of activations")
+    group.add_argument(
+        "--loss_scale",
+        type=arguments.loss_scale_or_zero,
+        default=0.0,
+        help="a fixed loss scale, 1 or more, such as 2**15; 0 for a dynamic one; fp32 ignores it",
+    )
+    group.add_argument(
+        "--init_loss_scale",
+        type=arguments.loss_scale,
+        default="2**32",
+        help="where a dynamic loss scale starts",
+    )
+    group.add_argument(
+        "--incr_every_n_steps",
+        type=arguments.positive_int,
+        default=200,
+        help="finite steps after which it doubles; long trainings use 1000 or 2000",
+    )
+    group.add_argument(
+        "--max_consecutive_skips",
+        type=arguments.positive_int,
+        # At two skipped steps a halving, 256 lead from the largest float32 loss scale down to 1.
+        default=260,
+        help="give up after so many skipped steps in a row",
+    )
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "--num_train_steps",
+        type=arguments.positive_int,
+        default=1200,
+        help="applied steps, those of earlier runs in the directory included",
+    )
+    group.add_argument(
+        "--num_warmup_steps",
+        type=arguments.count,
+        default=argparse.SUPPRESS,
+        help="steps in which the learning rate rises; by default a tenth of all",
+    )
+    group.add_argument("--learning_rate", type=arguments.positive, default=1e-3, help="at its peak")
+    group.add_argument("--weight_decay", type=arguments.fraction, default=0.01, help="of kernels, not of biases")
+    group.add_argument("--clip_norm", type=arguments.positive, default=1.0, help="of all gradients together")
+    group.add_argument("--batch_size", type=arguments.positive_int, default=32, help="examples of a step")
+    group.add_argument("--dropout", type=arguments.fraction, default=0.1, help="share of activations dropped")
+    group.add_argument("--seed", type=arguments.count, default=1, help="of data, masks and weights")
+    group.add_argument("--log_every", type=arguments.positive_int, default=50, help="steps from line to line")
+    group.add_argument(
+        "--save_checkpoints_steps",
+        type=arguments.positive_int,
+        default=200,
+        help="steps between checkpoints",
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and data")
+    group.add_argument("--seq_length", type=arguments.positive_int, default=64, help="tokens of an example")
+    group.add_argument("--vocab_size", type=arguments.positive_int, default=2000, help="at most, in word pieces")
+    group.add_argument("--hidden_size", type=arguments.positive_int, default=128, help="width of the layers")
+    group.add_argument("--num_layers", type=arguments.positive_int, default=2, help="Transformer layers")
+    group.add_argument("--num_heads", type=arguments.positive_int, default=4, help="attention heads of a layer")
+    group.add_argument(
+        "--dupe_factor",
+        type=arguments.positive_int,
+        default=10,
+        help="passes over the text, masked anew",
+    )
+
+
+def _disagreement(options: Options) -> str | None:
+    if options.num_warmup_steps >= options.num_train_steps:
+        return (
+            "--num_warmup_steps must be less than --num_train_steps, "
+            f"got {options.num_warmup_steps} and {options.num_train_steps}."
+        )
+    if options.hidden_size % options.num_heads:
+        return f"--hidden_size must be a multiple of --num_heads, got {options.hidden_size} and {options.num_heads}."
+    if options.seq_length < 16:
+        return f"--seq_length must be 16 or more, got {options.seq_length}."
+    if options.model_dir.exists() and not options.model_dir.is_dir():
+        return f"--model_dir must be a directory, {options.model_dir} is a file."
+    return None

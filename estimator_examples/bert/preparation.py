@@ -1,0 +1,146 @@
+"""The model directory: its data, made once and kept to the settings it was begun with."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+import tqdm
+
+from estimator_examples.bert import pretraining_data, records, vocabulary
+from estimator_examples.bert.corpus import Document, split_held_out
+from estimator_examples.bert.options import Options
+
+HELD_OUT_PASSES = 4
+
+Settings = dict[str, str | int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How much the text came to.
+
+    Attributes:
+        vocab_size: Word pieces of the vocabulary.
+        training_examples: Examples to train on.
+        held_out_examples: Examples of documents that are kept from training.
+    """
+
+    vocab_size: int
+    training_examples: int
+    held_out_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Data ready for training."""
+
+    training_path: str
+    held_out_path: str
+    limits: pretraining_data.Limits
+    sizes: Sizes
+
+
+def prepare(options: Options, documents: Sequence[Document]) -> Prepared:
+    """Write vocabulary and examples to the model directory, or find them there.
+
+    Args:
+        options: The settings of the run.
+        documents: The text.
+
+    Returns:
+        Where the data are, and how much.
+
+    Raises:
+        ValueError: The directory was begun with other settings, or there is less than one batch.
+    """
+    directory = options.model_dir / "data"
+    path = options.model_dir / "settings.json"
+    settings = _settings(options, documents)
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        _check_same(found["settings"], settings, options.model_dir)
+        sizes = Sizes(**found["sizes"])
+    else:
+        directory.mkdir(parents=True, exist_ok=True)
+        sizes = _write_data(directory, options, documents)
+        # Written last, so that an interrupted preparation is begun anew.
+        content = {"settings": settings, "sizes": dataclasses.asdict(sizes)}
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _check_enough(sizes, options)
+    return Prepared(
+        training_path=str(directory / "train.tfrecord"),
+        held_out_path=str(directory / "held_out.tfrecord"),
+        limits=_limits(options.seq_length, sizes.vocab_size),
+        sizes=sizes,
+    )
+
+
+def _settings(options: Options, documents: Sequence[Document]) -> Settings:
+    text = hashlib.sha256(json.dumps(list(documents)).encode()).hexdigest()
+    return {
+        "--precision": options.precision,
+        # A checkpoint holds the state of a dynamic scale, and nothing for a fixed one.
+        "loss scale": "dynamic" if options.dynamic else "fixed",
+        "--seed": options.seed,
+        "--seq_length": options.seq_length,
+        "--vocab_size": options.vocab_size,
+        "--hidden_size": options.hidden_size,
+        "--num_layers": options.num_layers,
+        "--num_heads": options.num_heads,
+        "--dupe_factor": options.dupe_factor,
+        "text of checksum": text[:12],
+    }
+
+
+def _check_same(found: Settings, wanted: Settings, model_dir: pathlib.Path) -> None:
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"{model_dir} was begun with {name} {found.get(name)}, got {value}: keep to that, "
+                "or choose another --model_dir."
+            )
+
+
+def _check_enough(sizes: Sizes, options: Options) -> None:
+    if sizes.training_examples < options.batch_size:
+        raise ValueError(
+            f"the text gives {sizes.training_examples} examples, less than one batch of "
+            f"{options.batch_size}: lower --batch_size, or choose another --model_dir and a higher "
+            "--dupe_factor."
+        )
+
+
+def _write_data(directory: pathlib.Path, options: Options, documents: Sequence[Document]) -> Sizes:
+    training, held_out = split_held_out(documents)
+    # The held-out text stays out of the vocabulary too.
+    sentences = [sentence for document in training for sentence in document]
+    pieces = vocabulary.train_vocabulary(sentences, options.vocab_size)
+    vocabulary.save_vocabulary(pieces, directory / "vocab.txt")
+    limits = _limits(options.seq_length, len(pieces))
+    counts = []
+    for name, part, passes in (
+        ("train", training, options.dupe_factor),
+        ("held_out", held_out, HELD_OUT_PASSES),
+    ):
+        examples = pretraining_data.make_examples(_ids(part, pieces), limits, passes, options.seed)
+        progress = tqdm.tqdm(examples, desc=f"writing {name} examples", disable=None)
+        records.write_examples(progress, str(directory / f"{name}.tfrecord"))
+        counts.append(len(examples))
+    return Sizes(len(pieces), *counts)
+
+
+def _ids(documents: Sequence[Document], pieces: Sequence[str]) -> list[list[list[int]]]:
+    tokenizer = vocabulary.make_tokenizer(pieces)
+    return [[tokenizer.encode(sentence).ids for sentence in document] for document in documents]
+
+
+def _limits(seq_length: int, vocab_size: int) -> pretraining_data.Limits:
+    fraction = pretraining_data.MASKED_FRACTION
+    return pretraining_data.Limits(
+        seq_length=seq_length,
+        max_predictions=math.ceil(seq_length * fraction),
+        vocab_size=vocab_size,
+    )

@@ -1,0 +1,152 @@
+"""Sentence pairs with masked words: what BERT learns from."""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+
+SPECIAL_IDS = 5
+PAD_ID, UNKNOWN_ID, CLS_ID, SEP_ID, MASK_ID = range(SPECIAL_IDS)
+MASKED_FRACTION = 0.15
+# [CLS] first [SEP] second [SEP]
+SPECIALS_PER_PAIR = 3
+
+TokenDocument = Sequence[Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The sizes that every example is cut or padded to.
+
+    Attributes:
+        seq_length: Tokens of an example, special ones included.
+        max_predictions: Masked tokens of an example.
+        vocab_size: One more than the largest id that a random replacement may have.
+    """
+
+    seq_length: int
+    max_predictions: int
+    vocab_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two runs of tokens, and whether the second was drawn from elsewhere."""
+
+    first: list[int]
+    second: list[int]
+    random_next: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """A token sequence with holes, where the holes are, and what was in them."""
+
+    input_ids: list[int]
+    positions: list[int]
+    labels: list[int]
+
+
+def make_examples(
+    documents: Sequence[TokenDocument], limits: Limits, duplicates: int, seed: int
+) -> list[dict[str, list[int]]]:
+    """Turn documents into examples, each pass with other pairs and other masks.
+
+    Args:
+        documents: Token ids by document and sentence.
+        limits: Sizes of an example.
+        duplicates: How often to go through the documents.
+        seed: The same seed gives the same examples.
+
+    Returns:
+        Shuffled examples: named integer lists, each of one length in all examples.
+    """
+    rng = random.Random(seed)
+    examples = []
+    for _ in range(duplicates):
+        for index in range(len(documents)):
+            for pair in sentence_pairs(documents, index, limits.seq_length, rng):
+                examples.append(_example(pair, limits, rng))
+    rng.shuffle(examples)
+    return examples
+
+
+def sentence_pairs(
+    documents: Sequence[TokenDocument], index: int, seq_length: int, rng: random.Random
+) -> Iterator[Pair]:
+    """Walk through one document, pairing what is read with what follows, or with another document.
+
+    Half of the second parts, and the one after a document's last sentence, start at a random
+    sentence of another document; the walk then goes on where the first part ended.
+    """
+    document = documents[index]
+    budget = seq_length - SPECIALS_PER_PAIR
+    at = 0
+    while at < len(document):
+        first, at = _take(document, at, rng.randint(budget // 4, budget - budget // 4))
+        room = budget - len(first)
+        random_next = at == len(document) or rng.random() < 0.5
+        if random_next:
+            second = _from_elsewhere(documents, index, room, rng)
+        else:
+            second, at = _take(document, at, room)
+        if first and second:
+            yield Pair(first, second, random_next)
+
+
+def mask_tokens(tokens: Sequence[int], limits: Limits, rng: random.Random) -> Masked:
+    """Hide some ordinary tokens: 80% become [MASK], 10% a random token, 10% stay.
+
+    Args:
+        tokens: Ids of a whole pair; special tokens are never hidden.
+        limits: How many to hide.
+        rng: The source of chance.
+
+    Returns:
+        The tokens with holes; positions ascend.
+    """
+    candidates = [i for i, token in enumerate(tokens) if token >= SPECIAL_IDS]
+    wanted = min(limits.max_predictions, max(1, round(len(candidates) * MASKED_FRACTION)))
+    positions = sorted(rng.sample(candidates, min(wanted, len(candidates))))
+    masked = list(tokens)
+    for position in positions:
+        masked[position] = _replacement(masked[position], limits.vocab_size, rng)
+    return Masked(masked, positions, [tokens[i] for i in positions])
+
+
+def _replacement(token: int, vocab_size: int, rng: random.Random) -> int:
+    chance = rng.random()
+    if chance < 0.8:
+        return MASK_ID
+    return rng.randrange(SPECIAL_IDS, vocab_size) if chance < 0.9 else token
+
+
+def _take(document: TokenDocument, at: int, room: int) -> tuple[list[int], int]:
+    taken: list[int] = []
+    while at < len(document) and len(taken) < room:
+        taken.extend(document[at])
+        at += 1
+    return taken[:room], at
+
+
+def _from_elsewhere(documents: Sequence[TokenDocument], index: int, room: int, rng: random.Random) -> list[int]:
+    # A draw from all others: shift past the own index instead of drawing again until it differs.
+    other = documents[(index + rng.randrange(1, len(documents))) % len(documents)]
+    return _take(other, rng.randrange(len(other)), room)[0]
+
+
+def _example(pair: Pair, limits: Limits, rng: random.Random) -> dict[str, list[int]]:
+    tokens = [CLS_ID, *pair.first, SEP_ID, *pair.second, SEP_ID]
+    segments = [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1)
+    masked = mask_tokens(tokens, limits, rng)
+    return {
+        "input_ids": _padded(masked.input_ids, limits.seq_length),
+        "segment_ids": _padded(segments, limits.seq_length),
+        "masked_positions": _padded(masked.positions, limits.max_predictions),
+        "masked_ids": _padded(masked.labels, limits.max_predictions),
+        "masked_weights": _padded([1] * len(masked.positions), limits.max_predictions),
+        "random_next": [int(pair.random_next)],
+    }
+
+
+def _padded(values: Sequence[int], length: int) -> list[int]:
+    return [*values, *[0] * (length - len(values))]

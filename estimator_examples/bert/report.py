@@ -1,0 +1,187 @@
+"""What a run came to: a summary, as text and as JSON, and a picture."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from estimator_examples.bert.history import Step
+
+WINDOW = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The closing numbers of a run and the runs that it continued.
+
+    Attributes:
+        window: How many applied steps the losses at start and end are the mean of.
+        evaluation: Metrics on held-out text.
+    """
+
+    precision: str
+    loss_scaling: str
+    steps_attempted: int
+    steps_applied: int
+    steps_skipped: int
+    final_loss_scale: float
+    window: int
+    mlm_loss_start: float
+    mlm_loss_end: float
+    nsp_loss_start: float
+    nsp_loss_end: float
+    evaluation: dict[str, float]
+    checkpoint: str
+    picture: str
+
+
+def summarize(
+    steps: Sequence[Step],
+    *,
+    precision: str,
+    loss_scaling: str,
+    evaluation: Mapping[str, float],
+    checkpoint: str,
+    picture: str,
+) -> Summary:
+    """Count the steps and average the losses at both ends.
+
+    Args:
+        steps: All attempted steps; at least one of them was applied.
+        precision: What was computed in.
+        loss_scaling: How the loss was scaled, in words.
+        evaluation: Metrics on held-out text.
+        checkpoint: Where the weights are.
+        picture: Where the picture is.
+
+    Raises:
+        ValueError: No step was applied.
+    """
+    applied = [step for step in steps if step.applied]
+    if not applied:
+        raise ValueError(f"none of the {len(steps)} steps was applied: there is no loss to report.")
+    window = max(1, min(WINDOW, len(applied) // 2))
+    first, last = applied[:window], applied[-window:]
+    return Summary(
+        precision=precision,
+        loss_scaling=loss_scaling,
+        steps_attempted=len(steps),
+        steps_applied=len(applied),
+        steps_skipped=len(steps) - len(applied),
+        final_loss_scale=steps[-1].loss_scale,
+        window=window,
+        mlm_loss_start=_mean([step.mlm_loss for step in first]),
+        mlm_loss_end=_mean([step.mlm_loss for step in last]),
+        nsp_loss_start=_mean([step.nsp_loss for step in first]),
+        nsp_loss_end=_mean([step.nsp_loss for step in last]),
+        evaluation=dict(evaluation),
+        checkpoint=checkpoint,
+        picture=picture,
+    )
+
+
+def summary_text(summary: Summary) -> str:
+    """Return the summary as lines for a person."""
+    rows = [
+        ("precision", f"{summary.precision}, {summary.loss_scaling}"),
+        ("steps attempted", str(summary.steps_attempted)),
+        ("steps applied", str(summary.steps_applied)),
+        ("steps skipped", str(summary.steps_skipped)),
+        ("final loss scale", scale_text(summary.final_loss_scale)),
+        ("MLM loss", f"{summary.mlm_loss_start:.3f} -> {summary.mlm_loss_end:.3f}"),
+        ("NSP loss", f"{summary.nsp_loss_start:.3f} -> {summary.nsp_loss_end:.3f}"),
+        *((f"held-out {name}", f"{value:.3f}") for name, value in summary.evaluation.items()),
+        ("checkpoint", summary.checkpoint),
+        ("picture", summary.picture),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    note = f"Losses are means over the first and the last {summary.window} applied steps."
+    return "\n".join(["Summary", *lines, note])
+
+
+def write_summary(summary: Summary, path: pathlib.Path) -> None:
+    """Write the summary as JSON."""
+    path.write_text(json.dumps(dataclasses.asdict(summary), indent=2) + "\n", encoding="utf-8")
+
+
+def scale_text(loss_scale: float) -> str:
+    """Write a loss scale as a power of two if it is a large one.
+
+    Example:
+        >>> scale_text(65536.0), scale_text(1000.0), scale_text(1.0)
+        ('2^16', '1000', '1')
+    """
+    fraction, exponent = math.frexp(loss_scale)
+    return f"2^{exponent - 1}" if fraction == 0.5 and exponent > 10 else f"{loss_scale:g}"
+
+
+def draw(steps: Sequence[Step], path: pathlib.Path) -> None:
+    """Draw the losses and the loss scale over the attempted steps; skipped ones are marked.
+
+    Args:
+        steps: All attempted steps.
+        path: The PNG file to write.
+    """
+    # A figure of its own, not pyplot's: nothing global changes, and no display is looked for.
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, scales = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    for axes in (losses, scales):
+        _mark_skipped(axes, [step.attempt for step in steps if not step.applied])
+    _draw_losses(losses, [step for step in steps if step.applied])
+    scales.step([step.attempt for step in steps], [step.loss_scale for step in steps], where="post")
+    scales.set_yscale("log", base=2)
+    scales.set_ylabel("loss scale")
+    scales.set_xlabel("attempted step")
+    figure.savefig(path, dpi=110)
+
+
+def smooth(values: Sequence[float], weight: float = 0.95) -> list[float]:
+    """Return the exponential moving average, without the pull of a start from zero.
+
+    Example:
+        >>> smooth([3.0, 3.0])
+        [3.0, 3.0]
+    """
+    averages: list[float] = []
+    total = share = 0.0
+    for value in values:
+        total = weight * total + (1 - weight) * value
+        share = weight * share + (1 - weight)
+        averages.append(total / share)
+    return averages
+
+
+def _draw_losses(axes: Axes, applied: Sequence[Step]) -> None:
+    attempts = [step.attempt for step in applied]
+    mlm = [step.mlm_loss for step in applied]
+    nsp = [step.nsp_loss for step in applied]
+    axes.plot(attempts, mlm, color="tab:blue", alpha=0.3, linewidth=0.8)
+    axes.plot(attempts, smooth(mlm), color="tab:blue", label="masked words (MLM)")
+    axes.plot(attempts, smooth(nsp), color="tab:green", label="next sentence (NSP)")
+    axes.set_ylabel("loss")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def _mark_skipped(axes: Axes, attempts: Sequence[int]) -> None:
+    axes.vlines(
+        attempts,
+        0,
+        1,
+        transform=axes.get_xaxis_transform(),
+        color="tab:red",
+        alpha=0.3,
+        linewidth=1,
+        label=f"skipped steps ({len(attempts)})",
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,89 @@
+"""The command `python -m estimator_examples.bert.run_pretraining`."""
+
+import importlib.util
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+from estimator_examples.bert import corpus, options
+
+_PACKAGES = ("tokenizers", "matplotlib", "tqdm")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the example.
+
+    Args:
+        argv: The arguments; by default those of the process.
+
+    Returns:
+        The exit status.
+    """
+    settings = options.parse_options(argv)
+    try:
+        # Before anything slow: a mistake in the input shows at once.
+        documents = corpus.read_documents(settings.input)
+        check_packages()
+    except (ValueError, ImportError) as error:
+        return _fail(error, 2)
+    return _pretrain(settings, documents)
+
+
+def check_packages() -> None:
+    """Import TensorFlow, and see that what the example needs is there.
+
+    Raises:
+        ImportError: Something is missing; the message says how to get it.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"this example needs {', '.join(missing)}: pip install tfmp[examples]")
+    import tensorflow as tf
+
+    if not hasattr(tf, "estimator"):
+        raise ImportError(
+            f"this example needs tf.estimator, which TensorFlow {tf.__version__} does not have: "
+            "TensorFlow 2.15 is the last that does (pip install tensorflow==2.15.1)."
+        )
+
+
+def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -> int:
+    # These need the packages that were just looked for.
+    import tensorflow as tf
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from estimator_examples.bert import hooks, preparation, report, training
+
+    started = time.monotonic()
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+    logger = logging.getLogger("tfmp")
+    logger.setLevel(logging.INFO)
+    try:
+        prepared = preparation.prepare(settings, documents)
+    except ValueError as error:
+        return _fail(error, 2)
+    sizes = prepared.sizes
+    print(
+        f"{sizes.training_examples} training and {sizes.held_out_examples} held-out examples, "
+        f"{sizes.vocab_size} word pieces; {settings.precision}, {settings.loss_scaling}"
+    )
+    try:
+        with logging_redirect_tqdm([logger]):
+            summary = training.run(settings, prepared)
+    except (hooks.TooManySkippedStepsError, tf.estimator.NanLossDuringTrainingError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        print(f"Interrupted. The same command continues from the last checkpoint in {settings.model_dir}.")
+        return 130
+    print(f"Done in {time.monotonic() - started:.0f} s\n\n{report.summary_text(summary)}")
+    return 0
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"run_pretraining: error: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

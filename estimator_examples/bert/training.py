@@ -1,0 +1,123 @@
+"""A pre-training run: Estimator trains, evaluates and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from estimator_examples.bert import hooks, model_function, modeling, optimization, records, report
+from estimator_examples.bert.history import History
+from estimator_examples.bert.options import Options
+from estimator_examples.bert.preparation import Prepared
+from estimator_examples.bert.progress import Progress
+
+
+def run(options: Options, prepared: Prepared) -> report.Summary:
+    """Train from the checkpoint in the model directory, or from the start; evaluate; report.
+
+    Args:
+        options: The settings of the run.
+        prepared: The data.
+
+    Returns:
+        The summary, which is in the directory too, beside the picture.
+
+    Raises:
+        TooManySkippedStepsError: The training stood still.
+    """
+    resumed_step = checkpoint_step(options.model_dir)
+    history = History(options.model_dir / "history.csv", resumed_step)
+    if resumed_step:
+        print(f"Continuing from step {resumed_step} in {options.model_dir}.")
+    if resumed_step >= options.num_train_steps:
+        print(f"There is nothing to train up to step {options.num_train_steps}.")
+    _train(options, prepared, history, resumed_step)
+    estimator = _estimator(options, prepared, first_attempt=0, observers=())
+    metrics = estimator.evaluate(records.evaluation_input(prepared.held_out_path, prepared.limits, options.batch_size))
+    summary = report.summarize(
+        history.steps,
+        precision=options.precision,
+        loss_scaling=options.loss_scaling,
+        evaluation={name: float(metrics[name]) for name in model_function.METRICS},
+        checkpoint=estimator.latest_checkpoint(),
+        picture=str(options.model_dir / "loss_and_scale.png"),
+    )
+    report.write_summary(summary, options.model_dir / "summary.json")
+    report.draw(history.steps, pathlib.Path(summary.picture))
+    return summary
+
+
+def checkpoint_step(model_dir: pathlib.Path) -> int:
+    """Return the global step of the latest checkpoint, 0 if there is none."""
+    path = tf.train.latest_checkpoint(str(model_dir))
+    if path is None:
+        return 0
+    return int(tf.train.load_checkpoint(path).get_tensor("global_step"))
+
+
+def _train(options: Options, prepared: Prepared, history: History, resumed_step: int) -> None:
+    steps = history.steps
+    attempts = len(steps)
+    progress = Progress(
+        first_step=resumed_step,
+        last_step=options.num_train_steps,
+        batch_size=options.batch_size,
+        every=options.log_every,
+        loss_scale=steps[-1].loss_scale if steps else _first_loss_scale(options),
+    )
+    stop = hooks.stop_after_skips(options.max_consecutive_skips)
+    estimator = _estimator(options, prepared, attempts + 1, [history.append, progress.show, stop])
+    input_fn = records.training_input(
+        prepared.training_path,
+        prepared.limits,
+        options.batch_size,
+        options.seed,
+        skip_batches=attempts,
+    )
+    with contextlib.closing(progress):
+        estimator.train(input_fn, max_steps=options.num_train_steps)
+
+
+def _estimator(
+    options: Options, prepared: Prepared, first_attempt: int, observers: Sequence[hooks.Observer]
+) -> tf.estimator.Estimator:
+    model_dir = str(options.model_dir)
+    model_fn = model_function.make_model_function(
+        modeling.BertConfig(
+            vocab_size=prepared.sizes.vocab_size,
+            hidden_size=options.hidden_size,
+            num_layers=options.num_layers,
+            num_heads=options.num_heads,
+            seq_length=options.seq_length,
+            dropout=options.dropout,
+            dtype=tf.float16 if options.precision == "fp16" else tf.float32,
+        ),
+        optimization.OptimizerSettings(
+            learning_rate=options.learning_rate,
+            num_train_steps=options.num_train_steps,
+            num_warmup_steps=options.num_warmup_steps,
+            weight_decay=options.weight_decay,
+            clip_norm=options.clip_norm,
+            loss_scale=options.fixed_loss_scale,
+            init_loss_scale=options.init_loss_scale,
+            incr_every_n_steps=options.incr_every_n_steps,
+        ),
+        model_function.Watching(first_attempt, observers, model_dir),
+    )
+    config = tf.estimator.RunConfig(
+        model_dir=model_dir,
+        tf_random_seed=options.seed,
+        save_checkpoints_steps=options.save_checkpoints_steps,
+        save_summary_steps=options.log_every,
+        keep_checkpoint_max=2,
+        log_step_count_steps=None,
+    )
+    return tf.estimator.Estimator(model_fn, config=config)
+
+
+def _first_loss_scale(options: Options) -> float:
+    fixed = options.fixed_loss_scale
+    return options.init_loss_scale if fixed is None else fixed

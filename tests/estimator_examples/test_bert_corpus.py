@@ -1,0 +1,67 @@
+"""Reading text as documents of sentences."""
+
+import itertools
+import pathlib
+
+import pytest
+
+from estimator_examples.bert import corpus
+
+
+def _write(path: pathlib.Path, sentences: range) -> str:
+    path.write_text(" ".join(f"Sentence {i} is here." for i in sentences), encoding="utf-8")
+    return str(path)
+
+
+def test_the_manual_of_python_is_the_default_text() -> None:
+    documents = corpus.read_documents([])
+    sentences = list(itertools.chain.from_iterable(documents))
+    assert len(documents) > 50
+    assert any("Assert statements are a convenient way" in sentence for sentence in sentences)
+
+
+def test_a_blank_line_or_an_underline_ends_a_sentence() -> None:
+    text = "Title\n*****\n\nOne line\nand another. A second sentence\n\nand no more"
+    expected = ["Title", "One line and another.", "A second sentence", "and no more"]
+    assert list(corpus.sentences(text)) == expected
+
+
+def test_a_long_file_becomes_several_documents(tmp_path: pathlib.Path) -> None:
+    documents = corpus.read_documents([_write(tmp_path / "long.txt", range(200))])
+    assert [len(document) for document in documents] == [40] * 5
+    assert documents[0][:2] == ["Sentence 0 is here.", "Sentence 1 is here."]
+
+
+def test_a_repeated_sentence_is_kept_once(tmp_path: pathlib.Path) -> None:
+    first = _write(tmp_path / "first.txt", range(120))
+    second = _write(tmp_path / "second.txt", range(100, 160))
+    kept = list(itertools.chain.from_iterable(corpus.read_documents([first, second])))
+    assert len(kept) == len(set(kept)) == 160
+
+
+@pytest.mark.parametrize("count", [4, 5, 11, 100])
+def test_held_out_documents_are_apart_and_at_least_two(count: int) -> None:
+    documents = [[f"{i} one", f"{i} two"] for i in range(count)]
+    training, held_out = corpus.split_held_out(documents)
+    assert len(training) >= 2
+    assert len(held_out) >= 2
+    assert sorted(training + held_out) == sorted(documents)
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n ")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    for name, message in (
+        ("missing.txt", "cannot read .*missing.txt: No such file"),
+        ("empty.txt", "empty.txt holds no text"),
+        ("latin.txt", "latin.txt is not UTF-8 text"),
+        (".", "cannot read .*: Is a directory"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            corpus.read_documents([str(tmp_path / name)])
+
+
+def test_too_little_text_is_refused_with_what_would_do(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"holds 80 different sentences.* 122 are enough"):
+        corpus.read_documents([_write(tmp_path / "short.txt", range(80))])
+    corpus.read_documents([_write(tmp_path / "enough.txt", range(122))])

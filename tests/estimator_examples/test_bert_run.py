@@ -1,0 +1,150 @@
+"""The BERT example as its user runs it."""
+
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+pytest.importorskip("tokenizers")
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SMALL = (
+    "--vocab_size=300 --hidden_size=32 --num_layers=1 --num_heads=2 --seq_length=32 --batch_size=8 "
+    "--dupe_factor=2 --log_every=5 --num_warmup_steps=2 --learning_rate=3e-3"
+)
+
+needs_estimator = pytest.mark.skipif(
+    not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator; 2.15 has"
+)
+
+
+def _run(model_dir: pathlib.Path, arguments: str) -> subprocess.CompletedProcess[str]:
+    module = "estimator_examples.bert.run_pretraining"
+    return subprocess.run(
+        [sys.executable, "-m", module, "--model_dir", str(model_dir), *SMALL.split(), *arguments.split()],
+        cwd=REPOSITORY,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def _summary(model_dir: pathlib.Path) -> dict[str, Any]:
+    return json.loads((model_dir / "summary.json").read_text(encoding="utf-8"))
+
+
+def _history(model_dir: pathlib.Path) -> list[dict[str, str]]:
+    with (model_dir / "history.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("text") / "numbers.txt"
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    lines = [" ".join(words[int(digit)] for digit in str(7919 * i)) + " is a number." for i in range(300)]
+    path.write_text("\n".join(line.capitalize() for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path) -> tuple[pathlib.Path, str]:
+    model_dir = tmp_path_factory.mktemp("dynamic")
+    done = _run(model_dir, f"--input {text} --num_train_steps=60")
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    return model_dir, done.stdout
+
+
+@needs_estimator
+def test_the_first_steps_overflow_and_are_skipped(trained: tuple[pathlib.Path, str]) -> None:
+    model_dir, output = trained
+    history = _history(model_dir)
+    skipped = [row for row in history if row["applied"] == "False"]
+    assert all(row["applied"] == "False" for row in history[:8])
+    assert "attempt 2: loss scale 2^32 -> 2^31 (gradients overflowed, step skipped; 2 skipped so far)" in output
+    summary = _summary(model_dir)
+    assert summary["steps_applied"] == 60
+    assert summary["steps_skipped"] == len(skipped) >= 8
+    assert summary["steps_attempted"] == len(history)
+    assert 1 < summary["final_loss_scale"] < 2**32
+
+
+@needs_estimator
+def test_the_loss_falls_and_is_evaluated(trained: tuple[pathlib.Path, str]) -> None:
+    model_dir, output = trained
+    summary = _summary(model_dir)
+    assert summary["mlm_loss_end"] < summary["mlm_loss_start"] - 0.3
+    assert summary["evaluation"].keys() == {"MLM loss", "MLM accuracy", "NSP loss", "NSP accuracy"}
+    assert 0 < summary["evaluation"]["MLM loss"] < summary["mlm_loss_start"]
+    assert 0 < summary["evaluation"]["MLM accuracy"] < 1
+    assert "step 60/60: MLM loss" in output
+    assert f"checkpoint             {model_dir}/model.ckpt-60" in output
+
+
+@needs_estimator
+def test_the_picture_lies_in_the_model_directory(trained: tuple[pathlib.Path, str]) -> None:
+    model_dir, _ = trained
+    picture = pathlib.Path(_summary(model_dir)["picture"])
+    assert picture.parent == model_dir
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@needs_estimator
+def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.Path, str], text: pathlib.Path) -> None:
+    model_dir, _ = trained
+    before, earlier = _summary(model_dir), _history(model_dir)
+    done = _run(model_dir, f"--input {text} --num_train_steps=70")
+    assert done.returncode == 0, done.stderr
+    assert f"Continuing from step 60 in {model_dir}." in done.stdout
+    summary, history = _summary(model_dir), _history(model_dir)
+    assert history[: len(earlier)] == earlier
+    assert [int(row["attempt"]) for row in history] == list(range(1, len(history) + 1))
+    assert summary["steps_applied"] == 70
+    # From 2**32 on, it would skip again; so the scale came from the checkpoint.
+    assert summary["steps_skipped"] <= before["steps_skipped"] + 2
+    assert summary["mlm_loss_start"] == pytest.approx(before["mlm_loss_start"])
+    changed = _run(model_dir, f"--input {text} --num_train_steps=70 --precision fp32")
+    assert changed.returncode == 2
+    assert "was begun with --precision fp16, got fp32" in changed.stderr
+
+
+@needs_estimator
+def test_a_low_fixed_scale_skips_nothing(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    done = _run(tmp_path, f"--input {text} --num_train_steps=6 --loss_scale=128")
+    assert done.returncode == 0, done.stderr
+    summary = _summary(tmp_path)
+    assert (summary["steps_attempted"], summary["steps_skipped"]) == (6, 0)
+    assert summary["final_loss_scale"] == 128
+    assert summary["loss_scaling"] == "fixed loss scale 128"
+
+
+@needs_estimator
+def test_a_run_that_would_skip_for_ever_ends_with_advice(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    done = _run(tmp_path, f"--input {text} --loss_scale=2**32 --max_consecutive_skips=5 --num_train_steps=6")
+    assert done.returncode == 1
+    assert "error: the gradients of 5 steps in a row were not finite" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_estimator
+def test_less_text_than_a_batch_is_refused(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    done = _run(tmp_path, f"--input {text} --batch_size=5000")
+    assert done.returncode == 2
+    assert "examples, less than one batch of 5000" in done.stderr
+
+
+@pytest.mark.skipif(hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has tf.estimator")
+def test_without_estimator_the_tensorflow_to_install_is_named(tmp_path: pathlib.Path) -> None:
+    done = _run(tmp_path, "")
+    assert done.returncode == 2
+    assert "needs tf.estimator" in done.stderr
+    assert "TensorFlow 2.15 is the last that does" in done.stderr

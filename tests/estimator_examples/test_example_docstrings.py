@@ -1,0 +1,18 @@
+"""The examples in the docstrings of the examples."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ("bert.corpus", "bert.history", "bert.report", "bert.vocabulary")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_tell_the_truth(name: str) -> None:
+    if name in ("bert.report", "bert.vocabulary"):
+        pytest.importorskip("matplotlib")
+        pytest.importorskip("tokenizers")
+    results = doctest.testmod(importlib.import_module(f"estimator_examples.{name}"))
+    assert results.attempted > 0
+    assert results.failed == 0
