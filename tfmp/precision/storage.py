@@ -15,7 +15,7 @@ def float32_variable_storage_getter(
     dtype: tf.DType = tf.float32,
     trainable: bool | None = True,
     initializer: Any = None,  # noqa: ANN401 - whatever get_variable takes
-    **kwargs: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401 - the same
 ) -> tf.Variable | tf.Tensor:
     """Store trainable half-precision variables in float32, and hand the graph a cast.
 
