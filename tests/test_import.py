@@ -44,6 +44,18 @@ def test_public_names_load_nothing_heavy_beside_tensorflow() -> None:
     assert done.stdout.strip() == "['tfmp']", done.stderr
 
 
+def test_wrapping_a_tf1_optimizer_loads_no_keras() -> None:
+    done = _python(
+        "import tensorflow as tf\n"
+        "before = 'keras' in sys.modules\n"
+        "import tfmp\n"
+        "tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), tfmp.FixedLossScaleManager(8))\n"
+        "assert before or 'keras' not in sys.modules\n"
+        "assert 'tfmp.optimizers.keras3' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_missing_tensorflow_is_one_clear_error() -> None:
     # Python without what pip installed.
     done = _python(

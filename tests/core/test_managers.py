@@ -188,3 +188,37 @@ def test_setting_that_is_no_number_is_refused(bad: Any) -> None:
 def test_numpy_numbers_are_numbers() -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(np.float32(8), np.int64(10), incr_ratio=np.float64(4))
     assert float(manager.get_loss_scale()) == 8
+
+
+def test_host_takes_over_the_present_state() -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    manager.update_loss_scale(tf.constant(False))
+    manager.note_step(tf.constant(False))
+    made = {}
+
+    def add_variable(name: str, initial_value: np.generic) -> tf.Variable:
+        made[name] = tf.Variable(initial_value, trainable=False)
+        return made[name]
+
+    manager.store_in(add_variable)
+    assert {name: variable.numpy().item() for name, variable in made.items()} == {
+        **{"loss_scale": 512, "good_steps": 0, "bad_steps": 0},
+        **{"applied_steps": 0, "skipped_steps": 1, "consecutive_skipped_steps": 1, "last_step_finite": False},
+    }
+    manager.update_loss_scale(tf.constant(False))
+    assert float(made["loss_scale"]) == float(manager.get_loss_scale()) == 256
+
+
+def test_manager_that_cannot_be_saved_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="_Legacy has no get_config, which saving a model needs"):
+        _Legacy().get_config()
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [tfmp.FixedLossScaleManager(8), tfmp.ExponentialUpdateLossScaleManager(8, 10, 3, 4, 0.25)],
+    ids=["fixed", "exponential"],
+)
+def test_config_makes_the_same_manager_again(manager: tfmp.LossScaleManager) -> None:
+    again = type(manager).from_config(manager.get_config())
+    assert again.get_config() == manager.get_config()

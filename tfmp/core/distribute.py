@@ -10,6 +10,7 @@ from tfmp.types import ApplyGradients, Gradients
 #: Strategies whose replicas were tested to agree; every other is refused by name.
 _SUPPORTED_STRATEGIES = (
     tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.OneDeviceStrategy,
     tf.compat.v1.distribute.MirroredStrategy,
     tf.compat.v1.distribute.OneDeviceStrategy,
@@ -79,7 +80,8 @@ def current_distribution(is_distributed: bool) -> Distribution:
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, _SUPPORTED_STRATEGIES):
         raise NotImplementedError(
-            f"tfmp does not support {type(strategy).__name__}: use MirroredStrategy or OneDeviceStrategy."
+            f"tfmp does not support {type(strategy).__name__}: use MirroredStrategy, MultiWorkerMirroredStrategy or "
+            "OneDeviceStrategy."
         )
     if tf.distribute.in_cross_replica_context():
         raise RuntimeError(

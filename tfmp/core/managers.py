@@ -6,13 +6,14 @@ else computes a scale.
 
 import abc
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.state import OncePerGraph, StateVariables
+from tfmp.types import AddVariable
 
 
 class LossScaleState(NamedTuple):
@@ -129,6 +130,34 @@ class LossScaleManager(tf.Module, abc.ABC):
         """
         return self._outcomes.assign(next_outcomes(self._outcomes.read(), finite))
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, as Keras saves them with a model.
+
+        Raises:
+            NotImplementedError: The class does not say; a manager of your own overrides this to be saved.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_config, which saving a model needs.")
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LossScaleManager":
+        """Make a manager from what `get_config` returned.
+
+        Args:
+            config: The constructor's arguments.
+        """
+        return cls(**config)
+
+    def store_in(self, add_variable: AddVariable) -> None:
+        """Keep the eager state in variables that a host makes: Keras saves those of its optimizers.
+
+        Args:
+            add_variable: Makes a variable from its name and its initial value, a NumPy scalar.
+
+        Raises:
+            ValueError: Another host keeps the state already.
+        """
+        self._outcomes.store_in(add_variable)
+
     @functools.cached_property
     def _outcomes(self) -> StateVariables[StepOutcomes]:
         # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
@@ -159,6 +188,11 @@ class FixedLossScaleManager(LossScaleManager):
         checked = _checked_scale("loss_scale", loss_scale)
         self._loss_scale = OncePerGraph(lambda: tf.constant(checked))
         self._loss_scale.get()
+        self._config = {"loss_scale": float(checked)}
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return dict(self._config)
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
@@ -228,8 +262,19 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         self._decr_ratio = settings.number("decr_ratio", decr_ratio)
         if not 0 < self._decr_ratio < 1:
             raise ValueError(f"decr_ratio must lie between 0 and 1, got {decr_ratio!r}.")
+        self._config = {
+            "init_loss_scale": float(initial_scale),
+            "incr_every_n_steps": self._incr_every_n_steps,
+            "decr_every_n_nan_or_inf": self._decr_every_n_nan_or_inf,
+            "incr_ratio": self._incr_ratio,
+            "decr_ratio": self._decr_ratio,
+        }
         self.state = StateVariables(LossScaleState(initial_scale, np.int32(0), np.int32(0)), saved=True)
         self.state.create()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return dict(self._config)
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
@@ -249,6 +294,18 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         self.state.create()
         with tf.name_scope("cond"):
             return self.state.assign(self.next_state(self.state.read(), finite_grads))
+
+    def store_in(self, add_variable: AddVariable) -> None:
+        """Keep the eager state in variables that a host makes: Keras saves those of its optimizers.
+
+        Args:
+            add_variable: Makes a variable from its name and its initial value, a NumPy scalar.
+
+        Raises:
+            ValueError: Another host keeps the state already.
+        """
+        self.state.store_in(add_variable)
+        super().store_in(add_variable)
 
     def next_state(self, state: LossScaleState, finite: tf.Tensor) -> LossScaleState:
         """Return the state after one step; a pure function.

@@ -74,6 +74,25 @@ class StateVariables(tf.Module, Generic[State]):
         self._in_graph = OncePerGraph(self._make_in_graph)
         #: The variables of eager code. The name stands in the keys of `tf.train.Checkpoint`.
         self.values: State | None = None
+        self._hosted = False
+
+    def store_in(self, add_variable: AddVariable) -> None:
+        """Keep the eager state in variables that a host makes, from its present values on.
+
+        Args:
+            add_variable: The host's; what it makes, the host saves.
+
+        Raises:
+            ValueError: The state is kept by a host already.
+        """
+        if self._hosted:
+            raise ValueError(
+                "the loss-scale manager keeps its state in another Keras optimizer already: make a manager for each."
+            )
+        with tf.init_scope():
+            present = self._like(value.numpy() for value in self._read(self.create()))
+            self.values = self._make(add_variable, present)
+            self._hosted = True
 
     def create(self) -> State:
         """Return the variables of the current context, making them on the first call."""
@@ -81,7 +100,7 @@ class StateVariables(tf.Module, Generic[State]):
             if not tf.executing_eagerly():
                 return self._in_graph.get().variables
             if self.values is None:
-                self.values = self._make(_add_eager_variable)
+                self.values = self._make(_add_eager_variable, self._initial)
             return self.values
 
     def read(self) -> State:
@@ -111,13 +130,11 @@ class StateVariables(tf.Module, Generic[State]):
 
     def _make_in_graph(self) -> _InGraph:
         add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
-        variables = self._make(add)
+        variables = self._make(add, self._initial)
         return _InGraph(variables, self._read(variables))
 
-    def _make(self, add_variable: AddVariable) -> State:
-        return self._like(
-            add_variable(name, value) for name, value in zip(self._initial._fields, self._initial, strict=True)
-        )
+    def _make(self, add_variable: AddVariable, initial: State) -> State:
+        return self._like(add_variable(name, value) for name, value in zip(initial._fields, initial, strict=True))
 
     def _read(self, variables: State) -> State:
         def read_variables() -> State:

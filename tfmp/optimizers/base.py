@@ -1,5 +1,6 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -12,13 +13,14 @@ class LossScaleOptimizer:
     """Wraps an optimizer: scales the loss, and applies only gradients that are finite on every replica.
 
     Constructing it gives the front-end for the wrapped optimizer's type, which is also an optimizer of that
-    framework: around a `tf.compat.v1.train.Optimizer` it is one. Replace the optimizer by it and change nothing
-    else.
+    framework: around a `tf.compat.v1.train.Optimizer` it is one, around a Keras optimizer it is a Keras optimizer.
+    Replace the optimizer by it and change nothing else.
 
     On a step that overflows nothing changes but the loss scale: not weights, slots or `global_step`.
 
     Args:
-        opt: The optimizer to wrap, a `tf.compat.v1.train.Optimizer`.
+        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras 3 (where the argument is
+            called `inner_optimizer`, as in Keras).
         loss_scale_manager: Decides the scale, a `tfmp.LossScaleManager`.
         is_distributed: Whether more than one device takes part. With a `tf.distribute` strategy the replicas are
             found, and agree, with either value; True refuses to build a step that no strategy distributes.
@@ -50,7 +52,7 @@ class LossScaleOptimizer:
     def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - the front-end's arguments
         """Make an object of the front-end for the optimizer that is wrapped."""
         if cls is LossScaleOptimizer:
-            opt = args[0] if args else kwargs.get("opt")
+            opt = args[0] if args else kwargs.get("opt", kwargs.get("inner_optimizer"))
             return super().__new__(_front_end_for(opt))
         return super().__new__(cls)
 
@@ -66,7 +68,7 @@ class LossScaleOptimizer:
         # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
         raise TypeError(
             f"{type(self).__name__} subclasses tfmp.LossScaleOptimizer, which only picks a front-end: subclass "
-            "tfmp.optimizers.v1.LossScaleOptimizerV1 instead."
+            "tfmp.optimizers.v1.LossScaleOptimizerV1 or tfmp.optimizers.keras3.LossScaleOptimizerKeras3 instead."
         )
 
     @property
@@ -138,7 +140,17 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
         from tfmp.optimizers.v1 import LossScaleOptimizerV1
 
         return LossScaleOptimizerV1
+    if _is_keras3(opt):
+        from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
+
+        return LossScaleOptimizerKeras3
     raise TypeError(
-        f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__module__}."
-        f"{type(opt).__qualname__}. Other kinds, Keras' among them, are not supported."
+        "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras 3, "
+        f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}."
     )
+
+
+def _is_keras3(opt: object) -> bool:
+    # A user who has an optimizer of Keras has imported Keras; nobody else should pay for that.
+    keras = sys.modules.get("keras")
+    return keras is not None and keras.__version__.startswith("3.") and isinstance(opt, keras.optimizers.Optimizer)
