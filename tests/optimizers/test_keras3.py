@@ -11,9 +11,8 @@ import tensorflow as tf
 import tfmp
 from tfmp.core.managers import LossScaleState, StepOutcomes
 
-pytestmark = pytest.mark.skipif(
-    not keras.__version__.startswith("3."), reason=f"needs Keras 3, this is Keras {keras.__version__}"
-)
+if not keras.__version__.startswith("3."):
+    pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
 _STATE = {*LossScaleState._fields, *StepOutcomes._fields}
 _SCALE = 1024.0

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = pytest.mark.skipif(
-    not keras.__version__.startswith("3."), reason=f"needs Keras 3, this is Keras {keras.__version__}"
-)
+if not keras.__version__.startswith("3."):
+    pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
 _OVERFLOWS = {"none": (), "first": (0,), "last": (1,), "both": (0, 1)}
 

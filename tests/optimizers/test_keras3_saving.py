@@ -11,13 +11,11 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = [
-    pytest.mark.skipif(
-        not keras.__version__.startswith("3."), reason=f"needs Keras 3, this is Keras {keras.__version__}"
-    ),
-    # Keras hands its variables to h5py, which asks NumPy for a copy.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-]
+if not keras.__version__.startswith("3."):
+    pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
+
+# Keras hands its variables to h5py, which asks NumPy for a copy.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 
 def _model() -> keras.Model:
