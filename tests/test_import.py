@@ -72,6 +72,16 @@ def test_old_tensorflow_is_one_clear_error(tmp_path: Path) -> None:
     assert "ImportError: tfmp needs TensorFlow 2.15 or newer, got 2.9.3: upgrade" in done.stderr
 
 
+def test_remains_of_a_tensorflow_are_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    done = _python(
+        "sys.path[:] = [entry for entry in sys.path if 'site-packages' not in entry]\n"
+        "from tfmp import LossScaleOptimizer",
+        tmp_path,
+    )
+    assert "ImportError: tfmp found a TensorFlow that is not whole: pip install --force-reinstall" in done.stderr
+
+
 def test_missing_package_names_its_extra() -> None:
     with pytest.raises(ImportError, match=r"needs the package 'no_such_package'.*its extra, 'tfmp\[examples\]'"):
         require("no_such_package.part", extra="examples")

@@ -43,4 +43,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute may be a
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+    return sorted(__all__)

@@ -40,7 +40,7 @@ def require_tensorflow() -> None:
     """Raise unless a TensorFlow that tfmp supports is installed.
 
     Raises:
-        ImportError: There is no TensorFlow, or it is older than 2.15.
+        ImportError: There is no TensorFlow, or it is older than 2.15 or not whole.
 
     Example:
         >>> require_tensorflow()
@@ -50,7 +50,12 @@ def require_tensorflow() -> None:
             "tfmp needs TensorFlow 2.15 or newer, which is not installed: pip install tensorflow, or tensorflow-cpu "
             "(tfmp's extras of these names bring them too)."
         )
-    version = importlib.import_module("tensorflow").__version__
+    version = getattr(importlib.import_module("tensorflow"), "__version__", None)
+    if version is None:
+        # A directory left behind is enough for Python to import something of that name.
+        raise ImportError(
+            "tfmp found a TensorFlow that is not whole: pip install --force-reinstall tensorflow, or tensorflow-cpu."
+        )
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_TENSORFLOW:
         raise ImportError(
             f"tfmp needs TensorFlow 2.15 or newer, got {version}: upgrade tensorflow, or tensorflow-cpu if that is "

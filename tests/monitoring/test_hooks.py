@@ -165,6 +165,30 @@ with tf.Graph().as_default():
 
 
 @pytest.mark.usefixtures("graph")
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_script_that_counts_by_hand_is_warned_once(caplog: pytest.LogCaptureFixture, by_hand: bool) -> None:
+    train_op, _ = _train_op(_factors(1, math.inf, 1, 1, 1))
+    if by_hand:
+        with tf.control_dependencies([train_op]):
+            train_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_global_step(), 1)
+    _run(tfmp.LossScaleLoggingHook(every_n_steps=1), train_op, 5)
+    warnings = [message for message in _messages(caplog) if message.startswith("global_step went up by more than")]
+    assert len(warnings) == by_hand
+
+
+@pytest.mark.usefixtures("graph")
+def test_two_optimizers_on_one_global_step_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.compat.v1.variable_scope("first"):
+        first, opt = _train_op()
+    with tf.compat.v1.variable_scope("second"):
+        second, _ = _train_op()
+    with tf.control_dependencies([first]):
+        both = tf.group(second)
+    _run(tfmp.LossScaleLoggingHook(opt, every_n_steps=1), both, 4)
+    assert not any("went up by more" in message for message in _messages(caplog))
+
+
+@pytest.mark.usefixtures("graph")
 def test_graph_without_a_step_is_refused() -> None:
     with pytest.raises(ValueError, match=r"holds no step of a tfmp\.LossScaleOptimizer"):
         tfmp.LossScaleLoggingHook().begin()

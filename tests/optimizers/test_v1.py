@@ -244,6 +244,21 @@ def test_global_step_counts_applied_steps_once(
     assert seen == [1, 1, 2, 2, 3]
 
 
+@pytest.mark.parametrize("with_global_step", [False, True])
+def test_inner_optimizer_may_return_a_list(session: tf.compat.v1.Session, with_global_step: bool) -> None:
+    class Lists(tf.compat.v1.train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+            return [super(Lists, self).apply_gradients([pair], name=name) for pair in grads_and_vars]
+
+    problem = Problem()
+    opt = tfmp.LossScaleOptimizer(Lists(0.5), _exponential())
+    train_op = opt.minimize(problem.loss, problem.global_step if with_global_step else None)
+    _initialize(session)
+    session.run(train_op)
+    assert session.run(problem.w).tolist() == [0.5, 1.5]
+    assert session.run(problem.global_step) == with_global_step
+
+
 def test_grad_loss_is_taken_as_without_wrapper(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), tfmp.FixedLossScaleManager(8))

@@ -24,8 +24,11 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     `run` counts as a step, skipped or not: `global_step` would stand still while steps are skipped. Between two
     reports nothing is fetched.
 
-    They go to `logging.getLogger("tfmp")` at level INFO, which the hook turns on unless the program gave that logger a
-    level of its own; and to standard error where no handler is set up.
+    It warns, once, when `global_step` goes up faster than steps are applied: a script that advances it by hand counts
+    twice.
+
+    Reports go to `logging.getLogger("tfmp")` at level INFO, which the hook turns on unless the program gave that logger
+    a level of its own; and to standard error where no handler is set up.
 
     Args:
         manager: A loss-scale manager, or an optimizer that holds one; by default all managers whose steps the graph
@@ -78,7 +81,13 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             "reports": [_Report(manager.get_loss_scale(), manager.get_step_outcomes()) for manager in managers],
             # A fetch cannot be None.
             "global_step": [] if global_step is None else [global_step.read_value()],
+            "applied_steps": [
+                manager.get_step_outcomes().applied_steps
+                for manager in dict.fromkeys([*managers, *managers_of_graph()])
+            ],
         }
+        self._ahead: int | None = None
+        self._warned = False
         self._logger = _visible_logger()
         self._writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir) if self._summary_dir else None
         self._timer.reset()
@@ -104,11 +113,24 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._timer.update_last_triggered_step(self._steps)
         fetched = session.run(self._fetches)
         global_step = fetched["global_step"][0] if fetched["global_step"] else None
+        if global_step is not None:
+            self._warn_if_counted_twice(global_step - sum(fetched["applied_steps"]))
         for index, report in enumerate(fetched["reports"]):
             self._logger.info("%s", _line(report, global_step))
             if self._writer:
                 summary = _summary(report, suffix=f"_{index}" if index else "")
                 self._writer.add_summary(summary, self._steps if global_step is None else global_step)
+
+    def _warn_if_counted_twice(self, ahead: int) -> None:
+        """Warn, once, when the global step goes up by more than the steps that were applied."""
+        if self._ahead is None:
+            self._ahead = ahead
+        elif ahead > self._ahead and not self._warned:
+            self._warned = True
+            self._logger.warning(
+                "global_step went up by more than the applied steps: something beside the optimizer advances it too. "
+                "A script that assigns global_step + 1 itself must leave that to LossScaleOptimizer."
+            )
 
 
 def _manager_of(manager: Any) -> LossScaleManager:  # noqa: ANN401 - it is what is being checked

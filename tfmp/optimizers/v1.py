@@ -149,10 +149,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def _apply(self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None, name: str | None) -> tf.Operation:
         """Apply one replica's gradients; see that the step is counted once."""
         if global_step is None:
-            return self._opt.apply_gradients(grads_and_vars, name=name)
+            return tf.group(self._opt.apply_gradients(grads_and_vars, name=name))
         target = global_step.read_value() + 1
         with tf.control_dependencies([target]):
-            applied = self._opt.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+            applied = tf.group(self._opt.apply_gradients(grads_and_vars, global_step=global_step, name=name))
 
         def advance() -> tf.Operation:
             missing = tf.less(global_step.read_value(), target)
