@@ -1,4 +1,4 @@
-"""Mixed-precision loss scaling for TensorFlow: correct on every device, whole, fast.
+"""Mixed-precision loss scaling for TensorFlow, whole and correct on many devices.
 
 The public names load on first use, so `import tfmp` is cheap and works where TensorFlow is not installed
 (as the source rewriter needs).
