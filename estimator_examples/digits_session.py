@@ -86,7 +86,10 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
     try:
         from sklearn import datasets, model_selection
     except ImportError as error:
-        raise ImportError(f"this example needs scikit-learn: pip install tfmp[examples] ({error})") from error
+        raise ImportError(
+            "this example needs scikit-learn: install tfmp with its extra, "
+            f"e.g. `pip install '.[examples]'` from the clone ({error})."
+        ) from error
     bunch = datasets.load_digits()
     images = bunch.images.astype(np.float32)[..., np.newaxis] / 16
     parts = model_selection.train_test_split(images, bunch.target.astype(np.int32), test_size=0.25, random_state=seed)
@@ -107,8 +110,8 @@ def build(learning_rate: float, init_loss_scale: float) -> Network:
         init_loss_scale, incr_every_n_steps=100, decr_every_n_nan_or_inf=2, decr_ratio=0.5
     )
     optimizer = tfmp.LossScaleOptimizer(tf1.train.MomentumOptimizer(learning_rate, MOMENTUM), manager)
-    # The batch norm's moving averages. They move on skipped steps too, which is sound: it is the
-    # gradients that overflow, not the activations.
+    # The batch norm's moving averages. They move on skipped steps too, which would harm them where
+    # activations overflowed: `_moving_average` leaves that out.
     with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
         train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
     right = tf.equal(tf.argmax(logits, -1, tf.int32), labels)
@@ -170,6 +173,7 @@ def _moving_average(
 ) -> tf.Tensor:
     average = tf1.get_variable(name, current.shape, tf.float32, initializer, trainable=False)
     step = (1 - MOVING_AVERAGE_DECAY) * (current - average)
+    step = tf.where(tf.math.is_finite(step), step, tf.zeros_like(step))
     tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign_add(step, read_value=False))
     return tf.where(training, current, average)
 

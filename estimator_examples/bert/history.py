@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import pathlib
 from collections.abc import Sequence
 
@@ -50,6 +51,10 @@ class Step:
         )
 
 
+class HistoryError(RuntimeError):
+    """The file does not tell of the steps that the checkpoint has seen."""
+
+
 class History:
     """All steps so far: in memory for the report, on disk for the next run."""
 
@@ -59,10 +64,22 @@ class History:
         Args:
             path: The CSV file; it need not exist.
             resumed_step: The global step of the checkpoint, 0 if there is none.
+
+        Raises:
+            HistoryError: The file is damaged, or lacks steps up to the checkpoint.
         """
         self._path = path
         self.steps = until_checkpoint(_read(path), resumed_step)
-        _write(path, self.steps, mode="w")
+        applied = sum(step.applied for step in self.steps)
+        if applied != resumed_step:
+            raise HistoryError(
+                f"{path} holds {applied} of the {resumed_step} steps of the checkpoint beside it: put the whole file "
+                "back, or choose another --model_dir."
+            )
+        # Killed at any moment, this leaves a whole file.
+        new = path.with_suffix(".new")
+        _write(new, self.steps, mode="w")
+        new.replace(path)
 
     def append(self, step: Step) -> None:
         """Add a step, on disk too, so that an interrupted run leaves its record behind."""
@@ -85,8 +102,13 @@ def until_checkpoint(steps: Sequence[Step], resumed_step: int) -> list[Step]:
 def _read(path: pathlib.Path) -> list[Step]:
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [Step.from_row(row) for row in csv.DictReader(file)]
+    try:
+        text = path.read_text(encoding="utf-8")
+        # A run that was killed may leave the start of a row behind.
+        whole_rows = text[: text.rfind("\n") + 1]
+        return [Step.from_row(row) for row in csv.DictReader(io.StringIO(whole_rows))]
+    except (KeyError, TypeError, ValueError) as error:
+        raise HistoryError(f"{path} is damaged ({error}): repair it, or choose another --model_dir.") from error
 
 
 def _write(path: pathlib.Path, steps: Sequence[Step], mode: str) -> None:

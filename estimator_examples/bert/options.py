@@ -2,10 +2,12 @@
 
 import argparse
 import dataclasses
+import os
 import pathlib
 from collections.abc import Sequence
 
 from estimator_examples import arguments
+from estimator_examples.bert import corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help="UTF-8 text files to learn from; without them, the manual that comes with Python",
+        help=f"UTF-8 text files to learn from; without them, the manual that comes with Python. {corpus.SENTENCE_ENDS}",
     )
 
 
@@ -113,13 +115,13 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         "--loss_scale",
         type=arguments.loss_scale_or_zero,
         default=0.0,
-        help="a fixed loss scale, 1 or more, such as 2**15; 0 for a dynamic one; fp32 ignores it",
+        help="a fixed loss scale, 1 or more, such as 2**15; 0 for a dynamic one; fp32 takes none",
     )
     group.add_argument(
         "--init_loss_scale",
         type=arguments.loss_scale,
         default="2**32",
-        help="where a dynamic loss scale starts",
+        help="where a dynamic loss scale starts in a new directory",
     )
     group.add_argument(
         "--incr_every_n_steps",
@@ -181,6 +183,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _disagreement(options: Options) -> str | None:
+    if options.precision == "fp32" and options.loss_scale:
+        return f"float32 needs no loss scale, got {options.loss_scale:g}: leave out --loss_scale."
     if options.num_warmup_steps >= options.num_train_steps:
         return (
             "--num_warmup_steps must be less than --num_train_steps, "
@@ -190,6 +194,7 @@ def _disagreement(options: Options) -> str | None:
         return f"--hidden_size must be a multiple of --num_heads, got {options.hidden_size} and {options.num_heads}."
     if options.seq_length < 16:
         return f"--seq_length must be 16 or more, got {options.seq_length}."
-    if options.model_dir.exists() and not options.model_dir.is_dir():
+    # Unlike pathlib's, these also answer for a path that cannot be looked at.
+    if os.path.exists(options.model_dir) and not os.path.isdir(options.model_dir):
         return f"--model_dir must be a directory, {options.model_dir} is a file."
     return None

@@ -27,7 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_packages()
     except (ValueError, ImportError) as error:
         return _fail(error, 2)
-    return _pretrain(settings, documents)
+    try:
+        return _pretrain(settings, documents)
+    except OSError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        print(
+            f"Interrupted. The same command continues from the last checkpoint in {settings.model_dir}, "
+            "or begins anew if there is none."
+        )
+        return 130
 
 
 def check_packages() -> None:
@@ -38,7 +47,10 @@ def check_packages() -> None:
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ImportError(f"this example needs {', '.join(missing)}: pip install tfmp[examples]")
+        raise ImportError(
+            f"this example needs {', '.join(missing)}: install tfmp with its extra, "
+            "e.g. `pip install '.[examples]'` from the clone."
+        )
     import tensorflow as tf
 
     if not hasattr(tf, "estimator"):
@@ -53,7 +65,7 @@ def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -
     import tensorflow as tf
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from estimator_examples.bert import hooks, preparation, report, training
+    from estimator_examples.bert import history, hooks, preparation, report, training
 
     started = time.monotonic()
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
@@ -71,11 +83,12 @@ def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -
     try:
         with logging_redirect_tqdm([logger]):
             summary = training.run(settings, prepared)
-    except (hooks.TooManySkippedStepsError, tf.estimator.NanLossDuringTrainingError) as error:
+    except (
+        history.HistoryError,
+        hooks.TooManySkippedStepsError,
+        tf.estimator.NanLossDuringTrainingError,
+    ) as error:
         return _fail(error, 1)
-    except KeyboardInterrupt:
-        print(f"Interrupted. The same command continues from the last checkpoint in {settings.model_dir}.")
-        return 130
     print(f"Done in {time.monotonic() - started:.0f} s\n\n{report.summary_text(summary)}")
     return 0
 

@@ -26,15 +26,17 @@ def run(options: Options, prepared: Prepared) -> report.Summary:
         The summary, which is in the directory too, beside the picture.
 
     Raises:
+        HistoryError: The record of the earlier runs in the directory is not whole.
         TooManySkippedStepsError: The training stood still.
     """
-    resumed_step = checkpoint_step(options.model_dir)
+    resumed_step = int(saved_number(options.model_dir, "global_step") or 0)
     history = History(options.model_dir / "history.csv", resumed_step)
     if resumed_step:
         print(f"Continuing from step {resumed_step} in {options.model_dir}.")
-    if resumed_step >= options.num_train_steps:
+    if resumed_step < options.num_train_steps:
+        _train(options, prepared, history, resumed_step)
+    else:
         print(f"There is nothing to train up to step {options.num_train_steps}.")
-    _train(options, prepared, history, resumed_step)
     estimator = _estimator(options, prepared, first_attempt=0, observers=())
     metrics = estimator.evaluate(records.evaluation_input(prepared.held_out_path, prepared.limits, options.batch_size))
     summary = report.summarize(
@@ -50,23 +52,22 @@ def run(options: Options, prepared: Prepared) -> report.Summary:
     return summary
 
 
-def checkpoint_step(model_dir: pathlib.Path) -> int:
-    """Return the global step of the latest checkpoint, 0 if there is none."""
+def saved_number(model_dir: pathlib.Path, name: str) -> float | None:
+    """Return a scalar variable of the latest checkpoint, None if there is no checkpoint."""
     path = tf.train.latest_checkpoint(str(model_dir))
     if path is None:
-        return 0
-    return int(tf.train.load_checkpoint(path).get_tensor("global_step"))
+        return None
+    return tf.train.load_checkpoint(path).get_tensor(name).item()
 
 
 def _train(options: Options, prepared: Prepared, history: History, resumed_step: int) -> None:
-    steps = history.steps
-    attempts = len(steps)
+    attempts = len(history.steps)
     progress = Progress(
         first_step=resumed_step,
         last_step=options.num_train_steps,
         batch_size=options.batch_size,
         every=options.log_every,
-        loss_scale=steps[-1].loss_scale if steps else _first_loss_scale(options),
+        loss_scale=_starting_loss_scale(options),
     )
     stop = hooks.stop_after_skips(options.max_consecutive_skips)
     estimator = _estimator(options, prepared, attempts + 1, [history.append, progress.show, stop])
@@ -79,6 +80,16 @@ def _train(options: Options, prepared: Prepared, history: History, resumed_step:
     )
     with contextlib.closing(progress):
         estimator.train(input_fn, max_steps=options.num_train_steps)
+
+
+def _starting_loss_scale(options: Options) -> float:
+    if options.fixed_loss_scale is not None:
+        return options.fixed_loss_scale
+    saved = saved_number(options.model_dir, "loss_scale")
+    if saved is None:
+        return options.init_loss_scale
+    print(f"The loss scale continues at {report.scale_text(saved)}; --init_loss_scale is for new directories.")
+    return saved
 
 
 def _estimator(
@@ -116,8 +127,3 @@ def _estimator(
         log_step_count_steps=None,
     )
     return tf.estimator.Estimator(model_fn, config=config)
-
-
-def _first_loss_scale(options: Options) -> float:
-    fixed = options.fixed_loss_scale
-    return options.init_loss_scale if fixed is None else fixed

@@ -23,7 +23,41 @@ def test_the_manual_of_python_is_the_default_text() -> None:
 def test_a_blank_line_or_an_underline_ends_a_sentence() -> None:
     text = "Title\n*****\n\nOne line\nand another. A second sentence\n\nand no more"
     expected = ["Title", "One line and another.", "A second sentence", "and no more"]
-    assert list(corpus.sentences(text)) == expected
+    assert corpus.sentences(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Это первое. Вот второе! «И третье».",
+        "Primero. ¿Segundo? Ése es el tercero.",
+        "これは一つ目。二つ目です。三つ目。",
+        "यह पहला है। यह दूसरा है। यह तीसरा है।",
+    ],
+)
+def test_sentences_of_other_scripts_are_told_apart(text: str) -> None:
+    assert len(corpus.sentences(text)) == 3
+
+
+def test_a_lower_case_letter_begins_no_sentence() -> None:
+    assert corpus.sentences("Usw. usf. и т. д. в одном.") == ["Usw. usf. и т. д. в одном."]
+
+
+def test_lines_without_capitals_are_sentences() -> None:
+    lines = [f"sentence {i} is on a line of its own ." for i in range(20)]
+    documents = "\n\n".join("\n".join(lines[i : i + 10]) for i in (0, 10))
+    assert corpus.sentences(documents) == lines
+
+
+def test_wrapped_prose_is_not_cut_at_its_lines() -> None:
+    text = "A sentence\nmay go on over\nseveral lines\nof a text.\n" * 10
+    assert corpus.sentences(text) == ["A sentence may go on over several lines of a text."] * 10
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "marked.txt"
+    path.write_text(" ".join(f"Sentence {i}." for i in range(130)), encoding="utf-8-sig")
+    assert corpus.read_documents([str(path)])[0][0] == "Sentence 0."
 
 
 def test_a_long_file_becomes_several_documents(tmp_path: pathlib.Path) -> None:
@@ -62,6 +96,11 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
 
 
 def test_too_little_text_is_refused_with_what_would_do(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"holds 80 different sentences.* 122 are enough"):
+    with pytest.raises(ValueError, match=r"holds 80 different sentences.* 122 in one file are enough"):
         corpus.read_documents([_write(tmp_path / "short.txt", range(80))])
     corpus.read_documents([_write(tmp_path / "enough.txt", range(122))])
+
+
+def test_a_single_sentence_is_counted_and_what_ends_one_is_said(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"holds 1 different sentences.*A sentence ends at a blank line"):
+        corpus.read_documents([_write(tmp_path / "one.txt", range(1))])

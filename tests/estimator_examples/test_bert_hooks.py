@@ -52,6 +52,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_training() -> None:
     observe(APPLIED)
     observe(SKIPPED)
     message = "gradients of 3 steps in a row were not finite; the loss scale is 524288 now. .*choose a lower one"
+    message += ".* lower --init_loss_scale in another --model_dir, "
     with pytest.raises(hooks.TooManySkippedStepsError, match=re.compile(message)):
         observe(dataclasses.replace(SKIPPED, consecutive_skips=3))
 

@@ -18,5 +18,8 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     assert run_pretraining.main([]) == 2
-    message = "error: this example needs tokenizers, matplotlib: pip install tfmp[examples]"
+    message = (
+        "error: this example needs tokenizers, matplotlib: install tfmp with its extra, "
+        "e.g. `pip install '.[examples]'` from the clone."
+    )
     assert message in capsys.readouterr().err

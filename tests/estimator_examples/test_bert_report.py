@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from estimator_examples.bert import report
-from estimator_examples.bert.history import History, Step, until_checkpoint
+from estimator_examples.bert.history import History, HistoryError, Step, until_checkpoint
 
 
 def _steps(applied: str) -> list[Step]:
@@ -53,7 +53,38 @@ def test_a_run_from_the_start_forgets_the_history_that_it_finds(tmp_path: pathli
     path = tmp_path / "history.csv"
     History(path, resumed_step=0).append(_steps("a")[0])
     assert History(path, resumed_step=0).steps == []
-    assert History(path, resumed_step=1).steps == []
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 1
+
+
+@pytest.mark.parametrize("end", ["9999,77", "6,4,7.4,0.7,0.001,67108864.0,True,0"])
+def test_a_row_that_was_not_written_to_its_end_is_dropped(end: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "history.csv"
+    history = History(path, resumed_step=0)
+    for step in _steps("ssasa"):
+        history.append(step)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(end)
+    assert History(path, resumed_step=2).steps == _steps("ssasa")
+    assert end not in path.read_text(encoding="utf-8")
+
+
+def test_a_history_that_does_not_reach_the_checkpoint_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "history.csv"
+    with pytest.raises(HistoryError, match=r"history\.csv holds 0 of the 8 steps of the checkpoint"):
+        History(path, resumed_step=8)
+    assert not path.exists()
+    History(path, resumed_step=0).append(_steps("a")[0])
+    with pytest.raises(HistoryError, match=r"holds 1 of the 8 steps .*: put the whole file back, or choose another"):
+        History(path, resumed_step=8)
+
+
+def test_a_damaged_history_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "history.csv"
+    History(path, resumed_step=0)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("9999,77\n")
+    with pytest.raises(HistoryError, match=r"history\.csv is damaged"):
+        History(path, resumed_step=1)
 
 
 @pytest.mark.parametrize(

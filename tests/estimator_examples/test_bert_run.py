@@ -2,16 +2,19 @@
 
 import csv
 import json
+import math
 import os
 import pathlib
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import tensorflow as tf
 
 pytest.importorskip("tokenizers")
+
+from estimator_examples.bert import preparation, run_pretraining
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SMALL = (
@@ -105,6 +108,8 @@ def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.P
     done = _run(model_dir, f"--input {text} --num_train_steps=70")
     assert done.returncode == 0, done.stderr
     assert f"Continuing from step 60 in {model_dir}." in done.stdout
+    scale = math.log2(before["final_loss_scale"])
+    assert f"The loss scale continues at 2^{scale:g}; --init_loss_scale is for new directories." in done.stdout
     summary, history = _summary(model_dir), _history(model_dir)
     assert history[: len(earlier)] == earlier
     assert [int(row["attempt"]) for row in history] == list(range(1, len(history) + 1))
@@ -133,6 +138,60 @@ def test_a_run_that_would_skip_for_ever_ends_with_advice(tmp_path: pathlib.Path,
     assert done.returncode == 1
     assert "error: the gradients of 5 steps in a row were not finite" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@needs_estimator
+def test_the_first_scale_of_a_resumed_run_is_the_saved_one(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    start = f"--input {text} --max_consecutive_skips=3 --num_train_steps=3"
+    assert _run(tmp_path, f"{start} --init_loss_scale=2**60").returncode == 1
+    again = _run(tmp_path, f"{start} --init_loss_scale=2**10")
+    assert "The loss scale continues at 2^60; --init_loss_scale is for new directories." in again.stdout
+    assert "attempt 1:" not in again.stdout
+    assert "attempt 2: loss scale 2^60 -> 2^59 (gradients overflowed" in again.stdout
+
+
+@needs_estimator
+def test_another_fixed_scale_on_resume_is_no_change_of_the_scale(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    start = f"--input {text} --num_train_steps"
+    assert _run(tmp_path, f"{start}=3 --loss_scale=2**10").returncode == 0
+    again = _run(tmp_path, f"{start}=4 --loss_scale=1")
+    assert again.returncode == 0, again.stderr
+    assert "->" not in again.stdout.partition("Summary")[0]
+
+
+@needs_estimator
+def test_without_its_history_a_directory_is_refused(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    start = f"--input {text} --loss_scale=128 --num_train_steps"
+    assert _run(tmp_path, f"{start}=3").returncode == 0
+    (tmp_path / "history.csv").unlink()
+    for steps in (3, 4):
+        done = _run(tmp_path, f"{start}={steps}")
+        assert done.returncode == 1
+        assert "history.csv holds 0 of the 3 steps of the checkpoint" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@needs_estimator
+@pytest.mark.parametrize("name", ["/dev/null/model", "/proc/model", "x" * 300])
+def test_a_directory_that_cannot_be_made_is_named(name: str, tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    done = _run(tmp_path / name, f"--input {text}")
+    assert done.returncode == 1
+    assert "run_pretraining: error: [Errno" in done.stderr
+    assert name in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_preparation_ends_without_a_traceback(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_pretraining, "check_packages", lambda: None)
+    monkeypatch.setattr(preparation, "prepare", interrupt)
+    assert run_pretraining.main(["--model_dir", str(tmp_path)]) == 130
+    message = f"Interrupted. The same command continues from the last checkpoint in {tmp_path}, or begins anew"
+    assert message in capsys.readouterr().out
 
 
 @needs_estimator

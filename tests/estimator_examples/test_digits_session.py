@@ -72,6 +72,26 @@ def test_the_moving_averages_move_with_every_step(session: tf1.Session) -> None:
     np.testing.assert_array_equal(session.run(mean), unmoved)
 
 
+@pytest.mark.graph
+def test_activations_that_overflow_leave_the_moving_averages_finite(session: tf1.Session) -> None:
+    network = digits_session.build(learning_rate=0.1, init_loss_scale=1.0)
+    session.run(tf1.global_variables_initializer())
+    averages = [v for v in tf1.global_variables() if "/moving_" in v.op.name]
+    images = np.full((8, 8, 8, 1), 1e5)  # infinite in float16
+    session.run(network.train_op, {network.images: images, network.labels: np.zeros(8), network.training: True})
+    assert session.run(network.optimizer.skipped_steps) == 1
+    for value in session.run(averages):
+        assert np.isfinite(value).all()
+
+
+def test_without_scikit_learn_the_extra_that_brings_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert digits_session.main([]) == 2
+    assert "install tfmp with its extra, e.g. `pip install '.[examples]'` from the clone" in capsys.readouterr().err
+
+
 def test_batches_are_shuffled_and_cover_a_pass() -> None:
     digits = digits_session.Digits(np.arange(10.0), np.arange(10))
     batches = digits.batches(5, np.random.default_rng(0))
