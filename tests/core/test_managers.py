@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfmp
-from tfmp.core.managers import LossScaleState, StepOutcomes, next_outcomes
+from tfmp.core.managers import LossScaleState
+from tfmp.core.outcomes import StepOutcomes
 
 
 class _Legacy(tfmp.LossScaleManager):
@@ -126,12 +127,6 @@ def test_scale_stays_at_its_floor_and_below_infinity() -> None:
         rising.update_loss_scale(tf.constant(True))
     assert float(sinking.get_loss_scale()) == 1
     assert float(rising.get_loss_scale()) == 2.0**126
-
-
-def test_counts_of_consecutive_skips_end_with_an_applied_step() -> None:
-    outcomes = StepOutcomes(*tf.constant([5, 3, 2], tf.int64), tf.constant(False))
-    assert next_outcomes(outcomes, tf.constant(True)) == StepOutcomes(6, 3, 0, True)
-    assert next_outcomes(outcomes, tf.constant(False)) == StepOutcomes(5, 4, 3, False)
 
 
 def test_eager_state_is_saved_by_a_checkpoint(tmp_path: Any) -> None:

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.managers import LossScaleState, StepOutcomes
+from tfmp.core.managers import LossScaleState
+from tfmp.core.outcomes import StepOutcomes
 
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)

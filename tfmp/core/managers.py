@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
+from tfmp.core.outcomes import NO_STEPS, StepOutcomes, next_outcomes
 from tfmp.core.state import OncePerGraph, StateVariables
 from tfmp.types import AddVariable
 
@@ -28,50 +29,6 @@ class LossScaleState(NamedTuple):
     loss_scale: tf.Tensor
     good_steps: tf.Tensor
     bad_steps: tf.Tensor
-
-
-class StepOutcomes(NamedTuple):
-    """What became of the steps since the session, or the eager program, began.
-
-    Attributes:
-        applied_steps: Steps whose gradients were finite on every replica; int64.
-        skipped_steps: Steps that were not applied; int64.
-        consecutive_skipped_steps: Skipped steps since the last applied one; int64.
-        last_step_finite: Whether the last step was applied, True before the first; bool.
-    """
-
-    applied_steps: tf.Tensor
-    skipped_steps: tf.Tensor
-    consecutive_skipped_steps: tf.Tensor
-    last_step_finite: tf.Tensor
-
-
-_NO_STEPS = StepOutcomes(np.int64(0), np.int64(0), np.int64(0), np.True_)
-
-
-def next_outcomes(outcomes: StepOutcomes, finite: tf.Tensor) -> StepOutcomes:
-    """Return the outcomes after one more step.
-
-    Args:
-        outcomes: The outcomes before it.
-        finite: A boolean scalar, whether the step was applied.
-
-    Returns:
-        The outcomes after it.
-
-    Example:
-        >>> zero = tf.constant(0, tf.int64)
-        >>> [int(field) for field in next_outcomes(StepOutcomes(zero, zero, zero, True), tf.constant(False))]
-        [0, 1, 1, 0]
-    """
-    applied = tf.cast(finite, tf.int64)
-    skipped = 1 - applied
-    return StepOutcomes(
-        applied_steps=outcomes.applied_steps + applied,
-        skipped_steps=outcomes.skipped_steps + skipped,
-        consecutive_skipped_steps=(outcomes.consecutive_skipped_steps + 1) * skipped,
-        last_step_finite=finite,
-    )
 
 
 class LossScaleManager(tf.Module, abc.ABC):
@@ -161,7 +118,7 @@ class LossScaleManager(tf.Module, abc.ABC):
     @functools.cached_property
     def _outcomes(self) -> StateVariables[StepOutcomes]:
         # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
-        return StateVariables(_NO_STEPS, saved=False)
+        return StateVariables(NO_STEPS, saved=False)
 
 
 class FixedLossScaleManager(LossScaleManager):
@@ -185,14 +142,13 @@ class FixedLossScaleManager(LossScaleManager):
 
     def __init__(self, loss_scale: float) -> None:
         super().__init__()
-        checked = _checked_scale("loss_scale", loss_scale)
-        self._loss_scale = OncePerGraph(lambda: tf.constant(checked))
+        self._setting = _checked_scale("loss_scale", loss_scale)
+        self._loss_scale = OncePerGraph(lambda: tf.constant(self._setting))
         self._loss_scale.get()
-        self._config = {"loss_scale": float(checked)}
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return dict(self._config)
+        return {"loss_scale": float(self._setting)}
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
@@ -253,7 +209,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         decr_ratio: float = 0.8,
     ) -> None:
         super().__init__()
-        initial_scale = _checked_scale("init_loss_scale", init_loss_scale)
+        self._init_loss_scale = _checked_scale("init_loss_scale", init_loss_scale)
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         self._decr_every_n_nan_or_inf = settings.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
         self._incr_ratio = settings.number("incr_ratio", incr_ratio)
@@ -262,19 +218,18 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         self._decr_ratio = settings.number("decr_ratio", decr_ratio)
         if not 0 < self._decr_ratio < 1:
             raise ValueError(f"decr_ratio must lie between 0 and 1, got {decr_ratio!r}.")
-        self._config = {
-            "init_loss_scale": float(initial_scale),
+        self.state = StateVariables(LossScaleState(self._init_loss_scale, np.int32(0), np.int32(0)), saved=True)
+        self.state.create()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {
+            "init_loss_scale": float(self._init_loss_scale),
             "incr_every_n_steps": self._incr_every_n_steps,
             "decr_every_n_nan_or_inf": self._decr_every_n_nan_or_inf,
             "incr_ratio": self._incr_ratio,
             "decr_ratio": self._decr_ratio,
         }
-        self.state = StateVariables(LossScaleState(initial_scale, np.int32(0), np.int32(0)), saved=True)
-        self.state.create()
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return dict(self._config)
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
@@ -296,14 +251,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             return self.state.assign(self.next_state(self.state.read(), finite_grads))
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Keep the eager state in variables that a host makes: Keras saves those of its optimizers.
-
-        Args:
-            add_variable: Makes a variable from its name and its initial value, a NumPy scalar.
-
-        Raises:
-            ValueError: Another host keeps the state already.
-        """
+        """Keep the scale's own state there too; see `LossScaleManager.store_in`."""
         self.state.store_in(add_variable)
         super().store_in(add_variable)
 

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.managers import LossScaleManager, StepOutcomes
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.outcomes import StepOutcomes
 from tfmp.core.scaler import managers_of_graph
 
 

@@ -116,7 +116,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
         variables = self._built_with(trainable_variables)
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the trainable variables.")
-        unscaled = [self._unscaled(grad, variable) for grad, variable in zip(grads, variables, strict=True)]
+        unscaled = self._unscaled(grads, variables)
 
         def apply_fn(grads: Gradients) -> tf.Operation:
             self.inner_optimizer.apply(list(grads), variables)
@@ -174,13 +174,15 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
                 self.build(variables)
         return self._trainable_variables if variables is None else variables
 
-    def _unscaled(self, grad: Gradient, variable: keras.Variable) -> Gradient:
-        # The "gradient" of such a variable is its next value (float8 scales), and was never scaled.
-        if getattr(variable, "overwrite_with_gradient", False):
-            return grad
-        (unscaled,) = self._scaler.unscale([grad])
-        # It can overflow the type of its variable: then the step must be skipped.
-        return numerics.cast(unscaled, tf.as_dtype(variable.dtype))
+    def _unscaled(self, grads: Gradients, variables: Sequence[keras.Variable]) -> list[Gradient]:
+        return [
+            # The "gradient" of such a variable is its next value (float8 scales), and was never scaled.
+            grad
+            if getattr(variable, "overwrite_with_gradient", False)
+            # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
+            else numerics.cast(unscaled, tf.as_dtype(variable.dtype))
+            for grad, unscaled, variable in zip(grads, self._scaler.unscale(grads), variables, strict=True)
+        ]
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         variable = self.add_variable(
