@@ -1,7 +1,10 @@
-"""Leaves out of the doctests what needs Keras 3, where Keras is older."""
+"""Leaves out of the doctests the front-ends whose Keras is not here."""
 
 import importlib.metadata
+import importlib.util
 
-collect_ignore = (
-    [] if importlib.metadata.version("keras").startswith("3.") else ["docs/keras.md", "tfmp/optimizers/keras3.py"]
-)
+_KERAS3 = importlib.metadata.version("keras").startswith("3.")
+
+collect_ignore = ["tfmp/optimizers/keras215.py"] if _KERAS3 else ["docs/keras.md", "tfmp/optimizers/keras3.py"]
+if importlib.util.find_spec("tf_keras") is None:
+    collect_ignore.append("tfmp/optimizers/tf_keras.py")

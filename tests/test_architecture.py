@@ -29,16 +29,27 @@ _ALLOWED = {
     "tfmp.core.distribute": {"tfmp.core.numerics", *_LEAVES},
     "tfmp.core.scaler": {"tfmp.types", *_CORE} - {"tfmp.core.scaler"},
     "tfmp.optimizers.base": {"tfmp.types", *_CORE},
-    "tfmp.optimizers.keras3": {"tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.optimizers.keras": {"tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.optimizers.keras2": {"tfmp.optimizers.keras", "tfmp.types", *_CORE},
+    "tfmp.optimizers.keras215": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
+    "tfmp.optimizers.keras3": {"tfmp.optimizers.keras", "tfmp.types", *_CORE},
+    "tfmp.optimizers.tf_keras": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
     "tfmp.optimizers.v1": {"tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.monitoring.callbacks": {"tfmp.optimizers.base"},
     "tfmp.monitoring.hooks": {*_LEAVES, *_CORE},
     "tfmp.precision.storage": {"tfmp.types", *_CORE},
     **{f"tfmp.{package}": set() for package in ("core", "optimizers", "monitoring", "precision")},
 }
 # Only inside a function: importing the front door must not import what it opens to.
-_ALLOWED_INSIDE_FUNCTIONS = {"tfmp.optimizers.base": {"tfmp.optimizers.v1", "tfmp.optimizers.keras3"}}
+_ALLOWED_INSIDE_FUNCTIONS = {
+    "tfmp.optimizers.base": {f"tfmp.optimizers.{name}" for name in ("v1", "keras3", "keras215", "tf_keras")}
+}
 _ALLOWED_PACKAGES = {"numpy", "tensorflow"}
-_ALLOWED_PACKAGES_OF = {"tfmp.optimizers.keras3": {"keras"}}
+_ALLOWED_PACKAGES_OF = {
+    "tfmp.optimizers.keras215": {"keras"},
+    "tfmp.optimizers.keras3": {"keras"},
+    "tfmp.optimizers.tf_keras": {"tf_keras"},
+}
 
 
 def _name(path: Path) -> str:

@@ -1,5 +1,7 @@
 """The one path that a gradient takes, whatever the host."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfmp.core import numerics
@@ -17,7 +19,8 @@ class LossScaler:
 
         scale      loss * scale                          float32
         unscale    grads / scale                         float32, true magnitude
-        step       finite = all replicas agree that the detector saw no overflow
+        step       grads = reduce_fn(grads)
+                   finite = all replicas agree that the detector saw no overflow
                    apply_fn(grads) if finite
                    manager.update_loss_scale(finite)
 
@@ -60,26 +63,37 @@ class LossScaler:
         """
         return numerics.unscale(grads, self._manager.get_loss_scale())
 
-    def step(self, grads: Gradients, apply_fn: ApplyGradients) -> tf.Operation:
+    def step(
+        self,
+        grads: Gradients,
+        apply_fn: ApplyGradients,
+        reduce_fn: Callable[[Gradients], Gradients] | None = None,
+        note_fn: Callable[[tf.Tensor], tf.Operation] | None = None,
+    ) -> tf.Operation:
         """Apply the gradients if they are finite on every replica, and move the scale.
 
         Args:
             grads: This replica's unscaled gradients.
             apply_fn: Applies one replica's gradients; called on all replicas or on none.
+            reduce_fn: Sums the gradients over the replicas, for a host that does so before it applies them.
+            note_fn: Told of every step, once for all replicas, whether it was applied; for a host that keeps books.
 
         Returns:
             The op of the whole step; None in eager mode.
         """
         distribution = current_distribution(self._is_distributed)
+        if reduce_fn is not None:
+            grads = reduce_fn(grads)
         finite_here = self._detector.all_finite(grads, self._manager.get_loss_scale())
         finite = distribution.all_true(finite_here)
         applied = distribution.apply_if(finite, apply_fn, grads)
-        updated = distribution.once(lambda: self._update(finite))
+        updated = distribution.once(lambda: self._update(finite, note_fn))
         return tf.group(applied, updated)
 
-    def _update(self, finite: tf.Tensor) -> tf.Operation:
+    def _update(self, finite: tf.Tensor, note_fn: Callable[[tf.Tensor], tf.Operation] | None) -> tf.Operation:
         _note_in_graph(self._manager)
-        return tf.group(self._manager.update_loss_scale(finite), self._manager.note_step(finite))
+        noted = [] if note_fn is None else [note_fn(finite)]
+        return tf.group(self._manager.update_loss_scale(finite), self._manager.note_step(finite), *noted)
 
 
 def managers_of_graph() -> list[LossScaleManager]:

@@ -19,8 +19,8 @@ class LossScaleOptimizer:
     On a step that overflows nothing changes but the loss scale: not weights, slots or `global_step`.
 
     Args:
-        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras 3 (where the argument is
-            called `inner_optimizer`, as in Keras).
+        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras (where the
+            argument is called `inner_optimizer`, as in Keras).
         loss_scale_manager: Decides the scale, a `tfmp.LossScaleManager`.
         is_distributed: Whether more than one device takes part. With a `tf.distribute` strategy the replicas are
             found, and agree, with either value; True refuses to build a step that no strategy distributes.
@@ -68,8 +68,45 @@ class LossScaleOptimizer:
         # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
         raise TypeError(
             f"{type(self).__name__} subclasses tfmp.LossScaleOptimizer, which only picks a front-end: subclass "
-            "tfmp.optimizers.v1.LossScaleOptimizerV1 or tfmp.optimizers.keras3.LossScaleOptimizerKeras3 instead."
+            "the front-end for your optimizer instead, such as tfmp.optimizers.v1.LossScaleOptimizerV1."
         )
+
+    @classmethod
+    def from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
+        """Take the place of Keras' own `LossScaleOptimizer`, and go on where it stopped.
+
+        For a model that was saved with it: load the model, in any format, then take over.
+
+        Args:
+            optimizer: A `keras.mixed_precision.LossScaleOptimizer`, of any Keras.
+
+        Returns:
+            A `tfmp.LossScaleOptimizer` around the same inner optimizer, with a manager that follows the same rule from
+            the same scale and count of finite steps. The scale is brought within 1 and the largest float32, and
+            in Keras 2 skipped steps go on moving `iterations`.
+
+        Raises:
+            TypeError: It is no such optimizer.
+            ValueError: It is a `tfmp.LossScaleOptimizer` already.
+
+        Example:
+            >>> import keras, tfmp
+            >>> stock = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=256)
+            >>> float(tfmp.LossScaleOptimizer.from_keras(stock).loss_scale)
+            256.0
+        """
+        if isinstance(optimizer, LossScaleOptimizer):
+            raise ValueError("optimizer is a tfmp.LossScaleOptimizer already: use it as it is.")
+        if not hasattr(optimizer, "inner_optimizer"):
+            raise TypeError(
+                f"optimizer must be a keras.mixed_precision.LossScaleOptimizer, got {optimizer!r} of type "
+                f"{type(optimizer).__name__}: wrap any other by tfmp.LossScaleOptimizer(optimizer, manager)."
+            )
+        return _front_end_for(optimizer.inner_optimizer)._from_keras(optimizer)
+
+    @classmethod
+    def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
+        raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -140,17 +177,26 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
         from tfmp.optimizers.v1 import LossScaleOptimizerV1
 
         return LossScaleOptimizerV1
-    if _is_keras3(opt):
+    if _is_of(opt, "keras", "3."):
         from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
 
         return LossScaleOptimizerKeras3
+    if _is_of(opt, "keras", "2."):
+        from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215
+
+        return LossScaleOptimizerKeras215
+    if _is_of(opt, "tf_keras", "2."):
+        from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras
+
+        return LossScaleOptimizerTfKeras
+    advice = ": take it from keras.optimizers, without legacy" if ".legacy." in type(opt).__module__ else ""
     raise TypeError(
-        "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras 3, "
-        f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}."
+        "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
+        f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}{advice}."
     )
 
 
-def _is_keras3(opt: object) -> bool:
+def _is_of(opt: object, package: str, version: str) -> bool:
     # A user who has an optimizer of Keras has imported Keras; nobody else should pay for that.
-    keras = sys.modules.get("keras")
-    return keras is not None and keras.__version__.startswith("3.") and isinstance(opt, keras.optimizers.Optimizer)
+    keras = sys.modules.get(package)
+    return keras is not None and keras.__version__.startswith(version) and isinstance(opt, keras.optimizers.Optimizer)

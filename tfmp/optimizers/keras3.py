@@ -1,26 +1,22 @@
 """The front-end for Keras 3 optimizers, on the TensorFlow backend."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import numerics
-from tfmp.core.managers import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
+from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
-from tfmp.core.scaler import LossScaler
-from tfmp.optimizers.base import LossScaleOptimizer, validated_detector, validated_manager
-from tfmp.types import Gradient, Gradients
+from tfmp.optimizers.keras import LossScaleOptimizerKeras, continue_at, manager_with_keras_rule, register_managers
+from tfmp.types import Gradient, Gradients, Loss
 
-# What a saved model names. A manager of the user's own is registered by its author.
-for _manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager):
-    keras.saving.register_keras_serializable(package="tfmp")(_manager)
+register_managers(keras)
 
 
 @keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")
-class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
+class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossScaleOptimizer):
     """The `tfmp.LossScaleOptimizer` around a Keras 3 optimizer.
 
     `tfmp.LossScaleOptimizer(inner_optimizer, manager)` makes one. It takes the place of Keras' own, which decides by
@@ -56,6 +52,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
     Source: `keras.optimizers.LossScaleOptimizer`, whose interface it keeps.
     """
 
+    _keras = keras
+
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer,
@@ -69,9 +67,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
         # Not the parent's constructor, which sets up a scale of its own. The parent's learning rate is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
-        self._loss_scale_manager = validated_manager(loss_scale_manager)
-        self._is_distributed = is_distributed
-        self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
+        self._set_up(loss_scale_manager, is_distributed, overflow_detector)
 
     def build(self, var_list: Sequence[keras.Variable]) -> None:
         """Make the variables of the state and of the inner optimizer.
@@ -86,22 +82,30 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
 
-    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Multiply a loss by the loss scale, in float32 or float64.
+    def minimize(self, loss: Loss, var_list: Sequence[keras.Variable], tape: tf.GradientTape | None = None) -> None:
+        """Take one step down the gradient of a loss, as Keras 2's optimizers do.
 
         Args:
-            loss: The loss, of a floating-point type.
+            loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
+            var_list: The variables to train.
+            tape: The tape that recorded the loss.
 
-        Returns:
-            The scaled loss, to be differentiated.
+        Raises:
+            ValueError: The loss is a tensor, and there is no tape.
         """
-        return self._scaler.scale(loss)
+        if tape is None and not callable(loss):
+            raise ValueError("the loss is a tensor: pass the tape that recorded it, or a function that returns it.")
+        tape = tape or tf.GradientTape()
+        with tape:
+            scaled = self.scale_loss(loss() if callable(loss) else loss)
+        self.apply(tape.gradient(scaled, list(var_list)), var_list)
 
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
-        """Unscale the gradients, and apply them if they are finite on every replica.
+        """Apply gradients if they are finite on every replica.
 
         Args:
-            grads: The gradients of a scaled loss, one for each variable; None is left out.
+            grads: The gradients of a scaled loss, one for each variable, or what `get_unscaled_gradients` made of
+                them; None is left out.
             trainable_variables: The variables; by default those that the optimizer was built with.
 
         Raises:
@@ -114,56 +118,36 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
             # As in Keras: a model without weights trains nothing.
             return
         variables = self._built_with(trainable_variables)
-        if all(grad is None for grad in grads):
-            raise ValueError("every gradient is None: the loss depends on none of the trainable variables.")
-        unscaled = self._unscaled(grads, variables)
 
         def apply_fn(grads: Gradients) -> tf.Operation:
             self.inner_optimizer.apply(list(grads), variables)
             return tf.no_op()
 
-        self._scaler.step(unscaled, apply_fn)
+        self._scaler.step(self._true_gradients(grads, variables, scaled_by_default=True), apply_fn)
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""
         raise NotImplementedError("stateless_apply is not for the TensorFlow backend: call apply.")
 
-    def exclude_from_weight_decay(
-        self, var_list: Sequence[keras.Variable] | None = None, var_names: Sequence[str] | None = None
-    ) -> None:
-        """Exclude variables from the inner optimizer's weight decay.
+    def load_own_variables(self, store: Mapping[str, np.ndarray]) -> None:
+        """Set the variables to what a file holds, also to what Keras' own wrapper saved.
 
         Args:
-            var_list: Variables to exclude.
-            var_names: Parts of names to exclude.
+            store: The values, by their positions.
         """
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` makes the optimizer of again."""
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "name": self.name,
-            "inner_optimizer": serialize(self.inner_optimizer),
-            "loss_scale_manager": serialize(self._loss_scale_manager),
-            "is_distributed": self._is_distributed,
-        }
+        # The inner optimizer is an attribute, and Keras loads it by itself.
+        if len(store.keys()) == len(_VARIABLES_OF_KERAS) + len(self.inner_optimizer.variables):
+            saved = {name: store[str(index)][()] for index, name in enumerate(_VARIABLES_OF_KERAS)}
+            continue_at(self._loss_scale_manager, saved["dynamic_scale"], saved["step_counter"])
+        else:
+            super().load_own_variables(store)
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "LossScaleOptimizerKeras3":
-        """Make an optimizer from what `get_config` returned.
-
-        Args:
-            config: The configuration.
-            custom_objects: Classes that are not registered, by their names.
-        """
-        parts = {
-            name: keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
-            for name in ("inner_optimizer", "loss_scale_manager")
-        }
-        return cls(**{**config, **parts})
+    def _from_keras(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScaleOptimizerKeras3":
+        manager = manager_with_keras_rule(optimizer.initial_scale, optimizer.dynamic_growth_steps)
+        if optimizer.built:
+            continue_at(manager, float(optimizer.dynamic_scale.numpy()), int(optimizer.step_counter.numpy()))
+        return cls(optimizer.inner_optimizer, manager)
 
     def _built_with(self, trainable_variables: Iterable[keras.Variable] | None) -> list[keras.Variable]:
         variables = None if trainable_variables is None else list(trainable_variables)
@@ -173,16 +157,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
             with keras.name_scope(self.name):
                 self.build(variables)
         return self._trainable_variables if variables is None else variables
-
-    def _unscaled(self, grads: Gradients, variables: Sequence[keras.Variable]) -> list[Gradient]:
-        return [
-            # The "gradient" of such a variable is its next value (float8 scales), and was never scaled.
-            grad
-            if getattr(variable, "overwrite_with_gradient", False)
-            # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
-            else numerics.cast(unscaled, tf.as_dtype(variable.dtype))
-            for grad, unscaled, variable in zip(grads, self._scaler.unscale(grads), variables, strict=True)
-        ]
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         variable = self.add_variable(
@@ -196,6 +170,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizer, keras.optimizers.LossScaleOpt
         return variable.value
 
 
+#: What Keras' own wrapper holds before the inner optimizer's variables.
+_VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
+
+
 def _validate(inner_optimizer: keras.optimizers.Optimizer) -> None:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
@@ -203,7 +181,10 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer) -> None:
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )
     if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError("inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it.")
+        raise ValueError(
+            "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
+            "tfmp.LossScaleOptimizer.from_keras."
+        )
     if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             f"inner_optimizer must be a keras.optimizers.Optimizer, got {inner_optimizer!r} of type "

@@ -1,0 +1,189 @@
+"""What the front-ends for all versions of Keras share."""
+
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core import numerics
+from tfmp.core.managers import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+    LossScaleState,
+)
+from tfmp.core.overflow import OverflowDetector
+from tfmp.core.scaler import LossScaler
+from tfmp.optimizers.base import LossScaleOptimizer, validated_detector, validated_manager
+from tfmp.types import Gradient, Gradients, Loss
+
+_logger = logging.getLogger("tfmp")
+
+
+class LossScaleOptimizerKeras(LossScaleOptimizer):
+    """The part of a front-end that is the same for every Keras.
+
+    A loop goes one of two ways, Keras 2's or Keras 3's, and every front-end goes both:
+
+        get_scaled_loss    get_unscaled_gradients    apply_gradients
+        scale_loss                                   apply_gradients, which unscales
+
+    Only what was called before tells `apply_gradients` which it is; so that is remembered. Replicas call the same in
+    the same order, and need not remember each for itself.
+    """
+
+    #: The Keras that the front-end is for.
+    _keras: ClassVar[ModuleType]
+    # Keras' own:
+    name: str
+    inner_optimizer: Any
+    add_variable: Callable[..., Any]
+
+    def _set_up(
+        self, loss_scale_manager: LossScaleManager, is_distributed: bool, overflow_detector: OverflowDetector | None
+    ) -> None:
+        self._loss_scale_manager = validated_manager(loss_scale_manager)
+        self._is_distributed = is_distributed
+        self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
+        self._last_call: str | None = None
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Multiply a loss by the loss scale, in float32 or float64.
+
+        `apply_gradients` then takes the gradients as they come, and unscales them.
+
+        Args:
+            loss: The loss, of a floating-point type.
+
+        Returns:
+            The scaled loss, to be differentiated.
+        """
+        self._last_call = "scale_loss"
+        return self._scaler.scale(loss)
+
+    def get_scaled_loss(self, loss: Loss) -> Loss:
+        """Multiply a loss by the loss scale, in float32 or float64, for a loop that unscales the gradients itself.
+
+        Args:
+            loss: The loss, of a floating-point type, or a function that returns it.
+
+        Returns:
+            The scaled loss, or a function that returns it.
+        """
+        self._last_call = "get_scaled_loss"
+        if callable(loss):
+            return lambda: self._scaler.scale(loss())
+        return self._scaler.scale(loss)
+
+    def get_unscaled_gradients(self, grads: Gradients) -> list[Gradient]:
+        """Divide gradients by the loss scale; `apply_gradients` then takes what this returned.
+
+        Here is the place to clip gradients, or to look at them.
+
+        Args:
+            grads: The gradients of a scaled loss; None stays None.
+
+        Returns:
+            The gradients in true magnitude, in float32 or float64.
+        """
+        self._last_call = "get_unscaled_gradients"
+        return self._scaler.unscale(grads)
+
+    def exclude_from_weight_decay(
+        self, var_list: Sequence[Any] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
+        """Exclude variables from the inner optimizer's weight decay.
+
+        Args:
+            var_list: Variables to exclude.
+            var_names: Parts of names to exclude.
+        """
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what `from_config` makes the optimizer of again."""
+        serialize = self._keras.saving.serialize_keras_object
+        return {
+            "name": self.name,
+            "inner_optimizer": serialize(self.inner_optimizer),
+            "loss_scale_manager": serialize(self._loss_scale_manager),
+            "is_distributed": self._is_distributed,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "LossScaleOptimizerKeras":
+        """Make an optimizer from what `get_config` returned.
+
+        Args:
+            config: The configuration.
+            custom_objects: Classes that are not registered, by their names.
+        """
+        parts = {
+            name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
+            for name in ("inner_optimizer", "loss_scale_manager")
+        }
+        return cls(**{**config, **parts})
+
+    def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled_by_default: bool) -> list[Gradient]:
+        """Return the gradients that `apply_gradients` was given in true magnitude and in the variables' types."""
+        if all(grad is None for grad in grads):
+            raise ValueError("every gradient is None: the loss depends on none of the trainable variables.")
+        scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
+        if not scaled and self._last_call != "get_unscaled_gradients":
+            _logger.warning(
+                "gradients are applied as they are, and %s was not called before: scale the loss by get_scaled_loss "
+                "and the gradients by get_unscaled_gradients, or call scale_loss alone.",
+                "get_scaled_loss" if self._last_call is None else "get_unscaled_gradients",
+            )
+        return [
+            # The "gradient" of such a variable is its next value (float8 scales), and was never scaled.
+            grad
+            if getattr(variable, "overwrite_with_gradient", False)
+            # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
+            else numerics.cast(true_grad, tf.as_dtype(variable.dtype))
+            for grad, true_grad, variable in zip(
+                grads, self._scaler.unscale(grads) if scaled else grads, variables, strict=True
+            )
+        ]
+
+
+def register_managers(keras: ModuleType) -> None:
+    """Let a Keras find the managers that a saved model names. A manager of the user's own is registered by its author.
+
+    Args:
+        keras: The Keras.
+    """
+    for manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager):
+        keras.saving.register_keras_serializable(package="tfmp")(manager)
+
+
+def manager_with_keras_rule(initial_scale: float, growth_steps: int) -> ExponentialUpdateLossScaleManager:
+    """Return a manager that halves at each overflow and doubles after some finite steps, as Keras' wrapper does.
+
+    Args:
+        initial_scale: The scale to start from.
+        growth_steps: Finite steps in a row after which the scale doubles.
+    """
+    return ExponentialUpdateLossScaleManager(
+        initial_scale, growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
+    )
+
+
+def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:
+    """Let a manager go on where Keras' wrapper stopped; a manager without such a state is left alone.
+
+    Args:
+        manager: The manager.
+        loss_scale: The scale. Keras' has no bounds: 0 and infinity become the nearest that a manager holds.
+        good_steps: Finite steps since the scale last changed.
+    """
+    if isinstance(manager, ExponentialUpdateLossScaleManager):
+        within = np.clip(loss_scale, 1, np.finfo(np.float32).max)
+        manager.state.assign(
+            LossScaleState(tf.constant(within, tf.float32), tf.constant(good_steps, tf.int32), tf.constant(0))
+        )

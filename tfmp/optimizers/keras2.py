@@ -1,0 +1,236 @@
+"""The front-end for Keras 2 optimizers, whichever package Keras 2 comes in."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
+from tfmp.core.overflow import OverflowDetector
+from tfmp.optimizers.keras import LossScaleOptimizerKeras, continue_at, manager_with_keras_rule
+from tfmp.types import Gradient, Gradients, Loss
+
+
+class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
+    """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer, but for the bases that one package gives it.
+
+    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` makes one. It takes the place of Keras' own: `compile` leaves it
+    as it is under `mixed_float16`, `fit` scales the loss by it. A skipped step does not move `iterations`, and so no
+    schedule or bias correction, where Keras' own does.
+
+    Args:
+        inner_optimizer: The optimizer to wrap. Clipping, weight decay and EMA are its own, and see unscaled gradients.
+        loss_scale_manager: Decides the scale. It keeps its state in the variables of this optimizer, which Keras saves;
+            so every optimizer needs a manager of its own.
+        is_distributed: As in `tfmp.LossScaleOptimizer`.
+        overflow_detector: As there. It is not saved with a model.
+        iterations_include_skipped_steps: Let skipped steps move `iterations`, as Keras' own wrapper does: for a run
+            that was begun with it, and whose schedule counts that way.
+        name: The optimizer's name.
+
+    Raises:
+        TypeError: An argument is not of the type asked for.
+        ValueError: TensorFlow 2's behaviour is disabled.
+
+    Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface it keeps.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Any,  # noqa: ANN401 - of either package
+        loss_scale_manager: LossScaleManager,
+        is_distributed: bool = False,
+        *,
+        overflow_detector: OverflowDetector | None = None,
+        iterations_include_skipped_steps: bool = False,
+        name: str = "LossScaleOptimizer",
+    ) -> None:
+        self._validate(inner_optimizer)
+        # The parent's count of iterations is never used.
+        self._keras.optimizers.Optimizer.__init__(self, name=name)
+        self._inner_optimizer = inner_optimizer
+        self._iterations_include_skipped_steps = iterations_include_skipped_steps
+        self._set_up(loss_scale_manager, is_distributed, overflow_detector)
+
+    @property
+    def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
+        """The wrapped optimizer."""
+        return self._inner_optimizer
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """The inner optimizer's count of steps."""
+        return self.inner_optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, variable: tf.Variable) -> None:
+        self.inner_optimizer.iterations = variable
+
+    @property
+    def learning_rate(self) -> tf.Variable:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: float) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The variables of the state, then those of the inner optimizer."""
+        variables = self._keras.optimizers.Optimizer.variables.fget(self)
+        variables.extend(self.inner_optimizer.variables)
+        return variables
+
+    def build(self, var_list: Sequence[tf.Variable]) -> None:
+        """Make the variables of the state and of the inner optimizer.
+
+        Args:
+            var_list: The variables to train.
+
+        Raises:
+            ValueError: The manager keeps its state in another optimizer already.
+        """
+        if not getattr(self, "_built", False):
+            self._loss_scale_manager.store_in(self._add_state_variable)
+            self._built = True
+        self.inner_optimizer.build(var_list)
+
+    def compute_gradients(
+        self, loss: Loss, var_list: Sequence[tf.Variable], tape: tf.GradientTape | None = None
+    ) -> list[tuple[Gradient, tf.Variable]]:
+        """Return the gradients of a loss in true magnitude; the loss is scaled in between.
+
+        Args:
+            loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
+            var_list: The variables to train.
+            tape: The tape that recorded the loss.
+
+        Returns:
+            Pairs of a gradient and its variable, for `apply_gradients`.
+        """
+        tape = tape or tf.GradientTape()
+        with tape:
+            scaled = self.get_scaled_loss(loss)
+        grads_and_vars = self.inner_optimizer.compute_gradients(scaled, var_list, tape=tape)
+        grads, variables = zip(*grads_and_vars, strict=True)
+        return list(zip(self.get_unscaled_gradients(grads), variables, strict=True))
+
+    def aggregate_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]
+    ) -> list[tuple[Gradient, tf.Variable]]:
+        """Sum gradients over the replicas, as the inner optimizer does.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable.
+
+        Returns:
+            The sums, and the variables.
+        """
+        return self.inner_optimizer.aggregate_gradients(grads_and_vars)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, tf.Variable]],
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        *,
+        experimental_aggregate_gradients: bool = True,
+    ) -> tf.Variable:
+        """Sum gradients over the replicas, and apply the sums if they are finite.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. They are taken in true
+                magnitude, unless the loss was scaled by `scale_loss`.
+            name: The scope of the inner optimizer's ops.
+            skip_gradients_aggregation: Take the gradients as summed already.
+            experimental_aggregate_gradients: The opposite, by its older name.
+
+        Returns:
+            `iterations`.
+
+        Raises:
+            ValueError: Every gradient is None.
+            RuntimeError: A strategy is active, and the call is not made on its replicas.
+            NotImplementedError: The active strategy is not supported.
+        """
+        grads_and_vars = list(grads_and_vars)
+        if not grads_and_vars:
+            # As in Keras: a model without weights trains nothing.
+            return self.iterations
+        grads, variables = zip(*grads_and_vars, strict=True)
+        with tf.init_scope():
+            self.build(variables)
+
+        def reduce_fn(grads: Gradients) -> Gradients:
+            if skip_gradients_aggregation or not experimental_aggregate_gradients:
+                return grads
+            return [grad for grad, _ in self.aggregate_gradients(zip(grads, variables, strict=True))]
+
+        def apply_fn(grads: Gradients) -> tf.Operation:
+            self.inner_optimizer.apply_gradients(
+                zip(grads, variables, strict=True), name=name, skip_gradients_aggregation=True
+            )
+            return tf.no_op()
+
+        true_grads = self._true_gradients(grads, variables, scaled_by_default=False)
+        self._scaler.step(true_grads, apply_fn, reduce_fn, self._count_skipped_step)
+        return self.iterations
+
+    def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:
+        """Set the variables to their averages, if the inner optimizer keeps such.
+
+        Args:
+            var_list: The variables that were trained.
+        """
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what `from_config` makes the optimizer of again."""
+        return {
+            **super().get_config(),
+            "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
+        }
+
+    @property
+    def _setting_of_keras(self) -> NoReturn:
+        raise AttributeError("this describes the rule of Keras' own wrapper: ask the loss-scale manager instead.")
+
+    dynamic = dynamic_counter = dynamic_growth_steps = initial_scale = _setting_of_keras
+
+    @classmethod
+    def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizerKeras2":  # noqa: ANN401 - of either package
+        if not optimizer.dynamic:
+            return cls(optimizer.inner_optimizer, FixedLossScaleManager(optimizer.initial_scale))
+        manager = manager_with_keras_rule(optimizer.initial_scale, optimizer.dynamic_growth_steps)
+        continue_at(manager, float(optimizer.loss_scale), int(optimizer.dynamic_counter))
+        return cls(optimizer.inner_optimizer, manager, iterations_include_skipped_steps=True)
+
+    def _count_skipped_step(self, finite: tf.Tensor) -> tf.Operation:
+        if not self._iterations_include_skipped_steps:
+            return tf.no_op()
+        return tf.group(self.iterations.assign_add(tf.cast(tf.logical_not(finite), self.iterations.dtype)))
+
+    def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
+        return self.add_variable(
+            shape=(), dtype=initial_value.dtype, initializer=lambda *_: tf.constant(initial_value), name=name
+        )
+
+    def _validate(self, inner_optimizer: Any) -> None:  # noqa: ANN401 - of either package
+        keras = self._keras
+        if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
+            raise ValueError(
+                "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
+                "tfmp.LossScaleOptimizer.from_keras."
+            )
+        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                f"inner_optimizer must be a {keras.__name__}.optimizers.Optimizer, got {inner_optimizer!r} of type "
+                f"{type(inner_optimizer).__name__}."
+            )
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise ValueError(
+                "Keras 2's optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
+                "tf.compat.v1.train.Optimizer in graphs."
+            )
