@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     try:
-        training, test = load_digits(options.seed)
-    except ImportError as error:
+        training, test = load_digits(options.seed, options.batch_size)
+    except (ImportError, ValueError) as error:
         print(f"digits_session: error: {error}", file=sys.stderr)
         return 2
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -77,11 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def load_digits(seed: int) -> tuple[Digits, Digits]:
+def load_digits(seed: int, batch_size: int) -> tuple[Digits, Digits]:
     """Load the 1797 digits that scikit-learn carries, split into training and test.
 
     Raises:
         ImportError: scikit-learn is missing.
+        ValueError: The training images do not fill one batch.
     """
     try:
         from sklearn import datasets, model_selection
@@ -94,6 +95,8 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
     images = bunch.images.astype(np.float32)[..., np.newaxis] / 16
     parts = model_selection.train_test_split(images, bunch.target.astype(np.int32), test_size=0.25, random_state=seed)
     train_images, test_images, train_labels, test_labels = parts
+    if batch_size > len(train_labels):
+        raise ValueError(f"a batch holds at most the {len(train_labels)} training images, got {batch_size}.")
     return Digits(train_images, train_labels), Digits(test_images, test_labels)
 
 

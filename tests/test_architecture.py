@@ -46,6 +46,7 @@ _ALLOWED_INSIDE_FUNCTIONS = {
 }
 _ALLOWED_PACKAGES = {"numpy", "tensorflow"}
 _ALLOWED_PACKAGES_OF = {
+    "tfmp.monitoring.callbacks": {"keras", "tf_keras"},
     "tfmp.optimizers.keras215": {"keras"},
     "tfmp.optimizers.keras3": {"keras"},
     "tfmp.optimizers.tf_keras": {"tf_keras"},

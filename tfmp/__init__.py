@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tfmp.core.managers import LossScaleManager as LossScaleManager
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
+    from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
+    "LossScaleCallback": "tfmp.monitoring.callbacks",
     "LossScaleLoggingHook": "tfmp.monitoring.hooks",
     "LossScaleManager": "tfmp.core.managers",
     "LossScaleOptimizer": "tfmp.optimizers.base",

@@ -5,12 +5,13 @@ import pathlib
 import re
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_examples import digits_session
+from estimator_examples import digits_keras, digits_session
 
 tf1 = tf.compat.v1
 
@@ -90,6 +91,15 @@ def test_without_scikit_learn_the_extra_that_brings_it_is_named(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert digits_session.main([]) == 2
     assert "install tfmp with its extra, e.g. `pip install '.[examples]'` from the clone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("example", "option"), [(digits_session, "--batch_size"), (digits_keras, "--batch-size")])
+def test_a_batch_of_more_images_than_there_are_is_refused(
+    example: ModuleType, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    assert example.main([f"{option}=1348"]) == 2
+    assert "a batch holds at most the 1347 training images, got 1348." in capsys.readouterr().err
 
 
 def test_batches_are_shuffled_and_cover_a_pass() -> None:

@@ -140,7 +140,7 @@ class StateVariables(tf.Module, Generic[State]):
         def read_variables() -> State:
             return self._like(variable.read_value() for variable in variables)
 
-        if self._saved:
+        if self._saved or tf.compat.v1.executing_eagerly_outside_functions():
             return read_variables()
         initialized = tf.reduce_all([variable.is_initialized() for variable in variables])
         # Named, since names of the form `cond_2` count in old checkpoints' keys.

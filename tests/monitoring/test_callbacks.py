@@ -1,0 +1,237 @@
+"""The callback in the `fit` of every Keras there is: Keras 3, Keras 2 and tf_keras."""
+
+import csv
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+_KERASES = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
+# Times a scale of 256 to 1024 it is infinite as float32.
+_OVERFLOW = 2.0**120
+
+
+@pytest.fixture(params=_KERASES)
+def keras(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def keras2(keras: ModuleType) -> ModuleType:
+    if keras.__version__.startswith("3."):
+        pytest.skip("is about Keras 2")
+    return keras
+
+
+def _model(keras: ModuleType, model_class: Any = None) -> Any:
+    """Return a model of one weight, whose gradient is the target."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = (model_class or keras.Sequential)([layer])
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), manager)
+    model.compile(opt, loss=lambda target, output: target * output, metrics=["mae"])
+    return model
+
+
+def _fit(model: Any, targets: Any, *callbacks: Any, **settings: Any) -> dict[str, list[float]]:
+    """Fit a model, to one target a step unless told otherwise, and return the history."""
+    y = np.float32(targets).reshape(-1, 1)
+    settings = {"batch_size": 1, "shuffle": False, "verbose": 0} | settings
+    return model.fit(np.ones_like(y), y, callbacks=list(callbacks), **settings).history
+
+
+def _batch_recorder(keras: ModuleType, seen: list[Any]) -> Any:
+    def record(batch: int, logs: dict[str, Any]) -> None:
+        seen.append((logs["loss_scale"], logs["skipped_steps"]))
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=record)
+
+
+def test_history_holds_both_for_every_epoch(keras: ModuleType) -> None:
+    model = _model(keras)
+    history = _fit(model, [1, _OVERFLOW, 1], tfmp.LossScaleCallback(), epochs=2)
+    assert (history["loss_scale"], history["skipped_steps"]) == ([512, 256], [1, 2])
+    history = _fit(model, [_OVERFLOW], tfmp.LossScaleCallback())
+    assert (history["loss_scale"], history["skipped_steps"]) == ([128], [3])
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_callbacks_behind_it_see_the_values_after_each_batch(keras: ModuleType, verbose: int) -> None:
+    seen: list[Any] = []
+    targets = [1, _OVERFLOW, 1, _OVERFLOW]
+    _fit(_model(keras), targets, tfmp.LossScaleCallback(), _batch_recorder(keras, seen), verbose=verbose)
+    assert seen == [(1024, 0), (512, 1), (512, 1), (256, 2)]
+
+
+# In Keras 2 TerminateOnNaN reads tensors, from the dict that is fit's own.
+@pytest.mark.parametrize(
+    ("replicas", "verbose", "with_nan_check"),
+    [(1, 0, False), (1, 0, True), (1, 1, False), (1, 2, False), (2, 0, True), (2, 1, False)],
+)
+def test_metrics_stay_as_they_are_without_it(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, replicas: int, verbose: int, with_nan_check: bool
+) -> None:
+    class OtherLogs(keras.Sequential):  # type: ignore[name-defined]
+        """Returns other values from a step than the metrics, which are what Keras shows for the epoch."""
+
+        def train_step(self, *args: Any) -> dict[str, Any]:
+            return {name: value + 1.0 for name, value in super().train_step(*args).items()}
+
+    strategy = two_replicas if replicas == 2 else tf.distribute.get_strategy()
+    targets = np.random.default_rng(0).random(6)
+    validation_data = (np.ones([2, 1], np.float32), np.ones([2, 1], np.float32))
+    settings = {"batch_size": 2, "epochs": 2, "verbose": verbose, "validation_data": validation_data}
+    others = [keras.callbacks.TerminateOnNaN()] if with_nan_check else []
+    with strategy.scope():
+        plain, shown = _model(keras, OtherLogs), _model(keras, OtherLogs)
+    expected = _fit(plain, targets, *others, **settings)
+    history = _fit(shown, targets, tfmp.LossScaleCallback(), *others, **settings)
+    assert (history.pop("loss_scale"), history.pop("skipped_steps")) == ([1024, 1024], [0, 0])
+    assert history == expected
+    assert set(expected) == {"loss", "mae", "val_loss", "val_mae"}
+
+
+def test_overflow_on_one_replica_shows(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        model = _model(keras)
+    seen: list[Any] = []
+    targets = [1, 1, 1, _OVERFLOW, _OVERFLOW, 1]
+    history = _fit(model, targets, tfmp.LossScaleCallback(), _batch_recorder(keras, seen), batch_size=2)
+    assert seen == [(1024, 0), (512, 1), (256, 2)]
+    assert (history["loss_scale"], history["skipped_steps"]) == ([256], [2])
+
+
+def test_evaluate_and_predict_are_left_as_they_are(keras: ModuleType) -> None:
+    model, x = _model(keras), np.ones([2, 1], np.float32)
+    callbacks = [tfmp.LossScaleCallback()]
+    assert set(model.evaluate(x, x, verbose=0, callbacks=callbacks, return_dict=True)) == {"loss", "mae"}
+    assert model.predict(x, verbose=0, callbacks=callbacks).tolist() == [[1], [1]]
+
+
+def _last_shown(output: str) -> tuple[float, float]:
+    found = re.findall(r"loss_scale: (\S+) - skipped_steps: ([0-9.e+]+)", output)
+    return float(found[-1][0]), float(found[-1][1])
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_progress_bar_shows_both(keras: ModuleType, verbose: int, capsys: pytest.CaptureFixture[str]) -> None:
+    callbacks = [tfmp.LossScaleCallback()]
+    if keras.__version__.startswith("2.") and verbose == 1:
+        stateful = ["loss_scale", "skipped_steps"]
+        callbacks.append(keras.callbacks.ProgbarLogger("steps", stateful_metrics=stateful))
+    _fit(_model(keras), [1, _OVERFLOW, 1, _OVERFLOW], *callbacks, verbose=verbose)
+    assert _last_shown(capsys.readouterr().out) == (256, 2)
+
+
+def test_progress_bar_of_keras2_shows_the_mean_by_itself(
+    keras2: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _fit(_model(keras2), [1, _OVERFLOW, 1, _OVERFLOW], tfmp.LossScaleCallback(), verbose=1)
+    # The bar counts the epoch's own logs as one batch more.
+    assert _last_shown(capsys.readouterr().out) == ((1024 + 512 + 512 + 256 + 256) / 5, (0 + 1 + 1 + 2 + 2) / 5)
+
+
+def test_csv_logger_writes_both(keras: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    _fit(_model(keras), [_OVERFLOW], tfmp.LossScaleCallback(), keras.callbacks.CSVLogger(str(path)), epochs=2)
+    with path.open(newline="") as file:
+        rows = [(row["epoch"], row["loss_scale"], row["skipped_steps"]) for row in csv.DictReader(file)]
+    assert rows == [("0", "512.0", "1"), ("1", "256.0", "2")]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
+# Keras 3's own, of any optimizer's learning rate under NumPy 2.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_tensorboard_shows_both(keras: ModuleType, tmp_path: Path) -> None:
+    board = keras.callbacks.TensorBoard(str(tmp_path), write_graph=False)
+    _fit(_model(keras), [_OVERFLOW], tfmp.LossScaleCallback(), board, epochs=2)
+    seen: dict[str, list[tuple[int, float]]] = {}
+    for path in (tmp_path / "train").iterdir():
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                seen.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+    assert seen["epoch_loss_scale"] == [(0, 512), (1, 256)]
+    assert seen["epoch_skipped_steps"] == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(("verbose", "calls"), [(0, 0), (1, 3), (2, 0)])
+def test_keras2_is_made_to_read_no_batch(keras2: ModuleType, verbose: int, calls: int) -> None:
+    seen = []
+
+    class Counting(tfmp.LossScaleCallback):
+        def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+            seen.append(batch)
+            super().on_train_batch_end(batch, logs)
+
+    _fit(_model(keras2), [1, 1, 1], Counting(), verbose=verbose)
+    assert len(seen) == calls
+
+
+def test_loop_of_the_users_own_may_call_it(keras: ModuleType) -> None:
+    model = _model(keras)
+    callbacks = keras.callbacks.CallbackList([tfmp.LossScaleCallback()], model=model)
+    callbacks.on_train_begin()
+    callbacks.on_train_batch_begin(0)
+    callbacks.on_train_batch_end(0, {"loss": model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))[0]})
+    callbacks.on_epoch_end(0)
+    callbacks.on_train_end()
+
+
+def test_other_optimizer_is_refused(keras: ModuleType) -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match=r"shows the scale of a tfmp\.LossScaleOptimizer, got a model with .*SGD"):
+        _fit(model, [1], tfmp.LossScaleCallback())
+
+
+def test_callback_is_one_of_the_keras_that_is_loaded() -> None:
+    bases = [importlib.import_module(name).callbacks.Callback for name in _KERASES]
+    assert isinstance(tfmp.LossScaleCallback(), tuple(bases))
+
+
+def _python(code: str, **environment: str) -> str:
+    root = str(Path(tfmp.__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": "-1"} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(len(_KERASES) < 2, reason="there is one Keras only")
+@pytest.mark.parametrize(("first", "second"), [("keras", "tf_keras"), ("tf_keras", "keras")])
+def test_callback_made_before_the_other_keras_is_loaded_serves_both(first: str, second: str) -> None:
+    output = _python(f"""
+import {first}, numpy, tfmp
+callback = tfmp.LossScaleCallback()
+import {second}
+for package in ({first}, {second}):
+    model = package.Sequential([package.layers.Dense(1)])
+    model.compile(tfmp.LossScaleOptimizer(package.optimizers.SGD(), tfmp.FixedLossScaleManager(8)), "mse")
+    x = numpy.ones([2, 1])
+    for verbose in (0, 2):
+        history = model.fit(x, x, verbose=verbose, validation_data=(x, x), callbacks=[callback])
+    print(history.history["loss_scale"], isinstance(callback, {first}.callbacks.Callback))
+""")
+    assert output.count("[8.0] True") == 2
+
+
+@pytest.mark.skipif("tf_keras" not in _KERASES, reason="needs tf_keras")
+def test_user_of_tf_keras_alone_loads_no_other_keras() -> None:
+    _python(
+        "import sys, tensorflow, tfmp; tfmp.LossScaleCallback; assert 'keras' not in sys.modules",
+        TF_USE_LEGACY_KERAS="1",
+    )
