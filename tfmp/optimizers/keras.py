@@ -41,10 +41,16 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     name: str
     inner_optimizer: Any
     add_variable: Callable[..., Any]
+    variables: Any
 
     def _set_up(
         self, loss_scale_manager: LossScaleManager, is_distributed: bool, overflow_detector: OverflowDetector | None
     ) -> None:
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise ValueError(
+                "Keras' optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
+                "tf.compat.v1.train.Optimizer in graphs."
+            )
         self._loss_scale_manager = validated_manager(loss_scale_manager)
         self._is_distributed = is_distributed
         self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
@@ -89,6 +95,11 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         Returns:
             The gradients in true magnitude, in float32 or float64.
         """
+        if self._last_call is None:
+            _logger.warning(
+                "gradients are unscaled, and the loss was not scaled before: differentiate what get_scaled_loss "
+                "returns, not the loss itself."
+            )
         self._last_call = "get_unscaled_gradients"
         return self._scaler.unscale(grads)
 
@@ -102,6 +113,24 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             var_names: Parts of names to exclude.
         """
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Set the values of `variables`, those of the inner optimizer included.
+
+        Args:
+            weights: The values, in the order of `variables`.
+
+        Raises:
+            ValueError: There are more or fewer values than variables, as there are before `build`.
+        """
+        variables = self.variables
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"the optimizer has {len(variables)} variables, got {len(weights)} values: build it first, for the "
+                "weights that it trains."
+            )
+        for variable, value in zip(variables, weights, strict=True):
+            variable.assign(value)
 
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` makes the optimizer of again."""
@@ -170,7 +199,7 @@ def manager_with_keras_rule(initial_scale: float, growth_steps: int) -> Exponent
         growth_steps: Finite steps in a row after which the scale doubles.
     """
     return ExponentialUpdateLossScaleManager(
-        initial_scale, growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
+        nearest_allowed(initial_scale), growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
     )
 
 
@@ -179,11 +208,18 @@ def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -
 
     Args:
         manager: The manager.
-        loss_scale: The scale. Keras' has no bounds: 0 and infinity become the nearest that a manager holds.
+        loss_scale: The scale.
         good_steps: Finite steps since the scale last changed.
     """
     if isinstance(manager, ExponentialUpdateLossScaleManager):
-        within = np.clip(loss_scale, 1, np.finfo(np.float32).max)
-        manager.state.assign(
-            LossScaleState(tf.constant(within, tf.float32), tf.constant(good_steps, tf.int32), tf.constant(0))
-        )
+        scale = tf.constant(nearest_allowed(loss_scale), tf.float32)
+        manager.state.assign(LossScaleState(scale, tf.constant(good_steps, tf.int32), tf.constant(0)))
+
+
+def nearest_allowed(loss_scale: float) -> float:
+    """Return the nearest scale that a manager holds. Keras' has no bounds: 0 becomes 1.
+
+    Args:
+        loss_scale: The scale of Keras' wrapper.
+    """
+    return float(np.clip(loss_scale, 1, np.finfo(np.float32).max))

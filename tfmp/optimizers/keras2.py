@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
+from tfmp.core.managers import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
-from tfmp.optimizers.keras import LossScaleOptimizerKeras, continue_at, manager_with_keras_rule
+from tfmp.optimizers.keras import LossScaleOptimizerKeras, continue_at, manager_with_keras_rule, nearest_allowed
 from tfmp.types import Gradient, Gradients, Loss
 
 
@@ -31,7 +31,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     Raises:
         TypeError: An argument is not of the type asked for.
-        ValueError: TensorFlow 2's behaviour is disabled.
+        ValueError: The manager keeps its state in another optimizer already; or TensorFlow 2's behaviour is disabled.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface it keeps.
     """
@@ -47,11 +47,14 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         name: str = "LossScaleOptimizer",
     ) -> None:
         self._validate(inner_optimizer)
-        # The parent's count of iterations is never used.
-        self._keras.optimizers.Optimizer.__init__(self, name=name)
         self._inner_optimizer = inner_optimizer
+        # It assigns to what is the inner optimizer's.
+        ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
+        self._keras.optimizers.Optimizer.__init__(self, name=name, **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
         self._set_up(loss_scale_manager, is_distributed, overflow_detector)
+        # Now, and not in `build`: a checkpoint that is restored before finds them.
+        self._loss_scale_manager.store_in(self._add_state_variable)
 
     @property
     def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
@@ -77,24 +80,38 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         self.inner_optimizer.learning_rate = learning_rate
 
     @property
+    def use_ema(self) -> bool:
+        """Whether the inner optimizer keeps averages of the weights."""
+        return self.inner_optimizer.use_ema
+
+    @use_ema.setter
+    def use_ema(self, use_ema: bool) -> None:
+        self.inner_optimizer.use_ema = use_ema
+
+    @property
+    def ema_momentum(self) -> float:
+        """The momentum of the inner optimizer's averages."""
+        return self.inner_optimizer.ema_momentum
+
+    @ema_momentum.setter
+    def ema_momentum(self, ema_momentum: float) -> None:
+        self.inner_optimizer.ema_momentum = ema_momentum
+
+    @property
     def variables(self) -> list[tf.Variable]:
         """The variables of the state, then those of the inner optimizer."""
         variables = self._keras.optimizers.Optimizer.variables.fget(self)
+        # The parent's count of iterations, which is never used, and has the name of the inner optimizer's.
+        del variables[0]
         variables.extend(self.inner_optimizer.variables)
         return variables
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Make the variables of the state and of the inner optimizer.
+        """Make the variables of the inner optimizer.
 
         Args:
             var_list: The variables to train.
-
-        Raises:
-            ValueError: The manager keeps its state in another optimizer already.
         """
-        if not getattr(self, "_built", False):
-            self._loss_scale_manager.store_in(self._add_state_variable)
-            self._built = True
         self.inner_optimizer.build(var_list)
 
     def compute_gradients(
@@ -114,8 +131,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         with tape:
             scaled = self.get_scaled_loss(loss)
         grads_and_vars = self.inner_optimizer.compute_gradients(scaled, var_list, tape=tape)
-        grads, variables = zip(*grads_and_vars, strict=True)
-        return list(zip(self.get_unscaled_gradients(grads), variables, strict=True))
+        grads = self.get_unscaled_gradients([grad for grad, _ in grads_and_vars])
+        return [(grad, variable) for grad, (_, variable) in zip(grads, grads_and_vars, strict=True)]
 
     def aggregate_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]
@@ -193,6 +210,21 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
         }
 
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "LossScaleOptimizerKeras":
+        """Make an optimizer from what `get_config` returned.
+
+        Args:
+            config: The configuration.
+            custom_objects: Classes that are not registered, by their names.
+        """
+        # The legacy formats, .h5 among them, find no class by the module or the package that it is registered with.
+        known = (*vars(cls._keras.optimizers).values(), FixedLossScaleManager, ExponentialUpdateLossScaleManager)
+        by_name = {value.__name__: value for value in known if isinstance(value, type)}
+        return super().from_config(config, by_name | (custom_objects or {}))
+
     @property
     def _setting_of_keras(self) -> NoReturn:
         raise AttributeError("this describes the rule of Keras' own wrapper: ask the loss-scale manager instead.")
@@ -201,10 +233,12 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizerKeras2":  # noqa: ANN401 - of either package
-        if not optimizer.dynamic:
-            return cls(optimizer.inner_optimizer, FixedLossScaleManager(optimizer.initial_scale))
-        manager = manager_with_keras_rule(optimizer.initial_scale, optimizer.dynamic_growth_steps)
-        continue_at(manager, float(optimizer.loss_scale), int(optimizer.dynamic_counter))
+        manager: LossScaleManager
+        if optimizer.dynamic:
+            manager = manager_with_keras_rule(optimizer.initial_scale, optimizer.dynamic_growth_steps)
+            continue_at(manager, float(optimizer.loss_scale), int(optimizer.dynamic_counter))
+        else:
+            manager = FixedLossScaleManager(nearest_allowed(optimizer.initial_scale))
         return cls(optimizer.inner_optimizer, manager, iterations_include_skipped_steps=True)
 
     def _count_skipped_step(self, finite: tf.Tensor) -> tf.Operation:
@@ -228,9 +262,4 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             raise TypeError(
                 f"inner_optimizer must be a {keras.__name__}.optimizers.Optimizer, got {inner_optimizer!r} of type "
                 f"{type(inner_optimizer).__name__}."
-            )
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            raise ValueError(
-                "Keras 2's optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
-                "tf.compat.v1.train.Optimizer in graphs."
             )

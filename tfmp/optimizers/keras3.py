@@ -34,7 +34,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     Raises:
         TypeError: An argument is not of the type asked for.
-        ValueError: The inner optimizer scales losses itself; or Keras runs on another backend than TensorFlow.
+        ValueError: The manager keeps its state in another optimizer already; the inner optimizer scales losses itself;
+            Keras runs on another backend than TensorFlow; or TensorFlow 2's behaviour is disabled.
 
     Example:
         >>> import keras, tfmp
@@ -68,17 +69,15 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
         self._set_up(loss_scale_manager, is_distributed, overflow_detector)
+        # Now, and not in `build`: a checkpoint that is restored before finds them.
+        self._loss_scale_manager.store_in(self._add_state_variable)
 
     def build(self, var_list: Sequence[keras.Variable]) -> None:
-        """Make the variables of the state and of the inner optimizer.
+        """Make the variables of the inner optimizer.
 
         Args:
             var_list: The variables to train.
-
-        Raises:
-            ValueError: The manager keeps its state in another optimizer already.
         """
-        self._loss_scale_manager.store_in(self._add_state_variable)
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
 

@@ -1,0 +1,177 @@
+"""Trains a model on the replicas of a strategy, each fed inputs of its own, and tells the state after every step.
+
+Run as a program it is one process of such a training, and prints the states:
+
+    PYTHONPATH=. python tests/optimizers/replica_training.py tf_keras mirrored ours random loop fit
+    PYTHONPATH=. TF_CONFIG=... python tests/optimizers/replica_training.py keras workers stock last fit
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+import tfmp
+
+#: The values of variables, a list for each replica of this process.
+State: TypeAlias = list[list[Any]]
+
+#: Which of two replicas overflow.
+OVERFLOWS = {"none": (), "first": (0,), "last": (1,), "both": (0, 1)}
+
+
+def inputs(overflow: str) -> np.ndarray:
+    """Return what two replicas are fed, a row for each step: powers of two, so that sums are exact.
+
+    Args:
+        overflow: A key of `OVERFLOWS`: the second of four steps overflows so. Or "random": 200 steps, where each
+            replica overflows at every fifth on average.
+    """
+    if overflow == "random":
+        chances = {0.25: 0.3, 0.5: 0.3, -1.0: 0.2, math.inf: 0.1, math.nan: 0.1}
+        return np.random.default_rng(0).choice(list(chances), [200, 2], p=list(chances.values()))
+    fed = np.ones([4, 2])
+    fed[1, list(OVERFLOWS[overflow])] = math.inf
+    return fed
+
+
+def ours(inner_optimizer: Any, **options: Any) -> tfmp.LossScaleOptimizer:
+    """Wrap an optimizer, with a scale that changes often."""
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 2, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
+    return tfmp.LossScaleOptimizer(inner_optimizer, manager, **options)
+
+
+def values(strategy: tf.distribute.Strategy, variables: list[Any]) -> State:
+    """Return the variables' values on each replica of this process."""
+    # A variable of Keras 3 holds TensorFlow's.
+    of_tensorflow = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
+    parts = map(strategy.experimental_local_results, of_tensorflow)
+    return [[part.numpy().tolist() for part in replica] for replica in zip(*parts, strict=True)]
+
+
+class ReplicaTraining:
+    """A model of one kernel, whose gradient is the mean input, and one bias, whose gradient is always 1.
+
+    Args:
+        keras: The Keras.
+        strategy: Where to train. Each of two replicas gets an input of its own; a single one gets both.
+        wrap: Makes the optimizer around an inner one.
+    """
+
+    def __init__(self, keras: ModuleType, strategy: tf.distribute.Strategy, wrap: Callable[[Any], Any] = ours) -> None:
+        self._keras = keras
+        self._strategy = strategy
+        with strategy.scope():
+            self.model = _model(keras)
+            self.opt = wrap(keras.optimizers.Adam(0.125))
+            self.model.compile(self.opt)
+
+    def state(self) -> State:
+        """Return the kernel, the bias and all that the optimizer keeps."""
+        return values(self._strategy, [*self.model.weights, *self.opt.variables])
+
+    def by_loop(self, inputs: np.ndarray, *, unscale: bool = False, compiled: bool = True) -> Iterator[State]:
+        """Train by a loop of one's own, and yield the state after each step.
+
+        Args:
+            inputs: What the replicas are fed, a row for each step.
+            unscale: Go the way of `get_scaled_loss` and `get_unscaled_gradients`, not that of `scale_loss`.
+            compiled: Run the step as a `tf.function`.
+        """
+        weights = self.model.trainable_variables
+        with self._strategy.scope():
+            self.opt.build(weights)
+
+        def on_replica(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self.model(x)) / inputs.shape[1]
+                scaled = self.opt.get_scaled_loss(loss) if unscale else self.opt.scale_loss(loss)
+            grads = tape.gradient(scaled, weights)
+            if unscale:
+                grads = self.opt.get_unscaled_gradients(grads)
+            self.opt.apply_gradients(zip(grads, weights, strict=True))
+
+        def step(x: tf.Tensor) -> None:
+            self._strategy.run(on_replica, args=(x,))
+
+        run = tf.function(step) if compiled else step
+        for x in self._dataset(inputs):
+            run(x)
+            yield self.state()
+
+    def by_fit(self, inputs: np.ndarray) -> list[State]:
+        """Train by `fit`, and return the states after each step.
+
+        Args:
+            inputs: What the replicas are fed, a row for each step.
+        """
+        states: list[State] = []
+        record = self._keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: states.append(self.state())
+        )
+        settings = {"steps_per_epoch": len(inputs), "shuffle": False, "verbose": 0}
+        self.model.fit(self._dataset(inputs), callbacks=[record], **settings)
+        return states
+
+    def _dataset(self, inputs: np.ndarray) -> Any:
+        # Not from `experimental_distribute_dataset`: here it is known which worker gets which row.
+        def of_process(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            rows = tf.data.Dataset.from_tensor_slices(np.float32(inputs).reshape(-1, 1))
+            rows = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
+            return rows.batch(context.get_per_replica_batch_size(inputs.shape[1]))
+
+        return self._strategy.distribute_datasets_from_function(of_process)
+
+
+def _model(keras: ModuleType) -> Any:
+    # Keras 3 has no `fit` on several workers (keras#20585; 3.15.1), but for batches of a single tensor, so that the
+    # loss must come from the model; and for results of a step that have an axis, over which it takes their mean.
+    class MeanAsLoss(keras.layers.Layer):  # type: ignore[name-defined]
+        def call(self, outputs: tf.Tensor) -> tf.Tensor:
+            self.add_loss(tf.reduce_mean(outputs))
+            return outputs
+
+    class Model(keras.Sequential):  # type: ignore[name-defined]
+        def train_step(self, data: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {name: tf.reshape(result, [1]) for name, result in super().train_step(data).items()}
+
+    return Model([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones"), MeanAsLoss()])
+
+
+def _strategy(name: str) -> tf.distribute.Strategy:
+    if name == "workers":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("keras", choices=["keras", "tf_keras"])
+    parser.add_argument("strategy", choices=["mirrored", "workers"])
+    parser.add_argument("wrapper", choices=["ours", "stock"])
+    parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
+    parser.add_argument("ways", choices=["loop", "fit"], nargs="+")
+    args = parser.parse_args()
+
+    keras = importlib.import_module(args.keras)
+    strategy = _strategy(args.strategy)
+    stock = functools.partial(keras.mixed_precision.LossScaleOptimizer, initial_scale=1024, dynamic_growth_steps=2)
+    for way in args.ways:
+        training = ReplicaTraining(keras, strategy, ours if args.wrapper == "ours" else stock)
+        unscale = not hasattr(training.opt, "scale_loss")
+        fed = inputs(args.overflow)
+        for state in training.by_loop(fed, unscale=unscale) if way == "loop" else training.by_fit(fed):
+            print(f"STATE {way}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the wrapper refuses, in every Keras."""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, wrap
+
+import tfmp
+
+
+def _manager() -> tfmp.LossScaleManager:
+    return tfmp.FixedLossScaleManager(8)
+
+
+@for_every_keras()
+def test_kerass_own_wrapper_is_not_wrapped(keras: ModuleType) -> None:
+    with pytest.raises(
+        ValueError, match=r"a LossScaleOptimizer already: .* or call tfmp\.LossScaleOptimizer\.from_keras"
+    ):
+        wrap(keras.mixed_precision.LossScaleOptimizer(optimizer(keras)))
+
+
+@for_every_keras()
+def test_wrapping_twice_is_refused(keras: ModuleType) -> None:
+    with pytest.raises(ValueError, match="scale the loss twice"):
+        wrap(wrap(optimizer(keras)))
+
+
+@for_every_keras()
+def test_class_is_no_optimizer(keras: ModuleType) -> None:
+    with pytest.raises(
+        TypeError, match=r"opt must be .* an optimizer of Keras or tf_keras, got .* of type builtins\.type"
+    ):
+        wrap(keras.optimizers.SGD)
+
+
+@pytest.mark.parametrize("bad", [None, 8, "dynamic", tfmp.FixedLossScaleManager])
+@for_every_keras()
+def test_what_is_no_manager_is_refused(keras: ModuleType, bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a tfmp\.LossScaleManager, got .*FixedLossScaleManager\(scale\)"):
+        tfmp.LossScaleOptimizer(optimizer(keras), bad)
+
+
+@for_every_keras()
+def test_what_is_no_detector_is_refused(keras: ModuleType) -> None:
+    with pytest.raises(TypeError, match="must be an object with a method all_finite"):
+        tfmp.LossScaleOptimizer(optimizer(keras), _manager(), overflow_detector=65504)
+
+
+@pytest.mark.parametrize(
+    "manager", [_manager, lambda: tfmp.ExponentialUpdateLossScaleManager(8, 2)], ids=["fixed", "exponential"]
+)
+@for_every_keras()
+def test_manager_of_another_optimizer_is_refused(keras: ModuleType, manager: Any) -> None:
+    shared = manager()
+    tfmp.LossScaleOptimizer(optimizer(keras), shared)
+    with pytest.raises(ValueError, match="in another Keras optimizer already: make a manager for each"):
+        tfmp.LossScaleOptimizer(optimizer(keras), shared)
+
+
+@for_every_keras()
+def test_distribution_without_a_strategy_is_refused(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), _manager(), is_distributed=True)
+    with pytest.raises(ValueError, match=r"is_distributed=True, and no tf\.distribute strategy is active"):
+        take_step(opt, kernel_and_bias(keras), [tf.ones([2, 2]), tf.ones([2])])
+
+
+@for_every_keras()
+def test_loss_of_integers_is_refused(keras: ModuleType) -> None:
+    opt = wrap(optimizer(keras))
+    for scale in (opt.scale_loss, opt.get_scaled_loss):
+        with pytest.raises(TypeError, match="the loss must be of a floating-point type, got int32"):
+            scale(tf.constant(1))
+
+
+@for_every_keras()
+def test_optimizer_that_is_not_wrapped_cannot_be_taken_over(keras: ModuleType) -> None:
+    with pytest.raises(TypeError, match=r"got .*SGD.* wrap any other by tfmp\.LossScaleOptimizer"):
+        tfmp.LossScaleOptimizer.from_keras(optimizer(keras))
+
+
+@for_every_keras()
+def test_wrapper_of_tfmp_need_not_be_taken_over(keras: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"a tfmp\.LossScaleOptimizer already: use it as it is"):
+        tfmp.LossScaleOptimizer.from_keras(wrap(optimizer(keras)))
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_legacy_optimizer_is_refused_wrapped_or_not(keras: ModuleType) -> None:
+    legacy = keras.optimizers.legacy.SGD()
+    with pytest.raises(TypeError, match=r"of type .*legacy.*SGD: take it from keras\.optimizers, without legacy"):
+        wrap(legacy)
+    with pytest.raises(TypeError, match=r"of type .*legacy.*SGD: take it from keras\.optimizers, without legacy"):
+        tfmp.LossScaleOptimizer.from_keras(keras.mixed_precision.LossScaleOptimizer(legacy))
+
+
+@pytest.mark.graph
+@for_every_keras()
+def test_graph_mode_is_refused(keras: ModuleType) -> None:
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match="need TensorFlow 2's behaviour, which is disabled"),
+    ):
+        wrap(optimizer(keras))

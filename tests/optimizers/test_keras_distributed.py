@@ -1,0 +1,176 @@
+"""The wrapper around Keras optimizers on several replicas: one decision for all."""
+
+import math
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras
+from replica_training import OVERFLOWS, ReplicaTraining, inputs, ours, values
+
+import tfmp
+
+
+def _on_one_device(keras: ModuleType, inputs: np.ndarray) -> list[Any]:
+    """Return what each of two replicas should hold after every step."""
+    return [state * 2 for state in ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs)]
+
+
+@for_every_keras()
+@pytest.mark.parametrize(
+    ("overflow", "compiled"),
+    [*((overflow, True) for overflow in OVERFLOWS), ("last", False)],
+    ids=[*OVERFLOWS, "last-eager"],
+)
+def test_overflow_on_any_replica_skips_all(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, overflow: str, compiled: bool
+) -> None:
+    training = ReplicaTraining(keras, two_replicas)
+    states = list(training.by_loop(inputs(overflow), compiled=compiled))
+    assert all(first == second for first, second in states)
+    kernels_and_biases = [first[:2] for first, _ in states]
+    skipped = int(overflow != "none")
+    assert [before == after for before, after in pairwise(kernels_and_biases)] == [skipped, False, False]
+    opt = training.opt
+    assert (int(opt.applied_steps), int(opt.skipped_steps)) == (4 - skipped, skipped)
+    assert values(two_replicas, [opt.iterations]) == [[4 - skipped]] * 2
+
+
+@for_every_keras()
+@pytest.mark.parametrize("overflow", OVERFLOWS)
+def test_fit_skips_on_all_replicas(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, overflow: str
+) -> None:
+    with two_replicas.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile(ours(keras.optimizers.Adam(0.125)), "mse")
+    before = values(two_replicas, model.weights)
+    # A batch of four gives two rows to each replica.
+    x = np.ones([4, 1], np.float32)
+    x[[2 * replica for replica in OVERFLOWS[overflow]]] = math.inf
+    model.fit(x, np.zeros([4, 1]), batch_size=4, shuffle=False, verbose=0)
+    first, second = values(two_replicas, model.weights)
+    assert first == second
+    assert np.isfinite(first[0]).all()
+    assert ([first, second] == before) is (overflow != "none")
+    assert int(model.optimizer.skipped_steps) == (overflow != "none")
+
+
+@for_every_keras()
+@pytest.mark.parametrize("way", ["scale_loss", "get_scaled_loss", "fit"])
+def test_replicas_stay_one_through_200_random_overflows(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, way: str
+) -> None:
+    training, fed = ReplicaTraining(keras, two_replicas), inputs("random")
+    states = training.by_fit(fed) if way == "fit" else list(training.by_loop(fed, unscale=way == "get_scaled_loss"))
+    assert states == _on_one_device(keras, fed)
+    applied = int(np.isfinite(fed).all(axis=1).sum())
+    assert (int(training.opt.applied_steps), int(training.opt.skipped_steps)) == (applied, 200 - applied)
+
+
+@for_every_keras()
+@pytest.mark.parametrize("overflow", OVERFLOWS)
+def test_sparse_gradients_of_all_replicas_are_applied_or_none(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, overflow: str
+) -> None:
+    kinds = []
+
+    class Detector(tfmp.NonFiniteDetector):
+        def all_finite(self, grads: Any, loss_scale: tf.Tensor) -> tf.Tensor:
+            kinds.extend(map(type, grads))
+            return super().all_finite(grads, loss_scale)
+
+    with two_replicas.scope():
+        embedding = keras.layers.Embedding(4, 1, embeddings_initializer="ones")
+        model = keras.Sequential([keras.Input([], dtype="int32"), embedding])
+        opt = ours(keras.optimizers.SGD(0.5), overflow_detector=Detector())
+        model.compile(opt, loss=lambda target, output: target * output)
+    target = np.ones([4, 1], np.float32)
+    target[[2 * replica for replica in OVERFLOWS[overflow]]] = math.inf
+    # Row 1 is on both replicas.
+    model.fit(np.int32([0, 1, 1, 2]), target, batch_size=4, shuffle=False, verbose=0)
+    rows = [1, 1, 1, 1] if OVERFLOWS[overflow] else [0.875, 0.75, 0.875, 1]
+    assert values(two_replicas, model.weights) == [[[[row] for row in rows]]] * 2
+    assert set(kinds) == {tf.IndexedSlices}
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_skipped_steps_may_move_iterations_on_all_replicas(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    fed = inputs("random")[:40]
+    training = ReplicaTraining(keras, two_replicas, lambda inner: ours(inner, iterations_include_skipped_steps=True))
+    for step, state in enumerate(training.by_loop(fed), 1):
+        assert values(two_replicas, [training.opt.iterations]) == [[step], [step]]
+        assert state[0] == state[1]
+    assert int(training.opt.applied_steps) == np.isfinite(fed).all(axis=1).sum()
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_averages_and_clipping_of_the_inner_optimizer_are_those_of_one_device(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    def wrap(inner: Any) -> tfmp.LossScaleOptimizer:
+        options = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3, "global_clipnorm": 0.5}
+        return ours(type(inner)(0.125, weight_decay=0.25, **options))
+
+    fed = inputs("random")[:40]
+    on_one_device = ReplicaTraining(keras, tf.distribute.get_strategy(), wrap).by_fit(fed)
+    assert list(ReplicaTraining(keras, two_replicas, wrap).by_loop(fed)) == [state * 2 for state in on_one_device]
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_gradients_that_the_loop_summed_are_not_summed_again(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        weight = tf.Variable(1.0)
+        opt = ours(keras.optimizers.SGD(0.5))
+        opt.build([weight])
+
+    def on_replica(grad: tf.Tensor) -> None:
+        [grad] = opt.get_unscaled_gradients([grad * opt.loss_scale])
+        total = tf.distribute.get_replica_context().all_reduce("SUM", grad)
+        opt.apply_gradients([(total, weight)], skip_gradients_aggregation=True)
+
+    for grads in ((0.25, 0.5), (math.inf, 0.5), (0.5, math.nan)):
+        each = two_replicas.experimental_distribute_values_from_function(
+            lambda context, grads=grads: tf.constant(grads[context.replica_id_in_sync_group])
+        )
+        tf.function(two_replicas.run)(on_replica, args=(each,))
+        assert values(two_replicas, [weight]) == [[0.625], [0.625]]
+    assert int(opt.skipped_steps) == 2
+
+
+@for_every_keras()
+def test_strategy_of_one_device_changes_nothing(keras: ModuleType) -> None:
+    strategy, fed = tf.distribute.OneDeviceStrategy("cpu:1"), inputs("random")[:40]
+    without = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(fed)
+    assert ReplicaTraining(keras, strategy).by_fit(fed) == without
+    assert list(ReplicaTraining(keras, strategy).by_loop(fed)) == without
+
+
+@for_every_keras()
+@pytest.mark.parametrize("way", ["loop", "fit"])
+def test_untested_strategy_is_refused_by_name(keras: ModuleType, way: str) -> None:
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0")
+    training = ReplicaTraining(keras, strategy)
+    before = training.model.get_weights()
+    train = training.by_fit if way == "fit" else training.by_loop
+    with pytest.raises(NotImplementedError, match=f"does not support {type(strategy).__name__}: use MirroredStrategy"):
+        list(train(inputs("none")))
+    assert training.model.get_weights() == before
+
+
+@for_every_keras()
+def test_step_outside_the_replicas_is_refused(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    training = ReplicaTraining(keras, two_replicas)
+    weights = training.model.trainable_variables
+    with (
+        two_replicas.scope(),
+        pytest.raises(RuntimeError, match=r"cross-replica context of MirroredStrategy: call .* inside strategy\.run"),
+    ):
+        training.opt.apply_gradients([(tf.ones_like(weight), weight) for weight in weights])

@@ -1,0 +1,193 @@
+"""Loops of the user's own around every Keras: whichever way they go, they train alike."""
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import pytest
+import tensorflow as tf
+from kerases import (
+    SCALE,
+    fit_linear,
+    for_every_keras,
+    kernel_and_bias,
+    linear_model,
+    optimizer,
+    take_step,
+    values,
+    variable,
+    wrap,
+)
+
+# Takes one step, given the optimizer, the variables and a function that returns the loss.
+_Way: TypeAlias = Callable[[Any, list[Any], Callable[[], tf.Tensor]], None]
+
+
+def _scale_loss(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    with tf.GradientTape() as tape:
+        scaled = opt.scale_loss(loss_fn())
+    opt.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
+
+
+def _get_scaled_loss(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    with tf.GradientTape() as tape:
+        scaled = opt.get_scaled_loss(loss_fn())
+    grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
+    # Far above any norm here, but for those of overflows.
+    grads, _ = tf.clip_by_global_norm(grads, 2.0**20)
+    opt.apply_gradients(zip(grads, variables, strict=True))
+
+
+def _get_scaled_loss_of_function(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    with tf.GradientTape() as tape:
+        scaled = opt.get_scaled_loss(loss_fn)()
+    grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
+    opt.apply_gradients(zip(grads, variables, strict=True))
+
+
+def _scale_loss_and_unscale(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    with tf.GradientTape() as tape:
+        scaled = opt.scale_loss(loss_fn())
+    grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
+    opt.apply_gradients(zip(grads, variables, strict=True))
+
+
+def _minimize_function(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    opt.minimize(loss_fn, variables)
+
+
+def _minimize_tensor(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    with tf.GradientTape() as tape:
+        loss = loss_fn()
+    opt.minimize(loss, variables, tape=tape)
+
+
+def _compute_gradients(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    opt.apply_gradients(opt.compute_gradients(loss_fn, variables))
+
+
+def _apply(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+    with tf.GradientTape() as tape:
+        scaled = opt.scale_loss(loss_fn())
+    opt.apply(tape.gradient(scaled, variables), variables)
+
+
+def _check(keras: ModuleType, way: _Way, compiled: bool) -> None:
+    """Check that a loop leaves the variables as if it had no wrapper and were not shown what overflows."""
+    inner, plain = optimizer(keras, "Adam"), optimizer(keras, "Adam")
+    opt = wrap(inner)
+    wrapped_variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
+
+    def step(factor: tf.Tensor) -> None:
+        kernel, bias = wrapped_variables
+        way(opt, wrapped_variables, lambda: factor * tf.reduce_sum(kernel * kernel) + tf.reduce_sum(factor * bias))
+
+    run = tf.function(step) if compiled else step
+    for factor in (1.0, math.inf, 0.5, -math.inf, math.nan, -2.0):
+        run(tf.constant(factor))
+        if math.isfinite(factor):
+            kernel, bias = plain_variables
+            take_step(plain, plain_variables, [2 * factor * kernel, factor * tf.ones_like(bias)])
+        assert values([*wrapped_variables, *inner.variables]) == values([*plain_variables, *plain.variables])
+    assert (float(opt.loss_scale), int(opt.iterations), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        _scale_loss,
+        _get_scaled_loss,
+        _get_scaled_loss_of_function,
+        _scale_loss_and_unscale,
+        _minimize_function,
+        _minimize_tensor,
+    ],
+)
+@for_every_keras()
+def test_every_way_trains_alike(keras: ModuleType, way: _Way, compiled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    _check(keras, way, compiled)
+    assert not [record for record in caplog.records if record.name == "tfmp"]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@for_every_keras("keras3")
+def test_apply_trains_alike(keras: ModuleType, compiled: bool) -> None:
+    _check(keras, _apply, compiled)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@for_every_keras("keras2", "tf_keras")
+def test_compute_gradients_trains_alike(keras: ModuleType, compiled: bool) -> None:
+    _check(keras, _compute_gradients, compiled)
+
+
+@for_every_keras()
+def test_clipping_in_between_sees_true_magnitudes(keras: ModuleType) -> None:
+    weight = variable(keras, [1, 2, 3, 4])
+    opt = wrap(optimizer(keras))
+    with tf.GradientTape() as tape:
+        scaled = opt.get_scaled_loss(tf.reduce_sum(weight * 2.0))
+    grads, norm = tf.clip_by_global_norm(opt.get_unscaled_gradients(tape.gradient(scaled, [weight])), 1.0)
+    opt.apply_gradients(zip(grads, [weight], strict=True))
+    assert float(norm) == 4
+    assert weight.numpy().tolist() == [0.75, 1.75, 2.75, 3.75]
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+
+
+@for_every_keras()
+def test_gradients_that_nobody_unscaled_are_applied_with_a_warning(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = variable(keras, [1, 2])
+    opt = wrap(optimizer(keras))
+    opt.get_scaled_loss(tf.constant(1.0))
+    opt.apply_gradients([(tf.constant([SCALE, 0]), weight)])
+    (warning,) = _warnings(caplog)
+    assert "applied as they are, and get_unscaled_gradients was not called before" in warning
+    assert weight.numpy().tolist() == [1 - 0.5 * SCALE, 2]
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_loss_that_nobody_scaled_is_trained_with_a_warning(keras: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    weight = variable(keras, [1, 2])
+    opt = wrap(optimizer(keras))
+    opt.apply_gradients([(tf.constant([1.0, 0.0]), weight)])
+    (warning,) = _warnings(caplog)
+    assert "applied as they are, and get_scaled_loss was not called before" in warning
+    assert weight.numpy().tolist() == [0.5, 2]
+
+
+@for_every_keras("keras3")
+def test_gradients_count_as_scaled_where_nothing_was_called_before(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = variable(keras, [1, 2])
+    opt = wrap(optimizer(keras))
+    opt.apply_gradients([(tf.constant([SCALE, 0]), weight)])
+    assert weight.numpy().tolist() == [0.5, 2]
+    assert not _warnings(caplog)
+
+
+@for_every_keras()
+def test_unscaling_gradients_of_a_loss_that_nobody_scaled_warns(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrap(optimizer(keras)).get_unscaled_gradients([tf.constant([1.0])])
+    (warning,) = _warnings(caplog)
+    assert "the loss was not scaled before" in warning
+
+
+@for_every_keras()
+def test_fit_and_loops_of_either_way_may_alternate(keras: ModuleType) -> None:
+    model = linear_model(keras, wrap(optimizer(keras)))
+    for step, way in enumerate([None, _scale_loss, None, _get_scaled_loss, None, _scale_loss, _get_scaled_loss, None]):
+        if way is None:
+            fit_linear(model, [1])
+        else:
+            way(model.optimizer, model.trainable_variables, lambda: tf.reduce_sum(model(tf.ones([1, 1]))))
+        assert values(model.weights) == [[[-0.5 * (step + 1)]]]

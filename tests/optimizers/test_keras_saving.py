@@ -1,0 +1,244 @@
+"""Saving and resuming models with the wrapper, in every format of every Keras."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import dense_model, for_every_keras, optimizer, state, values, wrap
+
+import tfmp
+
+pytestmark = [
+    # Keras 3 hands its variables to h5py, which asks NumPy for a copy.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
+]
+
+# Saves a model, and returns one with what was saved; the function makes a model to load it into.
+_Make: TypeAlias = Callable[[], Any]
+_Restore: TypeAlias = Callable[[ModuleType, Any, Path, _Make], Any]
+
+_OVERFLOWS = (1, 2, 7)
+# The step, and the good and bad steps that are counted there: one short of moving the scale.
+_SAVED_AT = {"in_a_bad_streak": (2, [0, 1]), "in_a_good_streak": (6, [3, 0])}
+
+
+def _model(keras: ModuleType) -> Any:
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.125, 10)
+    inner = optimizer(keras, "Adam", learning_rate=schedule, use_ema=True)
+    opt = wrap(inner, incr_every_n_steps=4, decr_every_n_nan_or_inf=2)
+    return dense_model(keras, opt, run_eagerly=True)
+
+
+def _train(model: Any, steps: range) -> list[Any]:
+    """Take the steps, of which some overflow; return everything after each."""
+    seen = []
+    for step in steps:
+        x = np.random.default_rng(step).random((8, 3), np.float32)
+        x[0, 0] = np.inf if step in _OVERFLOWS else x[0, 0]
+        model.train_on_batch(x, np.ones([8, 1]))
+        seen.append(values([*model.weights, *model.optimizer.variables]))
+    return seen
+
+
+def _keras_file(keras: ModuleType, model: Any, path: Path, make: _Make) -> Any:
+    model.save(path / "model.keras")
+    return keras.saving.load_model(path / "model.keras")
+
+
+def _weights_file(keras: ModuleType, model: Any, path: Path, make: _Make) -> Any:
+    model.save_weights(path / "model.weights.h5")
+    restored = make()
+    restored.optimizer.build(restored.trainable_variables)
+    restored.load_weights(path / "model.weights.h5")
+    return restored
+
+
+def _checkpoint(keras: ModuleType, model: Any, path: Path, make: _Make) -> Any:
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(path / "checkpoint")
+    restored = make()
+    restored.optimizer.build(restored.trainable_variables)
+    tf.train.Checkpoint(model=restored, optimizer=restored.optimizer).restore(saved).assert_consumed()
+    return restored
+
+
+def _checkpoint_before_build(keras: ModuleType, model: Any, path: Path, make: _Make) -> Any:
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(path / "checkpoint")
+    restored = make()
+    status = tf.train.Checkpoint(model=restored, optimizer=restored.optimizer).restore(saved)
+    restored.optimizer.build(restored.trainable_variables)
+    status.assert_consumed()
+    return restored
+
+
+def _legacy_file(keras: ModuleType, model: Any, path: Path, make: _Make) -> Any:
+    model.save(path / "model.h5")
+    return keras.models.load_model(path / "model.h5")
+
+
+def _tensorflow_weights(keras: ModuleType, model: Any, path: Path, make: _Make) -> Any:
+    model.save_weights(path / "weights")
+    restored = make()
+    restored.load_weights(path / "weights")
+    restored.optimizer.build(restored.trainable_variables)
+    return restored
+
+
+def _check_resuming(keras: ModuleType, restore: _Restore, path: Path, saved_at: str) -> None:
+    at, counts = _SAVED_AT[saved_at]
+    model = _model(keras)
+    _train(model, range(at))
+    assert state(model.optimizer, "good_steps", "bad_steps") == counts
+    resumed = restore(keras, model, path, lambda: _model(keras))
+    assert type(resumed.optimizer) is type(model.optimizer)
+    assert values(resumed.optimizer.variables) == values(model.optimizer.variables)
+    steps = range(at, at + 3)
+    assert _train(resumed, steps) == _train(model, steps)
+
+
+@pytest.mark.parametrize("saved_at", _SAVED_AT)
+@pytest.mark.parametrize("restore", [_keras_file, _weights_file, _checkpoint, _checkpoint_before_build])
+@for_every_keras()
+def test_resumed_run_equals_the_uninterrupted_one(
+    keras: ModuleType, restore: _Restore, saved_at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _check_resuming(keras, restore, tmp_path, saved_at)
+    assert "Inconsistent references" not in caplog.text
+
+
+@pytest.mark.parametrize("saved_at", _SAVED_AT)
+@pytest.mark.parametrize("restore", [_legacy_file, _tensorflow_weights])
+@for_every_keras("keras2", "tf_keras")
+def test_resumed_run_equals_the_uninterrupted_one_in_legacy_formats(
+    keras: ModuleType, restore: _Restore, saved_at: str, tmp_path: Path
+) -> None:
+    _check_resuming(keras, restore, tmp_path, saved_at)
+
+
+@pytest.mark.parametrize("restore", [_keras_file, _weights_file])
+@for_every_keras("keras3")
+def test_every_optimizer_of_a_multi_optimizer_is_resumed(keras: ModuleType, restore: _Restore, tmp_path: Path) -> None:
+    def make() -> Any:
+        return dense_model(keras, wrap(optimizer(keras, "MultiOptimizer")), run_eagerly=True)
+
+    model = make()
+    _train(model, range(3))
+    resumed = restore(keras, model, tmp_path, make)
+    assert _train(resumed, range(3, 6)) == _train(model, range(3, 6))
+
+
+@for_every_keras()
+def test_config_makes_the_same_optimizer_again(keras: ModuleType) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 4, 3, 2, 0.25)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras, "Adam", learning_rate=0.125), manager, name="mine")
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(opt)))
+    for again in (
+        type(opt).from_config(opt.get_config()),
+        keras.saving.deserialize_keras_object(config),
+        keras.optimizers.deserialize(keras.optimizers.serialize(opt)),
+    ):
+        assert type(again) is type(opt)
+        assert again.get_config() == opt.get_config()
+        assert (again.name, float(again.inner_optimizer.learning_rate.numpy())) == ("mine", 0.125)
+        assert again.get_config()["loss_scale_manager"]["config"] == {
+            "init_loss_scale": 1024,
+            "incr_every_n_steps": 4,
+            "decr_every_n_nan_or_inf": 3,
+            "incr_ratio": 2,
+            "decr_ratio": 0.25,
+        }
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_config_tells_whether_skipped_steps_count(keras: ModuleType) -> None:
+    manager = tfmp.FixedLossScaleManager(8)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), manager, iterations_include_skipped_steps=True)
+    assert type(opt).from_config(opt.get_config()).get_config()["iterations_include_skipped_steps"] is True
+
+
+@for_every_keras()
+def test_fixed_manager_is_saved_too(keras: ModuleType, tmp_path: Path) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(256))
+    model = dense_model(keras, opt)
+    _train(model, range(3))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    assert (float(loaded.loss_scale), int(loaded.applied_steps), int(loaded.skipped_steps)) == (256, 1, 2)
+
+
+class _Own(tfmp.LossScaleManager):
+    """A manager such as scripts for tf.contrib have."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self._start = start
+        self._scale = tf.Variable(start, trainable=False)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"start": self._start}
+
+    def get_loss_scale(self) -> tf.Tensor:
+        return self._scale.read_value()
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
+        return self._scale.assign(self._scale / tf.where(finite_grads, 1.0, 4.0))
+
+
+@for_every_keras()
+def test_manager_of_ones_own_is_saved_where_it_is_known(keras: ModuleType, tmp_path: Path) -> None:
+    model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"_Own": _Own})
+    assert float(loaded.optimizer.loss_scale) == 64
+
+
+@for_every_keras()
+def test_checkpoint_holds_the_variables_of_a_manager_of_ones_own(keras: ModuleType, tmp_path: Path) -> None:
+    def make() -> Any:
+        return dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))
+
+    model = make()
+    model.train_on_batch(np.full([1, 3], np.inf), np.ones([1, 1]))
+    restored = _checkpoint(keras, model, tmp_path, make)
+    assert (float(restored.optimizer.loss_scale), int(restored.optimizer.skipped_steps)) == (16, 1)
+
+
+_LOAD = """
+import importlib, json, sys
+import numpy as np
+import tfmp.optimizers.{front_end}
+
+keras = importlib.import_module("{keras}")
+model = keras.saving.load_model(sys.argv[1])
+model.train_on_batch(np.ones([8, 3]), np.ones([8, 1]))
+print(json.dumps([variable.numpy().tolist() for variable in [*model.weights, *model.optimizer.variables]]))
+"""
+
+
+@for_every_keras()
+def test_fresh_process_loads_the_model_once_the_front_end_is_imported(keras: ModuleType, tmp_path: Path) -> None:
+    model = _model(keras)
+    _train(model, range(3))
+    model.save(tmp_path / "model.keras")
+    front_end = type(model.optimizer).__module__.split(".")[-1]
+    code = _LOAD.format(front_end=front_end, keras=keras.__name__)
+    path = str(Path(tfmp.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model.keras")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    model.train_on_batch(np.ones([8, 3]), np.ones([8, 1]))
+    assert json.loads(done.stdout) == values([*model.weights, *model.optimizer.variables])

@@ -1,0 +1,20 @@
+"""The wrapper around Keras optimizers on two workers, which are two processes: one decision for all."""
+
+from pathlib import Path
+from types import ModuleType
+
+import replica_processes
+import tensorflow as tf
+from kerases import for_every_keras
+from replica_training import ReplicaTraining, inputs
+
+
+@for_every_keras()
+def test_two_workers_stay_one_through_200_random_overflows(keras: ModuleType, tmp_path: Path) -> None:
+    finished = replica_processes.run("workers", [keras.__name__, "ours", "random", "loop", "fit"], tmp_path, 120)
+    assert finished.codes == [0, 0], "\n".join(finished.logs)
+    on_one_device = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random"))
+    for way in ("loop", "fit"):
+        first, second = finished.states(way)
+        assert first == second
+        assert first == on_one_device
