@@ -46,15 +46,15 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     def _set_up(
         self, loss_scale_manager: LossScaleManager, is_distributed: bool, overflow_detector: OverflowDetector | None
     ) -> None:
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            raise ValueError(
-                "Keras' optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
-                "tf.compat.v1.train.Optimizer in graphs."
-            )
         self._loss_scale_manager = validated_manager(loss_scale_manager)
         self._is_distributed = is_distributed
         self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
         self._last_call: str | None = None
+        # Now, and not in `build`: a checkpoint that is restored before finds the variables.
+        self._loss_scale_manager.store_in(self._add_state_variable)
+
+    def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
+        raise NotImplementedError
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Multiply a loss by the loss scale, in float32 or float64.
@@ -152,11 +152,17 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             config: The configuration.
             custom_objects: Classes that are not registered, by their names.
         """
+        known = cls._classes_by_name() | (custom_objects or {})
         parts = {
-            name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
+            name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=known)
             for name in ("inner_optimizer", "loss_scale_manager")
         }
         return cls(**{**config, **parts})
+
+    @classmethod
+    def _classes_by_name(cls) -> dict[str, type]:
+        """Return the classes that a saved configuration names, and that Keras would not find."""
+        return {}
 
     def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled_by_default: bool) -> list[Gradient]:
         """Return the gradients that `apply_gradients` was given in true magnitude and in the variables' types."""
@@ -179,6 +185,34 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
                 grads, self._scaler.unscale(grads) if scaled else grads, variables, strict=True
             )
         ]
+
+
+def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:
+    """Say so if an optimizer cannot be wrapped.
+
+    Args:
+        keras: The Keras that it should be of.
+        inner_optimizer: What the user gave.
+
+    Raises:
+        TypeError: It is no optimizer.
+        ValueError: It is a wrapper already; or TensorFlow 2's behaviour is disabled.
+    """
+    if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
+        raise ValueError(
+            "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
+            "tfmp.LossScaleOptimizer.from_keras."
+        )
+    if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"inner_optimizer must be a {keras.__name__}.optimizers.Optimizer, got {inner_optimizer!r} of type "
+            f"{type(inner_optimizer).__name__}."
+        )
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ValueError(
+            "Keras' optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
+            "tf.compat.v1.train.Optimizer in graphs."
+        )
 
 
 def register_managers(keras: ModuleType) -> None:

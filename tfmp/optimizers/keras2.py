@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
-from tfmp.optimizers.keras import LossScaleOptimizerKeras, continue_at, manager_with_keras_rule, nearest_allowed
+from tfmp.optimizers.keras import (
+    LossScaleOptimizerKeras,
+    continue_at,
+    manager_with_keras_rule,
+    nearest_allowed,
+    validate_inner_optimizer,
+)
 from tfmp.types import Gradient, Gradients, Loss
 
 
@@ -46,15 +52,13 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         iterations_include_skipped_steps: bool = False,
         name: str = "LossScaleOptimizer",
     ) -> None:
-        self._validate(inner_optimizer)
+        validate_inner_optimizer(self._keras, inner_optimizer)
         self._inner_optimizer = inner_optimizer
         # It assigns to what is the inner optimizer's.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name, **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
         self._set_up(loss_scale_manager, is_distributed, overflow_detector)
-        # Now, and not in `build`: a checkpoint that is restored before finds them.
-        self._loss_scale_manager.store_in(self._add_state_variable)
 
     @property
     def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
@@ -211,19 +215,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         }
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "LossScaleOptimizerKeras":
-        """Make an optimizer from what `get_config` returned.
-
-        Args:
-            config: The configuration.
-            custom_objects: Classes that are not registered, by their names.
-        """
+    def _classes_by_name(cls) -> dict[str, type]:
         # The legacy formats, .h5 among them, find no class by the module or the package that it is registered with.
         known = (*vars(cls._keras.optimizers).values(), FixedLossScaleManager, ExponentialUpdateLossScaleManager)
-        by_name = {value.__name__: value for value in known if isinstance(value, type)}
-        return super().from_config(config, by_name | (custom_objects or {}))
+        return {value.__name__: value for value in known if isinstance(value, type)}
 
     @property
     def _setting_of_keras(self) -> NoReturn:
@@ -250,16 +245,3 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return self.add_variable(
             shape=(), dtype=initial_value.dtype, initializer=lambda *_: tf.constant(initial_value), name=name
         )
-
-    def _validate(self, inner_optimizer: Any) -> None:  # noqa: ANN401 - of either package
-        keras = self._keras
-        if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
-            raise ValueError(
-                "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
-                "tfmp.LossScaleOptimizer.from_keras."
-            )
-        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-            raise TypeError(
-                f"inner_optimizer must be a {keras.__name__}.optimizers.Optimizer, got {inner_optimizer!r} of type "
-                f"{type(inner_optimizer).__name__}."
-            )

@@ -9,7 +9,13 @@ import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
-from tfmp.optimizers.keras import LossScaleOptimizerKeras, continue_at, manager_with_keras_rule, register_managers
+from tfmp.optimizers.keras import (
+    LossScaleOptimizerKeras,
+    continue_at,
+    manager_with_keras_rule,
+    register_managers,
+    validate_inner_optimizer,
+)
 from tfmp.types import Gradient, Gradients, Loss
 
 register_managers(keras)
@@ -69,8 +75,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
         self._set_up(loss_scale_manager, is_distributed, overflow_detector)
-        # Now, and not in `build`: a checkpoint that is restored before finds them.
-        self._loss_scale_manager.store_in(self._add_state_variable)
 
     def build(self, var_list: Sequence[keras.Variable]) -> None:
         """Make the variables of the inner optimizer.
@@ -179,16 +183,7 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer) -> None:
             f"tfmp works with the TensorFlow backend of Keras, got {keras.backend.backend()!r}: set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )
-    if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
-            "tfmp.LossScaleOptimizer.from_keras."
-        )
-    if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            f"inner_optimizer must be a keras.optimizers.Optimizer, got {inner_optimizer!r} of type "
-            f"{type(inner_optimizer).__name__}."
-        )
+    validate_inner_optimizer(keras, inner_optimizer)
     if inner_optimizer.loss_scale_factor is not None:
         raise ValueError(
             f"inner_optimizer has loss_scale_factor={inner_optimizer.loss_scale_factor!r}: the loss would be scaled "
