@@ -57,7 +57,7 @@ def _outcome(finished: Finished, way: str, fed: np.ndarray) -> str:
         "replicas differ": not all(
             np.array_equal(step, np.broadcast_to(step[:1, :1], step.shape), equal_nan=True) for step in steps
         ),
-        f"hangs (killed after {_SECONDS} s)": None in finished.codes and not any(finished.codes),
+        f"hangs (killed after {_SECONDS} s of silence)": None in finished.codes and not any(finished.codes),
         f"crashes: {_last_error(finished)}": any(finished.codes),
     }
     if any(found.values()):

@@ -1,4 +1,4 @@
-"""Runs `replica_training` as a program, in one process or as two workers on loopback, within a time limit."""
+"""Runs `replica_training` as a program, in one process or as two workers on loopback, and ends it when it hangs."""
 
 import json
 import os
@@ -39,13 +39,13 @@ class Finished(NamedTuple):
 
 
 def run(strategy: str, arguments: list[str], directory: Path, seconds: float) -> Finished:
-    """Run the program, and kill what is left of it when the time is over or one process has failed.
+    """Run the program, and kill what is left of it when it hangs or one process has failed.
 
     Args:
         strategy: "mirrored", which is one process; or "workers", which are two.
         arguments: The program's other arguments.
         directory: Where to write the logs.
-        seconds: How long all may take.
+        seconds: How long all may print nothing. What they take in all depends on the machine's load.
     """
     configs = _configs() if strategy == "workers" else [{}]
     logs = [directory / f"{strategy}_{rank}.log" for rank in range(len(configs))]
@@ -53,7 +53,7 @@ def run(strategy: str, arguments: list[str], directory: Path, seconds: float) ->
     command = [sys.executable, replica_training.__file__, package, strategy, *others]
     processes = [_start(command, config, log) for config, log in zip(configs, logs, strict=True)]
     try:
-        codes = _wait(processes, seconds)
+        codes = _wait(processes, logs, seconds)
     finally:
         for process in processes:
             process.kill()
@@ -80,10 +80,12 @@ def _start(command: list[str], config: dict[str, str], log: Path) -> subprocess.
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> list[int | None]:
-    deadline = time.monotonic() + seconds
+def _wait(processes: list[subprocess.Popen[bytes]], logs: list[Path], seconds: float) -> list[int | None]:
+    printed, since = 0, time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
-        if None not in codes or any(codes) or time.monotonic() > deadline:
+        if None not in codes or any(codes) or time.monotonic() > since + seconds:
             return codes
+        if (size := sum(log.stat().st_size for log in logs)) > printed:
+            printed, since = size, time.monotonic()
         time.sleep(0.1)

@@ -25,13 +25,13 @@ def test_wrapped_training_equals_training_without_wrapper_but_for_overflows(
     inner, plain = optimizer(keras, name, **options), optimizer(keras, name, **options)
     opt = wrap(inner)
     variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
-    for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None, None]):
+    for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
         take_step(opt, variables, gradients(seed, last))
         if last is None:
             take_step(plain, plain_variables, gradients(seed))
         assert values([*variables, *inner.variables]) == values([*plain_variables, *plain.variables])
         assert int(opt.iterations) == int(plain.iterations)
-    assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (SCALE / 8, 4, 3)
+    assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
     opt.finalize_variable_values(variables)
     plain.finalize_variable_values(plain_variables)
     assert values(variables) == values(plain_variables)
