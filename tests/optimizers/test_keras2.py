@@ -118,6 +118,14 @@ def test_lr_is_the_learning_rate(keras: ModuleType) -> None:
 
 
 @for_every_keras2
+def test_iterations_can_be_another_variable(keras: ModuleType) -> None:
+    opt = wrap(optimizer(keras))
+    opt.iterations = tf.Variable(5, dtype=tf.int64)
+    take_step(opt, kernel_and_bias(keras), gradients(0))
+    assert int(opt.inner_optimizer.iterations) == int(opt.iterations) == 6
+
+
+@for_every_keras2
 def test_average_settings_are_the_inner_optimizers(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras, use_ema=True, ema_momentum=0.5))
     assert (opt.use_ema, opt.ema_momentum) == (True, 0.5)

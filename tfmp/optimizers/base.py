@@ -75,7 +75,8 @@ class LossScaleOptimizer:
     def from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
         """Take the place of Keras' own `LossScaleOptimizer`, and go on where it stopped.
 
-        For a model that was saved with it: load the model, in any format, then take over.
+        For a model that was saved with it: load the model, then take over. Keras 2's own wrapper saves its scale with
+        `tf.train.Checkpoint` only, and starts anew from the initial scale otherwise; so does this.
 
         Args:
             optimizer: A `keras.mixed_precision.LossScaleOptimizer`, of any Keras.
