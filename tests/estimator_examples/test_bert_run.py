@@ -3,12 +3,11 @@
 import csv
 import json
 import math
-import os
 import pathlib
 import subprocess
-import sys
 from typing import Any, NoReturn
 
+import example_processes
 import pytest
 import tensorflow as tf
 
@@ -16,7 +15,6 @@ pytest.importorskip("tokenizers")
 
 from estimator_examples.bert import preparation, run_pretraining
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 SMALL = (
     "--vocab_size=300 --hidden_size=32 --num_layers=1 --num_heads=2 --seq_length=32 --batch_size=8 "
     "--dupe_factor=2 --log_every=5 --num_warmup_steps=2 --learning_rate=3e-3"
@@ -28,15 +26,8 @@ needs_estimator = pytest.mark.skipif(
 
 
 def _run(model_dir: pathlib.Path, arguments: str) -> subprocess.CompletedProcess[str]:
-    module = "estimator_examples.bert.run_pretraining"
-    return subprocess.run(
-        [sys.executable, "-m", module, "--model_dir", str(model_dir), *SMALL.split(), *arguments.split()],
-        cwd=REPOSITORY,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    return example_processes.run(
+        "bert.run_pretraining", "--model_dir", str(model_dir), *SMALL.split(), *arguments.split()
     )
 
 

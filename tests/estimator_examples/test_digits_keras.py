@@ -1,12 +1,10 @@
 """The digits example with Keras."""
 
-import os
-import pathlib
 import re
-import subprocess
 import sys
 import types
 
+import example_processes
 import keras
 import numpy as np
 import pytest
@@ -14,22 +12,13 @@ import tensorflow as tf
 
 from estimator_examples import digits_keras
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 KERAS_3 = keras.__version__.startswith("3.")
 
 
 def _summary(*options: str) -> dict[str, str]:
     """Run the example in a process of its own, since it sets up devices, and return its summary."""
     pytest.importorskip("sklearn")
-    done = subprocess.run(
-        [sys.executable, "-m", "estimator_examples.digits_keras", *options],
-        cwd=REPOSITORY,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = example_processes.run("digits_keras", *options)
     assert done.returncode == 0, done.stderr
     _, summary = done.stdout.split("\nSummary\n")
     return dict(re.split(r"  +", line.strip()) for line in summary.splitlines())

@@ -1,12 +1,10 @@
 """The digits example."""
 
-import os
-import pathlib
 import re
-import subprocess
 import sys
 from types import ModuleType
 
+import example_processes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,20 +13,10 @@ from estimator_examples import digits_keras, digits_session
 
 tf1 = tf.compat.v1
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
-
 
 def test_a_short_run_skips_first_and_then_learns() -> None:
     pytest.importorskip("sklearn")
-    done = subprocess.run(
-        [sys.executable, "-m", "estimator_examples.digits_session", "--steps=120"],
-        cwd=REPOSITORY,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = example_processes.run("digits_session", "--steps=120")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"attempt 20: loss 2\.\d+, loss scale 2\^22, applied 0, skipped 20", lines[0])

@@ -1,0 +1,26 @@
+"""Runs an example as its users do: as a program, in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+_REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the examples, for two minutes at most.
+
+    Args:
+        module: Its name below `estimator_examples`.
+        arguments: Its command line.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", f"estimator_examples.{module}", *arguments],
+        cwd=_REPOSITORY,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
