@@ -30,7 +30,7 @@ _ALLOWED = {
     "tfmp.core.scaler": {"tfmp.types", *_CORE} - {"tfmp.core.scaler"},
     "tfmp.optimizers.base": {"tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {"tfmp.optimizers.base", "tfmp.types", *_CORE},
-    "tfmp.optimizers.keras2": {"tfmp.optimizers.keras", "tfmp.types", *_CORE},
+    "tfmp.optimizers.keras2": {"tfmp.optimizers.base", "tfmp.optimizers.keras", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras215": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
     "tfmp.optimizers.keras3": {"tfmp.optimizers.keras", "tfmp.types", *_CORE},
     "tfmp.optimizers.tf_keras": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},

@@ -1,11 +1,14 @@
-"""What it takes for many replicas to act as one: agree on a flag, act on it, act once."""
+"""What it takes for many replicas to act as one: share gradients, agree on a flag, act on it, act once."""
 
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.types import ApplyGradients, Gradients
+from tfmp.types import ApplyGradients, Gradient, Gradients
 
 #: Strategies whose replicas were tested to agree; every other is refused by name.
 _SUPPORTED_STRATEGIES = (
@@ -14,6 +17,7 @@ _SUPPORTED_STRATEGIES = (
     tf.distribute.OneDeviceStrategy,
     tf.compat.v1.distribute.MirroredStrategy,
     tf.compat.v1.distribute.OneDeviceStrategy,
+    tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy,
 )
 
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
@@ -21,6 +25,18 @@ _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
 
 class Distribution(Protocol):
     """How the replicas of one step act together. Every method is called on each replica."""
+
+    def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
+        """Return the mean of the gradients over the replicas, for an optimizer that nobody makes do so.
+
+        Args:
+            grads: The replica's gradients of a scaled loss.
+            names: What to call them; the same on every replica.
+            dtype: The type that dense gradients travel in; by default their own.
+
+        Returns:
+            The means, the same on each replica; the gradients themselves where the optimizer sums them.
+        """
 
     def all_true(self, flag: tf.Tensor) -> tf.Tensor:
         """Return whether the flag is true on every replica, the same answer on each.
@@ -71,12 +87,16 @@ def current_distribution(is_distributed: bool) -> Distribution:
         SingleProcess()
     """
     if not tf.distribute.has_strategy():
-        if is_distributed:
+        if not is_distributed:
+            return SingleProcess()
+        horovod = running_horovod()
+        if horovod is None:
             raise ValueError(
-                "is_distributed=True, and no tf.distribute strategy is active: build the step under a strategy "
-                "(Estimator: RunConfig(train_distribute=...)), or leave is_distributed=False for one device."
+                "is_distributed=True, and nothing distributes: call hvd.init() of horovod.tensorflow before this, or "
+                "build the step under a tf.distribute strategy (Estimator: RunConfig(train_distribute=...)), or leave "
+                "is_distributed=False for one device."
             )
-        return SingleProcess()
+        return Horovod(horovod) if horovod.size() > 1 else SingleProcess()
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, _SUPPORTED_STRATEGIES):
         raise NotImplementedError(
@@ -91,11 +111,64 @@ def current_distribution(is_distributed: bool) -> Distribution:
     return Mirrored()
 
 
+def running_horovod() -> ModuleType | None:
+    """Return the module `horovod.tensorflow` if the program has initialized it.
+
+    Example:
+        >>> running_horovod() is None
+        True
+    """
+    # Whoever runs it has imported it; nobody else need have it.
+    horovod = sys.modules.get("horovod.tensorflow")
+    return horovod if horovod is not None and horovod.is_initialized() else None
+
+
+def is_horovods(module: str) -> bool:
+    """Tell whether a module is of Horovod: its optimizers share gradients themselves.
+
+    Args:
+        module: The module's name.
+
+    Example:
+        >>> is_horovods("horovod.tensorflow"), is_horovods(tf.__name__)
+        (True, False)
+    """
+    return module.partition(".")[0] == "horovod"
+
+
+def called_by_horovod() -> bool:
+    """Tell whether the function that calls this was called by Horovod, whose optimizer then is around ours.
+
+    Nothing else tells a wrapped optimizer what wraps it.
+
+    Example:
+        >>> called_by_horovod()
+        False
+    """
+    frame = inspect.currentframe()
+    caller = frame and frame.f_back and frame.f_back.f_back
+    return caller is not None and is_horovods(caller.f_globals["__name__"])
+
+
+def name_to_share_by(variable: tf.Variable) -> str:
+    """Return what to call a variable's gradient between workers.
+
+    Args:
+        variable: The variable, which has the same name in each.
+    """
+    return "gradient_of_" + variable.name.replace(":", "_")
+
+
 class SingleProcess:
     """One replica, which always agrees with itself."""
 
     def __repr__(self) -> str:
         return "SingleProcess()"
+
+    def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
+        """Return the gradients."""
+        del names, dtype
+        return list(grads)
 
     def all_true(self, flag: tf.Tensor) -> tf.Tensor:
         """Return the flag."""
@@ -120,6 +193,16 @@ class Mirrored:
     def __repr__(self) -> str:
         return "Mirrored()"
 
+    def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
+        """Return the gradients: optimizers sum them over the replicas when they apply them."""
+        del names
+        if dtype is not None:
+            raise NotImplementedError(
+                f"aggregation_dtype={dtype.name!r} is for Horovod: under a tf.distribute strategy the wrapped "
+                "optimizer sums the gradients, in their own type."
+            )
+        return list(grads)
+
     def all_true(self, flag: tf.Tensor) -> tf.Tensor:
         """Return whether the flag is true on every replica."""
         false_count = tf.cast(tf.logical_not(flag), tf.float32)
@@ -139,6 +222,74 @@ class Mirrored:
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         """Call the function in the cross-replica context."""
         return _replica_context().merge_call(lambda strategy: function())
+
+
+class Horovod:
+    """The processes that Horovod connects, each with variables of its own.
+
+    Args:
+        horovod: The module `horovod.tensorflow`, initialized.
+    """
+
+    def __init__(self, horovod: ModuleType) -> None:
+        self._horovod = horovod
+
+    def __repr__(self) -> str:
+        return "Horovod()"
+
+    def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
+        """Return the mean over the processes."""
+        with tf.control_dependencies([self._assert_same_forms(grads, names)]):
+            return [self._mean(grad, name, dtype) for grad, name in zip(grads, names, strict=True)]
+
+    def _mean(self, grad: Gradient, name: str, dtype: tf.DType | None) -> Gradient:
+        if grad is None:
+            return None
+        # Divided before the cast and the sum: neither overflows unless the mean comes near to it.
+        size = _of_each_step(tf.constant(self._horovod.size(), grad.dtype))
+        if isinstance(grad, tf.IndexedSlices):
+            values = self._horovod.allgather(grad.values / size, name=f"{name}_values")
+            indices = self._horovod.allgather(_of_each_step(grad.indices), name=f"{name}_indices")
+            return tf.IndexedSlices(values, indices, grad.dense_shape)
+        part = tf.cast(grad / size, dtype or grad.dtype)
+        return tf.cast(self._horovod.allreduce(part, op=self._horovod.Sum, name=name), grad.dtype)
+
+    def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> tf.Operation:
+        """Stop every process where one has a gradient that another lacks, which would wait for it for ever.
+
+        Nothing of a step is needed to know, so in a graph this is done by the time that there are gradients.
+        """
+        forms = [(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads]
+        ones = _of_each_step(tf.constant(forms, tf.int32))
+        counts = self._horovod.allreduce(ones, op=self._horovod.Sum, name="forms_of_gradients")
+        agreed = tf.logical_or(tf.equal(counts, 0), tf.equal(counts, self._horovod.size()))
+        differs = tf.logical_not(tf.reduce_all(agreed, axis=1))
+        return tf.debugging.Assert(
+            tf.logical_not(tf.reduce_any(differs)),
+            ["the workers differ in which of these are None or IndexedSlices:", tf.boolean_mask(list(names), differs)],
+        )
+
+    def all_true(self, flag: tf.Tensor) -> tf.Tensor:
+        """Return whether the flag is true in every process."""
+        false_count = _of_each_step(tf.cast(tf.logical_not(flag), tf.float32))
+        return tf.equal(self._horovod.allreduce(false_count, op=self._horovod.Sum, name="steps_not_finite"), 0)
+
+    def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
+        """Call `apply_fn` if the flag is true."""
+        return _run_if(flag, lambda: apply_fn(grads))
+
+    def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
+        """Call the function: each process does so for its own variables."""
+        return function()
+
+
+def _of_each_step(value: tf.Tensor) -> tf.Tensor:
+    """Return a number, or a few, as no constant, even where they are always the same.
+
+    Horovod's ops (0.28.1) do not say that they are stateful. That of a constant runs while TensorFlow optimizes a
+    graph, anew for each set of fetches: a process that fetches a summary would wait for ever for those that do not.
+    """
+    return value * tf.cast(tf.timestamp() > 0, value.dtype)
 
 
 def _run_if(flag: tf.Tensor, function: Callable[[], tf.Operation]) -> tf.Operation:

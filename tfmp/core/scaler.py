@@ -1,14 +1,17 @@
 """The one path that a gradient takes, whatever the host."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfmp.core import numerics
-from tfmp.core.distribute import current_distribution
+from tfmp.core.distribute import current_distribution, running_horovod
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.types import ApplyGradients, Gradient, Gradients
+
+_logger = logging.getLogger("tfmp")
 
 #: Not a string, so that TensorFlow does not try to export what the collection holds.
 _MANAGERS_OF_GRAPH = ("tfmp", "managers")
@@ -18,6 +21,7 @@ class LossScaler:
     """Scales losses, unscales gradients, and applies those that are finite everywhere.
 
         scale      loss * scale                          float32
+        share      the mean over the workers, where no optimizer sees to it
         unscale    grads / scale                         float32, true magnitude
         step       grads = reduce_fn(grads)
                    finite = all replicas agree that the detector saw no overflow
@@ -30,6 +34,7 @@ class LossScaler:
         manager: Decides the scale.
         detector: Tells which gradients overflowed.
         is_distributed: Whether the user says that more than one device takes part.
+        aggregation_dtype: The type that gradients travel in between workers; by default their own.
 
     Example:
         >>> import tfmp
@@ -42,10 +47,18 @@ class LossScaler:
         4.0
     """
 
-    def __init__(self, manager: LossScaleManager, detector: OverflowDetector, is_distributed: bool) -> None:
+    def __init__(
+        self,
+        manager: LossScaleManager,
+        detector: OverflowDetector,
+        is_distributed: bool,
+        aggregation_dtype: tf.DType | None = None,
+    ) -> None:
         self._manager = manager
         self._detector = detector
         self._is_distributed = is_distributed
+        self._aggregation_dtype = aggregation_dtype
+        self._told_of_horovod = False
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the loss times the current scale, in float32 or float64.
@@ -54,6 +67,36 @@ class LossScaler:
             loss: The loss, of a floating-point type.
         """
         return numerics.scale(loss, self._manager.get_loss_scale())
+
+    def share(self, grads: Gradients, names: Sequence[str], *, scaled: bool = True) -> list[Gradient]:
+        """Return the mean of the gradients over the workers, if the user says that there are some.
+
+        For an optimizer that does not share gradients itself. In half precision they travel scaled: small ones would
+        be lost otherwise.
+
+        Args:
+            grads: This worker's gradients.
+            names: What to call them; the same on every worker.
+            scaled: Whether they are those of a scaled loss.
+        """
+        distribution = current_distribution(self._is_distributed)
+        self._warn_of_gradients_that_differ()
+        if scaled or self._aggregation_dtype is None:
+            return distribution.mean(grads, names, self._aggregation_dtype)
+        scale_up = [numerics.map_values(self.scale, grad) for grad in grads]
+        return self.unscale(distribution.mean(scale_up, names, self._aggregation_dtype))
+
+    def _warn_of_gradients_that_differ(self) -> None:
+        horovod = running_horovod()
+        if self._is_distributed or self._told_of_horovod or horovod is None or horovod.size() == 1:
+            return
+        # Once: eager code comes here at every step.
+        self._told_of_horovod = True
+        _logger.warning(
+            "Horovod runs %d processes, and nothing averages the gradients over them: pass is_distributed=True to "
+            "tfmp.LossScaleOptimizer, or wrap the optimizer in hvd.DistributedOptimizer.",
+            horovod.size(),
+        )
 
     def unscale(self, grads: Gradients) -> list[Gradient]:
         """Return the gradients in true magnitude, in float32 or float64.

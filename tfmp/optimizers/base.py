@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core import numerics
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
 
@@ -22,11 +23,14 @@ class LossScaleOptimizer:
         opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras (where the
             argument is called `inner_optimizer`, as in Keras).
         loss_scale_manager: Decides the scale, a `tfmp.LossScaleManager`.
-        is_distributed: Whether more than one device takes part. With a `tf.distribute` strategy the replicas are
-            found, and agree, with either value; True refuses to build a step that no strategy distributes.
+        is_distributed: Whether more than one device takes part. With True under Horovod the workers agree, and share
+            the gradients of an optimizer that Horovod did not make. The replicas of a `tf.distribute` strategy are
+            found, and agree, with either value. Where nothing distributes, True refuses to build a step.
         sparse_as_dense: Make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By default
             they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
+        aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"` or
+            `"bfloat16"`: half the bytes. By default they travel in their own type.
 
     Raises:
         TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager.
@@ -64,6 +68,7 @@ class LossScaleOptimizer:
         *,
         sparse_as_dense: bool = False,
         overflow_detector: OverflowDetector | None = None,
+        aggregation_dtype: str | tf.DType | None = None,
     ) -> None:
         # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
         raise TypeError(
@@ -169,6 +174,20 @@ def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
             f"type {type(detector).__name__}: pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
         )
     return detector
+
+
+def validated_aggregation_dtype(dtype: str | tf.DType | None) -> tf.DType | None:
+    """Return the type that gradients travel in, None for their own, or say that it is none.
+
+    Args:
+        dtype: What the user gave as a type.
+
+    Raises:
+        ValueError: It is not one of the half-precision types.
+    """
+    if dtype is None or dtype in numerics.HALF_TYPES:
+        return None if dtype is None else tf.as_dtype(dtype)
+    raise ValueError(f'aggregation_dtype must be "float16", "bfloat16" or None, got {dtype!r}.')
 
 
 def _front_end_for(opt: object) -> type[LossScaleOptimizer]:

@@ -44,11 +44,17 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     variables: Any
 
     def _set_up(
-        self, loss_scale_manager: LossScaleManager, is_distributed: bool, overflow_detector: OverflowDetector | None
+        self,
+        loss_scale_manager: LossScaleManager,
+        is_distributed: bool,
+        overflow_detector: OverflowDetector | None,
+        aggregation_dtype: tf.DType | None = None,
     ) -> None:
         self._loss_scale_manager = validated_manager(loss_scale_manager)
         self._is_distributed = is_distributed
-        self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
+        self._scaler = LossScaler(
+            self._loss_scale_manager, validated_detector(overflow_detector), is_distributed, aggregation_dtype
+        )
         self._last_call: str | None = None
         # Now, and not in `build`: a checkpoint that is restored before finds the variables.
         self._loss_scale_manager.store_in(self._add_state_variable)
@@ -157,7 +163,9 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=known)
             for name in ("inner_optimizer", "loss_scale_manager")
         }
-        return cls(**{**config, **parts})
+        # As `cls(...)`, but for Keras 2's metaclass, which gives the inner optimizer by position: Horovod's subclass
+        # takes it by name only.
+        return type.__call__(cls, **{**config, **parts})
 
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:

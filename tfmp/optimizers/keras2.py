@@ -6,8 +6,10 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.distribute import is_horovods, name_to_share_by
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
+from tfmp.optimizers.base import validated_aggregation_dtype
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
@@ -31,6 +33,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             so every optimizer needs a manager of its own.
         is_distributed: As in `tfmp.LossScaleOptimizer`.
         overflow_detector: As there. It is not saved with a model.
+        aggregation_dtype: As there.
         iterations_include_skipped_steps: Let skipped steps move `iterations`, as Keras' own wrapper does: for a run
             that was begun with it, and whose schedule counts that way.
         name: The optimizer's name.
@@ -49,6 +52,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         is_distributed: bool = False,
         *,
         overflow_detector: OverflowDetector | None = None,
+        aggregation_dtype: str | tf.DType | None = None,
         iterations_include_skipped_steps: bool = False,
         name: str = "LossScaleOptimizer",
     ) -> None:
@@ -58,7 +62,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name, **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
-        self._set_up(loss_scale_manager, is_distributed, overflow_detector)
+        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype)
+        self._set_up(loss_scale_manager, is_distributed, overflow_detector, self._aggregation_dtype)
 
     @property
     def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
@@ -141,15 +146,21 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     def aggregate_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]
     ) -> list[tuple[Gradient, tf.Variable]]:
-        """Sum gradients over the replicas, as the inner optimizer does.
+        """Sum gradients over the replicas, as the inner optimizer does; average them over Horovod's workers.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable.
 
         Returns:
-            The sums, and the variables.
+            The sums or means, and the variables.
         """
-        return self.inner_optimizer.aggregate_gradients(grads_and_vars)
+        summed = list(self.inner_optimizer.aggregate_gradients(grads_and_vars))
+        # Horovod's optimizer, inside this one or made of it, has averaged them when they were computed.
+        if any(is_horovods(type(opt).__module__) for opt in (self, self.inner_optimizer)):
+            return summed
+        grads, variables = zip(*summed, strict=True)
+        names = [name_to_share_by(variable) for variable in variables]
+        return list(zip(self._scaler.share(grads, names, scaled=False), variables, strict=True))
 
     def apply_gradients(
         self,
@@ -211,6 +222,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         """Return what `from_config` makes the optimizer of again."""
         return {
             **super().get_config(),
+            "aggregation_dtype": None if self._aggregation_dtype is None else self._aggregation_dtype.name,
             "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
         }
 

@@ -6,11 +6,16 @@ from typing import NoReturn, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import numerics
-from tfmp.core.distribute import current_distribution
+from tfmp.core.distribute import called_by_horovod, current_distribution, is_horovods, name_to_share_by
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.scaler import LossScaler
-from tfmp.optimizers.base import LossScaleOptimizer, validated_detector, validated_manager
+from tfmp.optimizers.base import (
+    LossScaleOptimizer,
+    validated_aggregation_dtype,
+    validated_detector,
+    validated_manager,
+)
 from tfmp.types import Gradient, Gradients, Loss
 
 _GradsAndVars: TypeAlias = Iterable[tuple[Gradient, tf.Variable]]
@@ -45,6 +50,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         *,
         sparse_as_dense: bool = False,
         overflow_detector: OverflowDetector | None = None,
+        aggregation_dtype: str | tf.DType | None = None,
     ) -> None:
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__name__}.")
@@ -59,7 +65,12 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._loss_scale_manager = validated_manager(loss_scale_manager)
         self._sparse_as_dense = sparse_as_dense
         self._is_distributed = is_distributed
-        self._scaler = LossScaler(self._loss_scale_manager, validated_detector(overflow_detector), is_distributed)
+        self._scaler = LossScaler(
+            self._loss_scale_manager,
+            validated_detector(overflow_detector),
+            is_distributed,
+            validated_aggregation_dtype(aggregation_dtype),
+        )
 
     def compute_gradients(
         self,
@@ -104,6 +115,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             # Before unscaling, as tf.contrib did: rows named twice may overflow in their sum.
             grads = [numerics.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
+        # Horovod's optimizer averages gradients itself, inside this one or around it.
+        if not (is_horovods(type(self._opt).__module__) or called_by_horovod()):
+            grads = self._scaler.share(grads, [name_to_share_by(variable) for variable in variables])
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
     def apply_gradients(
