@@ -1,6 +1,6 @@
 """Prints how a training ends in which some replicas overflow: with tfmp's wrapper, and with Keras' own.
 
-PYTHONPATH=. python tests/optimizers/overflow_matrix.py
+PYTHONPATH=.:tests python tests/optimizers/overflow_matrix.py
 """
 
 import importlib
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import replica_processes
+import replica_training
 from replica_processes import Finished
 from replica_training import OVERFLOWS, inputs
 
@@ -42,7 +43,9 @@ def _rows() -> Iterator[list[str]]:
 
 def _cell(strategy: str, package: str, wrapper: str, overflow: str, way: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
-        finished = replica_processes.run(strategy, [package, wrapper, overflow, way], Path(directory), _SECONDS)
+        program = replica_training.command(package, strategy, wrapper, overflow, way)
+        environments = replica_processes.two_workers() if strategy == "workers" else [{}]
+        finished = replica_processes.run(program, Path(directory), _SECONDS, environments)
     return _outcome(finished, way, inputs(overflow))
 
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -42,10 +43,23 @@ def inputs(overflow: str) -> np.ndarray:
     return fed
 
 
+def manager() -> tfmp.LossScaleManager:
+    """Return a manager whose scale changes often."""
+    return tfmp.ExponentialUpdateLossScaleManager(1024, 2, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
+
+
 def ours(inner_optimizer: Any, **options: Any) -> tfmp.LossScaleOptimizer:
-    """Wrap an optimizer, with a scale that changes often."""
-    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 2, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
-    return tfmp.LossScaleOptimizer(inner_optimizer, manager, **options)
+    """Wrap an optimizer."""
+    return tfmp.LossScaleOptimizer(inner_optimizer, manager(), **options)
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command that runs this module as a program.
+
+    Args:
+        arguments: Its own.
+    """
+    return [sys.executable, __file__, *arguments]
 
 
 def values(strategy: tf.distribute.Strategy, variables: list[Any]) -> State:

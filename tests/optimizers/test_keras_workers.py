@@ -4,6 +4,7 @@ from pathlib import Path
 from types import ModuleType
 
 import replica_processes
+import replica_training
 import tensorflow as tf
 from kerases import for_every_keras
 from replica_training import ReplicaTraining, inputs
@@ -11,8 +12,9 @@ from replica_training import ReplicaTraining, inputs
 
 @for_every_keras()
 def test_two_workers_stay_one_through_200_random_overflows(keras: ModuleType, tmp_path: Path) -> None:
-    finished = replica_processes.run("workers", [keras.__name__, "ours", "random", "loop", "fit"], tmp_path, 120)
-    assert finished.codes == [0, 0], "\n".join(finished.logs)
+    program = replica_training.command(keras.__name__, "workers", "ours", "random", "loop", "fit")
+    finished = replica_processes.run(program, tmp_path, 120, replica_processes.two_workers())
+    assert finished.codes == [0, 0], str(finished)
     on_one_device = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random"))
     for way in ("loop", "fit"):
         first, second = finished.states(way)

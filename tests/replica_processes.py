@@ -1,0 +1,122 @@
+"""Runs a program as several processes on this machine, and ends them when they hang."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tfmp
+
+#: How long processes may take in all: less than what pytest gives a test.
+_SECONDS_IN_ALL = 270
+
+#: How long a process that is told to end has for telling those that it started itself, as horovodrun does.
+_SECONDS_TO_END = 20
+
+
+class Finished(NamedTuple):
+    """What became of the processes.
+
+    Attributes:
+        codes: What each returned; None for one that did not come to an end and was killed.
+        logs: What each printed.
+    """
+
+    codes: list[int | None]
+    logs: list[str]
+
+    def states(self, way: str) -> list[list[Any]]:
+        """Return for each process the states that it printed, as `STATE <way> <JSON>`.
+
+        Args:
+            way: A name for what the states are of.
+        """
+        return [[json.loads(state) for state in re.findall(rf"STATE {way} (.*)", log)] for log in self.logs]
+
+    def __str__(self) -> str:
+        """Return what a failing test shows."""
+        parts = zip(self.codes, self.logs, strict=True)
+        return "\n".join(f"--- process {index} returned {code}:\n{log}" for index, (code, log) in enumerate(parts))
+
+
+def run(
+    command: Sequence[str], directory: Path, seconds: float, environments: Sequence[Mapping[str, str]] = ({},)
+) -> Finished:
+    """Run a command, once in each environment, and end what is left when it hangs or one process has failed.
+
+    Args:
+        command: The program and its arguments.
+        directory: Where to write the logs.
+        seconds: How long all may print nothing. What they take in all depends on the machine's load.
+        environments: What each process has in its environment beside what this one has; by default there is one.
+    """
+    mark = {"TFMP_TEST_RUN": uuid.uuid4().hex}
+    logs = [directory / f"process_{index}.log" for index in range(len(environments))]
+    processes = [_start(command, {**own, **mark}, log) for own, log in zip(environments, logs, strict=True)]
+    try:
+        codes = _wait(processes, logs, seconds)
+    finally:
+        _end(processes, mark)
+    return Finished(codes, [log.read_text(errors="replace") for log in logs])
+
+
+def two_workers() -> list[dict[str, str]]:
+    """Return the environments that make two processes the workers of a cluster."""
+    sockets = [socket.socket() for _ in range(2)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    cluster = {"worker": [f"localhost:{each.getsockname()[1]}" for each in sockets]}
+    for each in sockets:
+        each.close()
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})} for rank in range(2)
+    ]
+
+
+def under_horovod(program: Sequence[str]) -> list[str]:
+    """Return the command that runs a program as two processes under Horovod."""
+    return [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2", *program]
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    root = Path(tfmp.__file__).parent.parent
+    whole = os.environ | {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "-1"} | environment
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=whole)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path], seconds: float) -> list[int | None]:
+    started = since = time.monotonic()
+    printed = 0
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes or any(codes) or time.monotonic() > min(since + seconds, started + _SECONDS_IN_ALL):
+            return codes
+        if (size := sum(log.stat().st_size for log in logs)) > printed:
+            printed, since = size, time.monotonic()
+        time.sleep(0.1)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], mark: Mapping[str, str]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _SECONDS_TO_END
+    while time.monotonic() < deadline and None in [process.poll() for process in processes]:
+        time.sleep(0.1)
+    [(name, value)] = mark.items()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{name}={value}".encode() in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)
+        except (PermissionError, ProcessLookupError, FileNotFoundError):
+            continue  # another user's, or ended by itself
+    for process in processes:
+        process.wait()
