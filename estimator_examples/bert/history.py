@@ -69,7 +69,7 @@ class History:
             HistoryError: The file is damaged, or lacks steps up to the checkpoint.
         """
         self._path = path
-        self.steps = until_checkpoint(_read(path), resumed_step)
+        self.steps = until_checkpoint(read_steps(path), resumed_step)
         applied = sum(step.applied for step in self.steps)
         if applied != resumed_step:
             raise HistoryError(
@@ -99,7 +99,12 @@ def until_checkpoint(steps: Sequence[Step], resumed_step: int) -> list[Step]:
     return kept + reached
 
 
-def _read(path: pathlib.Path) -> list[Step]:
+def read_steps(path: pathlib.Path) -> list[Step]:
+    """Return the steps in a file; none if there is no file.
+
+    Raises:
+        HistoryError: The file is damaged.
+    """
     if not path.exists():
         return []
     try:

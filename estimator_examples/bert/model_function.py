@@ -25,12 +25,12 @@ class Watching:
     Attributes:
         first_attempt: The number of the first attempted step.
         observers: Called with every step.
-        summary_dir: Where TensorBoard looks.
+        summary_dir: Where TensorBoard looks; None for nowhere.
     """
 
     first_attempt: int
     observers: Sequence[hooks.Observer]
-    summary_dir: str
+    summary_dir: str | None
 
 
 def make_model_function(

@@ -21,6 +21,8 @@ class OptimizerSettings:
         learning_rate: The rate at the end of the warm-up.
         loss_scale: None for a dynamic loss scale, else the fixed one.
         clip_norm: The largest global norm of the gradients.
+        is_distributed: Whether several workers train together.
+        aggregation_dtype: The type that gradients travel in between them; None for their own.
     """
 
     learning_rate: float
@@ -31,6 +33,8 @@ class OptimizerSettings:
     loss_scale: float | None
     init_loss_scale: float
     incr_every_n_steps: int
+    is_distributed: bool = False
+    aggregation_dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +65,19 @@ def build_training(loss: tf.Tensor, settings: OptimizerSettings) -> Training:
     global_step = tf1.train.get_or_create_global_step()
     rate = learning_rate(global_step, settings)
     adam = AdamWeightDecayOptimizer(rate, settings.weight_decay, exclude=NOT_DECAYED)
-    optimizer = tfmp.LossScaleOptimizer(adam, _loss_scale_manager(settings))
+    optimizer = tfmp.LossScaleOptimizer(
+        adam,
+        _loss_scale_manager(settings),
+        settings.is_distributed,
+        aggregation_dtype=settings.aggregation_dtype,
+    )
     grads, variables = zip(*optimizer.compute_gradients(loss, tf1.trainable_variables()), strict=True)
     # The norm of sparse slices would count a row that is used twice as two rows.
     dense = [tf.convert_to_tensor(grad) for grad in grads]
+    # Under tf.distribute these are this worker's part of the mean, which is summed when it is applied.
+    clip_norm = settings.clip_norm / tf.distribute.get_strategy().num_replicas_in_sync
     # An infinite norm clips to NaN, which the wrapper still sees and skips.
-    clipped, _ = tf.clip_by_global_norm(dense, settings.clip_norm)
+    clipped, _ = tf.clip_by_global_norm(dense, clip_norm)
     train_op = optimizer.apply_gradients(zip(clipped, variables, strict=True), global_step)
     return Training(train_op, optimizer, rate)
 

@@ -37,6 +37,8 @@ class Options:
     dupe_factor: int
     log_every: int
     save_checkpoints_steps: int
+    distribute: str
+    aggregation_dtype: str | None
 
     @property
     def dynamic(self) -> bool:
@@ -68,6 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_precision(parser)
     _add_training(parser)
     _add_model(parser)
+    _add_workers(parser)
     return parser
 
 
@@ -84,8 +87,9 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     values = vars(parser.parse_args(argv))
     values["input"] = tuple(values.get("input", ()))
     values.setdefault("num_warmup_steps", values["num_train_steps"] // 10)
+    values.setdefault("aggregation_dtype", None)
     options = Options(**values)
-    problem = _disagreement(options)
+    problem = _disagreement(options) or _disagreement_on_workers(options)
     if problem:
         parser.error(problem)
     return options
@@ -155,7 +159,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--learning_rate", type=arguments.positive, default=1e-3, help="at its peak")
     group.add_argument("--weight_decay", type=arguments.fraction, default=0.01, help="of kernels, not of biases")
     group.add_argument("--clip_norm", type=arguments.positive, default=1.0, help="of all gradients together")
-    group.add_argument("--batch_size", type=arguments.positive_int, default=32, help="examples of a step")
+    group.add_argument("--batch_size", type=arguments.positive_int, default=32, help="examples of a worker's step")
     group.add_argument("--dropout", type=arguments.fraction, default=0.1, help="share of activations dropped")
     group.add_argument("--seed", type=arguments.count, default=1, help="of data, masks and weights")
     group.add_argument("--log_every", type=arguments.positive_int, default=50, help="steps from line to line")
@@ -182,6 +186,22 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workers")
+    group.add_argument(
+        "--distribute",
+        choices=("none", "horovod", "tf_config"),
+        default="none",
+        help="what brings processes together that train as one: horovodrun, or the variable TF_CONFIG",
+    )
+    group.add_argument(
+        "--aggregation_dtype",
+        choices=("float16", "bfloat16"),
+        default=argparse.SUPPRESS,
+        help="the type that gradients travel in between Horovod's workers; by default float32",
+    )
+
+
 def _disagreement(options: Options) -> str | None:
     if options.precision == "fp32" and options.loss_scale:
         return f"float32 needs no loss scale, got {options.loss_scale:g}: leave out --loss_scale."
@@ -197,4 +217,10 @@ def _disagreement(options: Options) -> str | None:
     # Unlike pathlib's, these also answer for a path that cannot be looked at.
     if os.path.exists(options.model_dir) and not os.path.isdir(options.model_dir):
         return f"--model_dir must be a directory, {options.model_dir} is a file."
+    return None
+
+
+def _disagreement_on_workers(options: Options) -> str | None:
+    if options.aggregation_dtype and options.distribute != "horovod":
+        return f"--aggregation_dtype is for --distribute horovod, got --distribute {options.distribute}."
     return None

@@ -23,7 +23,7 @@ def write_examples(examples: Iterable[Mapping[str, Sequence[int]]], path: str) -
 
 
 def training_input(
-    path: str, limits: Limits, batch_size: int, seed: int, skip_batches: int
+    path: str, limits: Limits, batch_size: int, seed: int, skip_batches: int, workers: int = 1, rank: int = 0
 ) -> Callable[[], tf.data.Dataset]:
     """Make the input function of a training run.
 
@@ -33,13 +33,16 @@ def training_input(
         batch_size: Examples of a batch.
         seed: The same seed gives the same batches in the same order.
         skip_batches: Batches that an earlier run has used already.
+        workers: How many workers share the examples.
+        rank: Which of them this is.
 
     Returns:
         A function without arguments, as Estimator takes it; its data set never ends.
     """
 
     def input_fn() -> tf.data.Dataset:
-        dataset = tf.data.TFRecordDataset(path).shuffle(SHUFFLE_BUFFER, seed=seed).repeat()
+        dataset = tf.data.TFRecordDataset(path).shard(workers, rank)
+        dataset = dataset.shuffle(SHUFFLE_BUFFER, seed=seed).repeat()
         dataset = dataset.batch(batch_size, drop_remainder=True).skip(skip_batches)
         return dataset.map(lambda batch: _parse(batch, limits)).prefetch(2)
 

@@ -65,24 +65,28 @@ def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -
     import tensorflow as tf
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from estimator_examples.bert import history, hooks, preparation, report, training
+    from estimator_examples.bert import history, hooks, preparation, report, training, workers
 
     started = time.monotonic()
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-    logger = logging.getLogger("tfmp")
-    logger.setLevel(logging.INFO)
     try:
-        prepared = preparation.prepare(settings, documents)
-    except ValueError as error:
+        worker = workers.WORKERS[settings.distribute]()
+        prepared = preparation.prepare(worker.with_own_directory(settings), documents)
+    except (ImportError, ValueError) as error:
         return _fail(error, 2)
-    sizes = prepared.sizes
-    print(
-        f"{sizes.training_examples} training and {sizes.held_out_examples} held-out examples, "
-        f"{sizes.vocab_size} word pieces; {settings.precision}, {settings.loss_scaling}"
-    )
+    logger = logging.getLogger("tfmp")
+    logger.setLevel(logging.WARNING if worker.rank else logging.INFO)
     try:
+        if worker.rank:
+            training.follow(settings, prepared, worker)
+            return 0
+        sizes = prepared.sizes
+        print(
+            f"{sizes.training_examples} training and {sizes.held_out_examples} held-out examples, "
+            f"{sizes.vocab_size} word pieces; {settings.precision}, {settings.loss_scaling}"
+        )
         with logging_redirect_tqdm([logger]):
-            summary = training.run(settings, prepared)
+            summary = training.run(settings, prepared, worker)
     except (
         history.HistoryError,
         hooks.TooManySkippedStepsError,

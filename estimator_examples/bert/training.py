@@ -9,18 +9,20 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from estimator_examples.bert import hooks, model_function, modeling, optimization, records, report
-from estimator_examples.bert.history import History
+from estimator_examples.bert.history import History, read_steps, until_checkpoint
 from estimator_examples.bert.options import Options
 from estimator_examples.bert.preparation import Prepared
 from estimator_examples.bert.progress import Progress
+from estimator_examples.bert.workers import SingleWorker
 
 
-def run(options: Options, prepared: Prepared) -> report.Summary:
+def run(options: Options, prepared: Prepared, worker: SingleWorker) -> report.Summary:
     """Train from the checkpoint in the model directory, or from the start; evaluate; report.
 
     Args:
         options: The settings of the run.
         prepared: The data.
+        worker: This worker, the first of all.
 
     Returns:
         The summary, which is in the directory too, beside the picture.
@@ -34,10 +36,10 @@ def run(options: Options, prepared: Prepared) -> report.Summary:
     if resumed_step:
         print(f"Continuing from step {resumed_step} in {options.model_dir}.")
     if resumed_step < options.num_train_steps:
-        _train(options, prepared, history, resumed_step)
+        _train_and_record(options, prepared, worker, history, resumed_step)
     else:
         print(f"There is nothing to train up to step {options.num_train_steps}.")
-    estimator = _estimator(options, prepared, first_attempt=0, observers=())
+    estimator = _estimator(options, prepared, worker, first_attempt=0, observers=())
     metrics = estimator.evaluate(records.evaluation_input(prepared.held_out_path, prepared.limits, options.batch_size))
     summary = report.summarize(
         history.steps,
@@ -52,6 +54,23 @@ def run(options: Options, prepared: Prepared) -> report.Summary:
     return summary
 
 
+def follow(options: Options, prepared: Prepared, worker: SingleWorker) -> None:
+    """Train along with the first worker, which keeps the records and reports.
+
+    Args:
+        options: The settings of the run.
+        prepared: The data.
+        worker: This worker.
+
+    Raises:
+        TooManySkippedStepsError: The training stood still.
+    """
+    resumed_step = int(saved_number(options.model_dir, "global_step") or 0)
+    attempts = until_checkpoint(read_steps(options.model_dir / "history.csv"), resumed_step)
+    if resumed_step < options.num_train_steps:
+        _train(options, prepared, worker, len(attempts), [])
+
+
 def saved_number(model_dir: pathlib.Path, name: str) -> float | None:
     """Return a scalar variable of the latest checkpoint, None if there is no checkpoint."""
     path = tf.train.latest_checkpoint(str(model_dir))
@@ -60,26 +79,35 @@ def saved_number(model_dir: pathlib.Path, name: str) -> float | None:
     return tf.train.load_checkpoint(path).get_tensor(name).item()
 
 
-def _train(options: Options, prepared: Prepared, history: History, resumed_step: int) -> None:
-    attempts = len(history.steps)
+def _train_and_record(
+    options: Options, prepared: Prepared, worker: SingleWorker, history: History, resumed_step: int
+) -> None:
     progress = Progress(
         first_step=resumed_step,
         last_step=options.num_train_steps,
-        batch_size=options.batch_size,
+        batch_size=options.batch_size * worker.count,
         every=options.log_every,
         loss_scale=_starting_loss_scale(options),
     )
+    with contextlib.closing(progress):
+        _train(options, prepared, worker, len(history.steps), [history.append, progress.show])
+
+
+def _train(
+    options: Options, prepared: Prepared, worker: SingleWorker, attempts: int, observers: Sequence[hooks.Observer]
+) -> None:
     stop = hooks.stop_after_skips(options.max_consecutive_skips)
-    estimator = _estimator(options, prepared, attempts + 1, [history.append, progress.show, stop])
+    estimator = _estimator(options, prepared, worker, attempts + 1, [*observers, stop])
     input_fn = records.training_input(
         prepared.training_path,
         prepared.limits,
         options.batch_size,
         options.seed,
         skip_batches=attempts,
+        workers=worker.count,
+        rank=worker.rank,
     )
-    with contextlib.closing(progress):
-        estimator.train(input_fn, max_steps=options.num_train_steps)
+    worker.train(estimator, tf.estimator.TrainSpec(input_fn, options.num_train_steps))
 
 
 def _starting_loss_scale(options: Options) -> float:
@@ -93,9 +121,13 @@ def _starting_loss_scale(options: Options) -> float:
 
 
 def _estimator(
-    options: Options, prepared: Prepared, first_attempt: int, observers: Sequence[hooks.Observer]
+    options: Options,
+    prepared: Prepared,
+    worker: SingleWorker,
+    first_attempt: int,
+    observers: Sequence[hooks.Observer],
 ) -> tf.estimator.Estimator:
-    model_dir = str(options.model_dir)
+    model_dir, first = str(options.model_dir), worker.rank == 0
     model_fn = model_function.make_model_function(
         modeling.BertConfig(
             vocab_size=prepared.sizes.vocab_size,
@@ -115,15 +147,19 @@ def _estimator(
             loss_scale=options.fixed_loss_scale,
             init_loss_scale=options.init_loss_scale,
             incr_every_n_steps=options.incr_every_n_steps,
+            is_distributed=worker.count > 1,
+            aggregation_dtype=options.aggregation_dtype,
         ),
-        model_function.Watching(first_attempt, observers, model_dir),
+        model_function.Watching(first_attempt, observers, summary_dir=model_dir if first else None),
     )
     config = tf.estimator.RunConfig(
         model_dir=model_dir,
         tf_random_seed=options.seed,
-        save_checkpoints_steps=options.save_checkpoints_steps,
-        save_summary_steps=options.log_every,
+        # The others read the checkpoints of the first, and write nothing.
+        save_checkpoints_steps=options.save_checkpoints_steps if first else None,
+        save_summary_steps=options.log_every if first else None,
         keep_checkpoint_max=2,
         log_step_count_steps=None,
+        train_distribute=worker.strategy,
     )
     return tf.estimator.Estimator(model_fn, config=config)

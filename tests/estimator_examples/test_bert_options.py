@@ -49,6 +49,8 @@ def test_precision_and_loss_scale_decide_the_fixed_scale(arguments: list[str], f
         ("--hidden_size 10 --num_heads 4", "multiple of --num_heads, got 10 and 4"),
         ("--seq_length 8", "--seq_length must be 16 or more, got 8"),
         ("--precision fp32 --loss_scale 8", "float32 needs no loss scale, got 8: leave out --loss_scale"),
+        ("--aggregation_dtype float16", "--aggregation_dtype is for --distribute horovod, got --distribute none"),
+        ("--aggregation_dtype float32 --distribute horovod", "invalid choice: 'float32'"),
         ("--precision fp8", "invalid choice: 'fp8'"),
         (f"--model_dir {__file__}", "--model_dir must be a directory"),
     ],

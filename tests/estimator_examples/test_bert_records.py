@@ -58,3 +58,11 @@ def test_training_goes_through_all_examples_anew_each_time(path: str) -> None:
     ids = list(itertools.chain.from_iterable(_first_ids(path, seed=1, skip=0, count=5)))
     assert sorted(ids[:10]) == sorted(ids[10:]) == list(range(10))
     assert ids[:10] != ids[10:]
+
+
+def test_workers_share_the_examples(path: str) -> None:
+    ids = []
+    for rank in range(2):
+        dataset = records.training_input(path, LIMITS, 4, seed=1, skip_batches=0, workers=2, rank=rank)()
+        ids.append({i for batch in dataset.take(5).as_numpy_iterator() for i in batch["input_ids"][:, 0].tolist()})
+    assert ids == [{0, 2, 4, 6, 8}, {1, 3, 5, 7, 9}]

@@ -1,0 +1,104 @@
+"""The BERT example on two workers, by the commands of its README."""
+
+import importlib.util
+import json
+import math
+import pathlib
+import shlex
+import sys
+
+import pytest
+import replica_processes
+import tensorflow as tf
+
+pytest.importorskip("tokenizers")
+
+import bert_variables
+
+from estimator_examples.bert import run_pretraining
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator; 2.15 has"
+)
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SMALL = (
+    "--vocab_size=300 --hidden_size=32 --num_layers=1 --num_heads=2 --seq_length=32 --batch_size=8 "
+    "--dupe_factor=1 --num_train_steps=8 --num_warmup_steps=2"
+)
+
+has_horovod = importlib.util.find_spec("horovod") is not None
+needs_horovod = pytest.mark.skipif(not has_horovod, reason="needs Horovod, which the lane `horovod` builds")
+
+
+def _command(kind: str, model_dir: pathlib.Path) -> list[str]:
+    """Return the README's command, made small, with the variables printed at the end."""
+    readme = (REPOSITORY / "estimator_examples" / "README.md").read_text(encoding="utf-8")
+    [line] = [line for line in readme.splitlines() if f"run_pretraining --distribute {kind}" in line]
+    before, options = line.split("python -m estimator_examples.bert.run_pretraining")
+    program = [
+        sys.executable,
+        bert_variables.__file__,
+        *shlex.split(options),
+        f"--model_dir={model_dir}",
+        *SMALL.split(),
+    ]
+    return replica_processes.under_horovod(program) if before.split() == ["horovodrun", "-np", "2"] else program
+
+
+def _check(finished: replica_processes.Finished, model_dir: pathlib.Path) -> None:
+    assert set(finished.codes) == {0}, str(finished)
+    first, second = (state for states in finished.states("variables") for state in states)
+    assert first == second
+    assert {"loss_scale", "global_step"} <= {name.partition("/")[0] for name in first}
+    summary = json.loads((model_dir / "summary.json").read_text(encoding="utf-8"))
+    assert summary["steps_applied"] == 8
+    # It starts at 2**32.
+    assert summary["steps_skipped"] > 10
+    assert math.isfinite(summary["mlm_loss_end"] + summary["nsp_loss_end"] + summary["evaluation"]["MLM loss"])
+    assert {path.name for path in (model_dir / "worker_1").iterdir()} == {"data", "settings.json"}
+    # One worker has printed.
+    assert "\n".join(finished.logs).count("training and") == 1
+
+
+@needs_horovod
+@pytest.mark.parametrize("options", [[], ["--aggregation_dtype=float16"]], ids=["float32", "float16"])
+def test_horovod_keeps_two_workers_one(options: list[str], tmp_path: pathlib.Path) -> None:
+    command = _command("horovod", tmp_path / "model")
+    _check(replica_processes.run([*command, *options], tmp_path, 120), tmp_path / "model")
+
+
+def test_tf_config_keeps_two_workers_one_and_they_resume(tmp_path: pathlib.Path) -> None:
+    command = _command("tf_config", tmp_path / "model")
+    first = replica_processes.run([*command, "--num_train_steps=4"], tmp_path, 120, replica_processes.two_workers())
+    assert first.codes == [0, 0], str(first)
+    _check(replica_processes.run(command, tmp_path, 120, replica_processes.two_workers()), tmp_path / "model")
+
+
+@pytest.mark.skipif(has_horovod, reason="Horovod is installed")
+def test_without_horovod_the_readme_says_how_to_install_it(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_pretraining.main(["--distribute", "horovod", "--model_dir", str(tmp_path)]) == 2
+    assert "needs Horovod (No module named 'horovod'). No extra of tfmp installs it" in capsys.readouterr().err
+
+
+@needs_horovod
+def test_without_horovodrun_its_command_is_named(tmp_path: pathlib.Path) -> None:
+    program = [sys.executable, bert_variables.__file__, "--distribute=horovod", f"--model_dir={tmp_path}"]
+    finished = replica_processes.run(program, tmp_path, 60)
+    assert finished.codes == [2]
+    assert "needs two processes or more, got 1: start them with `horovodrun -np 2 python -m" in finished.logs[0]
+
+
+@pytest.mark.parametrize(
+    "tf_config", ["", '{"cluster": {"worker": ["a:1"]}}', '{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}']
+)
+def test_without_two_workers_tf_config_is_refused(
+    tf_config: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", tf_config)
+    assert run_pretraining.main(["--distribute", "tf_config", "--model_dir", str(tmp_path)]) == 2
+    assert f"needs two workers or more in the environment variable TF_CONFIG, got '{tf_config}'" in (
+        capsys.readouterr().err
+    )
