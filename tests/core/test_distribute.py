@@ -36,6 +36,14 @@ def test_cross_replica_context_is_refused(two_replicas: tf.distribute.MirroredSt
         current_distribution(is_distributed=False)
 
 
+def test_half_precision_aggregation_is_refused_under_a_strategy(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    def mean() -> None:
+        current_distribution(is_distributed=True).mean([tf.constant(1.0)], ["kernel"], tf.float16)
+
+    with pytest.raises(NotImplementedError, match="aggregation_dtype='float16' is for Horovod: under a tf"):
+        two_replicas.run(mean)
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("bad_replica", [None, 0, 1])
 def test_overflow_on_one_replica_skips_all(
@@ -50,7 +58,7 @@ def test_overflow_on_one_replica_skips_all(
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         overflows = tf.equal(replica, -1 if bad_replica is None else bad_replica)
         grad = tf.where(overflows, float("inf"), 2.0)
-        scaler.step([grad], lambda grads: tf.group(weight.assign_add(grads[0])))
+        scaler.step([grad], ["weight"], lambda grads: tf.group(weight.assign_add(grads[0])))
 
     run = (lambda: two_replicas.run(step)) if not compiled else tf.function(lambda: two_replicas.run(step))
     run()

@@ -30,7 +30,7 @@ def test_step_applies_finite_gradients_and_skips_others(compiled: bool, bad: flo
         return tf.group(weight.assign_add(grads[0]))
 
     def step(grad: tf.Tensor) -> None:
-        scaler.step([grad, None], apply)
+        scaler.step([grad, None], ["kernel", "bias"], apply)
 
     run = tf.function(step) if compiled else step
     for grad in [1.0, bad, 2.0]:
@@ -41,7 +41,7 @@ def test_step_applies_finite_gradients_and_skips_others(compiled: bool, bad: flo
 
 def test_detector_decides_what_is_skipped() -> None:
     scaler, manager = _scaler(tfmp.SaturationDetector())
-    scaler.step([tf.constant(65504.0 / 8)], lambda grads: pytest.fail("a saturated gradient was applied"))
+    scaler.step([tf.constant(65504.0 / 8)], ["kernel"], lambda grads: pytest.fail("a saturated gradient was applied"))
     assert float(manager.get_loss_scale()) == 4
 
 
@@ -51,5 +51,5 @@ def test_graph_knows_the_managers_of_its_steps_once_each(session: tf.compat.v1.S
     other_scaler, other_manager = _scaler()
     assert managers_of_graph() == []
     for each in (scaler, scaler, other_scaler):
-        each.step([tf.constant(1.0)], lambda grads: tf.no_op())
+        each.step([tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
     assert managers_of_graph() == [manager, other_manager]

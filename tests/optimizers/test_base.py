@@ -58,6 +58,17 @@ def test_what_is_no_detector_is_refused(bad: Any) -> None:
         tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), overflow_detector=bad)
 
 
+@pytest.mark.parametrize("bad", ["float32", "half precision", 16, True])
+def test_type_that_is_no_half_precision_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match='aggregation_dtype must be "float16", "bfloat16" or None, got '):
+        tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), is_distributed=True, aggregation_dtype=bad)
+
+
+def test_type_to_travel_in_is_refused_where_nothing_travels() -> None:
+    with pytest.raises(ValueError, match="aggregation_dtype='float16' needs is_distributed=True"):
+        tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), aggregation_dtype="float16")
+
+
 def test_optimizer_that_cannot_be_conditional_is_refused() -> None:
     opt = tf.compat.v1.train.SyncReplicasOptimizer(_inner(), replicas_to_aggregate=1)
     with pytest.raises(TypeError, match="wrap the optimizer inside it"):

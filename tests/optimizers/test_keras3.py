@@ -1,6 +1,8 @@
 """What is particular to Keras 3."""
 
 import math
+import sys
+import types
 from typing import Any
 
 import keras
@@ -20,8 +22,20 @@ from kerases import (
     wrap,
 )
 
+import tfmp
+
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
+
+
+def test_horovod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Horovod 0.28.1 knows no Keras 3, so that there is no real one to initialize here.
+    horovod = types.ModuleType("horovod.tensorflow")
+    horovod.is_initialized = lambda: True
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), is_distributed=True)
+    with pytest.raises(NotImplementedError, match=r"not for those of Keras 3: .*MultiWorkerMirroredStrategy"):
+        take_step(opt, kernel_and_bias(keras), [tf.ones([2, 2]), tf.ones([2])])
 
 
 def test_variable_overwritten_by_its_gradient_gets_it_unscaled_by_nothing() -> None:

@@ -10,14 +10,18 @@ import tensorflow as tf
 
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
+_STRATEGIES_OF_WORKERS = (
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy,
+)
+
 #: Strategies whose replicas were tested to agree; every other is refused by name.
 _SUPPORTED_STRATEGIES = (
     tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.OneDeviceStrategy,
     tf.compat.v1.distribute.MirroredStrategy,
     tf.compat.v1.distribute.OneDeviceStrategy,
-    tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy,
+    *_STRATEGIES_OF_WORKERS,
 )
 
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
@@ -31,18 +35,20 @@ class Distribution(Protocol):
 
         Args:
             grads: The replica's gradients of a scaled loss.
-            names: What to call them; the same on every replica.
+            names: The names of their variables, for errors.
             dtype: The type that dense gradients travel in; by default their own.
 
         Returns:
             The means, the same on each replica; the gradients themselves where the optimizer sums them.
         """
 
-    def all_true(self, flag: tf.Tensor) -> tf.Tensor:
+    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         """Return whether the flag is true on every replica, the same answer on each.
 
         Args:
             flag: A boolean scalar.
+            grads: The replica's gradients; all replicas must have the same.
+            names: The names of their variables, for errors.
         """
 
     def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
@@ -108,7 +114,7 @@ def current_distribution(is_distributed: bool) -> Distribution:
             f"the step was built in the cross-replica context of {type(strategy).__name__}: call apply_gradients "
             "on the replicas, inside strategy.run or Estimator's model_fn."
         )
-    return Mirrored()
+    return MirroredWorkers() if isinstance(strategy, _STRATEGIES_OF_WORKERS) else Mirrored()
 
 
 def running_horovod() -> ModuleType | None:
@@ -150,15 +156,6 @@ def called_by_horovod() -> bool:
     return caller is not None and is_horovods(caller.f_globals["__name__"])
 
 
-def name_to_share_by(variable: tf.Variable) -> str:
-    """Return what to call a variable's gradient between workers.
-
-    Args:
-        variable: The variable, which has the same name in each.
-    """
-    return "gradient_of_" + variable.name.replace(":", "_")
-
-
 class SingleProcess:
     """One replica, which always agrees with itself."""
 
@@ -170,8 +167,9 @@ class SingleProcess:
         del names, dtype
         return list(grads)
 
-    def all_true(self, flag: tf.Tensor) -> tf.Tensor:
+    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         """Return the flag."""
+        del grads, names
         return flag
 
     def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
@@ -203,8 +201,9 @@ class Mirrored:
             )
         return list(grads)
 
-    def all_true(self, flag: tf.Tensor) -> tf.Tensor:
-        """Return whether the flag is true on every replica."""
+    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
+        """Return whether the flag is true on every replica; those of one process cannot differ in their gradients."""
+        del grads, names
         false_count = tf.cast(tf.logical_not(flag), tf.float32)
         return tf.equal(_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, false_count), 0)
 
@@ -224,6 +223,24 @@ class Mirrored:
         return _replica_context().merge_call(lambda strategy: function())
 
 
+class MirroredWorkers(Mirrored):
+    """Such replicas in several processes, each of which builds a step of its own.
+
+    TensorFlow sums the first gradient of one with the first of the others, whichever variables they belong to.
+    """
+
+    def __repr__(self) -> str:
+        return "MirroredWorkers()"
+
+    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
+        """Return whether the flag is true on every replica; stop where one has a gradient that another lacks."""
+        ones = tf.concat([[tf.logical_not(flag)], tf.reshape(_forms(grads), [-1])], axis=0)
+        counts = _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(ones, tf.float32))
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        with tf.control_dependencies([_assert_alike(tf.reshape(counts[1:], [-1, 2]), replicas, names)]):
+            return tf.equal(counts[0], 0)
+
+
 class Horovod:
     """The processes that Horovod connects, each with variables of its own.
 
@@ -240,7 +257,7 @@ class Horovod:
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the mean over the processes."""
         with tf.control_dependencies([self._assert_same_forms(grads, names)]):
-            return [self._mean(grad, name, dtype) for grad, name in zip(grads, names, strict=True)]
+            return [self._mean(grad, f"gradient_{index}", dtype) for index, grad in enumerate(grads)]
 
     def _mean(self, grad: Gradient, name: str, dtype: tf.DType | None) -> Gradient:
         if grad is None:
@@ -259,18 +276,13 @@ class Horovod:
 
         Nothing of a step is needed to know, so in a graph this is done by the time that there are gradients.
         """
-        forms = [(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads]
-        ones = _of_each_step(tf.constant(forms, tf.int32))
+        ones = _of_each_step(tf.cast(_forms(grads), tf.float32))
         counts = self._horovod.allreduce(ones, op=self._horovod.Sum, name="forms_of_gradients")
-        agreed = tf.logical_or(tf.equal(counts, 0), tf.equal(counts, self._horovod.size()))
-        differs = tf.logical_not(tf.reduce_all(agreed, axis=1))
-        return tf.debugging.Assert(
-            tf.logical_not(tf.reduce_any(differs)),
-            ["the workers differ in which of these are None or IndexedSlices:", tf.boolean_mask(list(names), differs)],
-        )
+        return _assert_alike(counts, self._horovod.size(), names)
 
-    def all_true(self, flag: tf.Tensor) -> tf.Tensor:
-        """Return whether the flag is true in every process."""
+    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
+        """Return whether the flag is true in every process; `mean` has compared the gradients."""
+        del grads, names
         false_count = _of_each_step(tf.cast(tf.logical_not(flag), tf.float32))
         return tf.equal(self._horovod.allreduce(false_count, op=self._horovod.Sum, name="steps_not_finite"), 0)
 
@@ -281,6 +293,20 @@ class Horovod:
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         """Call the function: each process does so for its own variables."""
         return function()
+
+
+def _forms(grads: Gradients) -> tf.Tensor:
+    """Return for each gradient whether there is one, and whether it is sparse."""
+    return tf.constant([(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads])
+
+
+def _assert_alike(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:
+    """Stop unless what `_forms` tells holds on no replica or on all; `counts` says on how many."""
+    alike = tf.reduce_all(tf.logical_or(tf.equal(counts, 0), tf.equal(counts, replicas)), axis=1)
+    differing = tf.boolean_mask(list(names), tf.logical_not(alike))
+    return tf.debugging.Assert(
+        tf.reduce_all(alike), ["the workers differ in whether the gradients of these are None, or sparse:", differing]
+    )
 
 
 def _of_each_step(value: tf.Tensor) -> tf.Tensor:

@@ -42,7 +42,7 @@ class LossScaler:
         >>> scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
         >>> float(scaler.scale(tf.constant(3.0)))
         24.0
-        >>> scaler.step([tf.constant(float("inf"))], print)
+        >>> scaler.step([tf.constant(float("inf"))], ["kernel"], print)
         >>> float(manager.get_loss_scale())
         4.0
     """
@@ -76,7 +76,7 @@ class LossScaler:
 
         Args:
             grads: This worker's gradients.
-            names: What to call them; the same on every worker.
+            names: The names of their variables.
             scaled: Whether they are those of a scaled loss.
         """
         distribution = current_distribution(self._is_distributed)
@@ -109,6 +109,7 @@ class LossScaler:
     def step(
         self,
         grads: Gradients,
+        names: Sequence[str],
         apply_fn: ApplyGradients,
         reduce_fn: Callable[[Gradients], Gradients] | None = None,
         note_fn: Callable[[tf.Tensor], tf.Operation] | None = None,
@@ -117,6 +118,7 @@ class LossScaler:
 
         Args:
             grads: This replica's unscaled gradients.
+            names: The names of their variables.
             apply_fn: Applies one replica's gradients; called on all replicas or on none.
             reduce_fn: Sums the gradients over the replicas, for a host that does so before it applies them.
             note_fn: Told of every step, once for all replicas, whether it was applied; for a host that keeps books.
@@ -128,7 +130,7 @@ class LossScaler:
         if reduce_fn is not None:
             grads = reduce_fn(grads)
         finite_here = self._detector.all_finite(grads, self._manager.get_loss_scale())
-        finite = distribution.all_true(finite_here)
+        finite = distribution.all_true(finite_here, grads, names)
         applied = distribution.apply_if(finite, apply_fn, grads)
         updated = distribution.once(lambda: self._update(finite, note_fn))
         return tf.group(applied, updated)

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import numerics
+from tfmp.core.distribute import is_horovods
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
 
@@ -30,7 +31,7 @@ class LossScaleOptimizer:
             they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
         aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"` or
-            `"bfloat16"`: half the bytes. By default they travel in their own type.
+            `"bfloat16"`: half the bytes. By default they travel in their own type. Not for Keras 3.
 
     Raises:
         TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager.
@@ -176,18 +177,29 @@ def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
     return detector
 
 
-def validated_aggregation_dtype(dtype: str | tf.DType | None) -> tf.DType | None:
-    """Return the type that gradients travel in, None for their own, or say that it is none.
+def validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bool, opt: object) -> tf.DType | None:
+    """Return the type that gradients travel in, None for their own, or say why none can be set.
 
     Args:
         dtype: What the user gave as a type.
+        is_distributed: Whether they travel.
+        opt: The optimizer to wrap.
 
     Raises:
-        ValueError: It is not one of the half-precision types.
+        ValueError: It is not one of the half-precision types; or it is not this package that sends the gradients.
     """
-    if dtype is None or dtype in numerics.HALF_TYPES:
-        return None if dtype is None else tf.as_dtype(dtype)
-    raise ValueError(f'aggregation_dtype must be "float16", "bfloat16" or None, got {dtype!r}.')
+    if dtype is None:
+        return None
+    if dtype not in numerics.HALF_TYPES:
+        raise ValueError(f'aggregation_dtype must be "float16", "bfloat16" or None, got {dtype!r}.')
+    if not is_distributed:
+        raise ValueError(f"aggregation_dtype={dtype!r} needs is_distributed=True: no gradients travel without it.")
+    if is_horovods(type(opt).__module__):
+        raise ValueError(
+            f"aggregation_dtype={dtype!r} is for an optimizer that Horovod did not make: leave it out, and give "
+            "hvd.DistributedOptimizer compression=hvd.Compression.fp16; or wrap the plain optimizer."
+        )
+    return tf.as_dtype(dtype)
 
 
 def _front_end_for(opt: object) -> type[LossScaleOptimizer]:

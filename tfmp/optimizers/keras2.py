@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.distribute import is_horovods, name_to_share_by
+from tfmp.core.distribute import is_horovods
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.base import validated_aggregation_dtype
@@ -62,7 +62,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name, **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
-        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype)
+        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, inner_optimizer)
         self._set_up(loss_scale_manager, is_distributed, overflow_detector, self._aggregation_dtype)
 
     @property
@@ -159,8 +159,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         if any(is_horovods(type(opt).__module__) for opt in (self, self.inner_optimizer)):
             return summed
         grads, variables = zip(*summed, strict=True)
-        names = [name_to_share_by(variable) for variable in variables]
-        return list(zip(self._scaler.share(grads, names, scaled=False), variables, strict=True))
+        means = self._scaler.share(grads, [variable.name for variable in variables], scaled=False)
+        return list(zip(means, variables, strict=True))
 
     def apply_gradients(
         self,
@@ -207,7 +207,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             return tf.no_op()
 
         true_grads = self._true_gradients(grads, variables, scaled_by_default=False)
-        self._scaler.step(true_grads, apply_fn, reduce_fn, self._count_skipped_step)
+        names = [variable.name for variable in variables]
+        self._scaler.step(true_grads, names, apply_fn, reduce_fn, self._count_skipped_step)
         return self.iterations
 
     def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:

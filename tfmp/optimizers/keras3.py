@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.distribute import running_horovod
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.keras import (
@@ -114,19 +115,25 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         Raises:
             ValueError: Every gradient is None; or there are no variables.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
-            NotImplementedError: The active strategy is not supported.
+            NotImplementedError: The active strategy is not supported; or Horovod is to distribute the step.
         """
         grads = list(grads)
         if not grads:
             # As in Keras: a model without weights trains nothing.
             return
         variables = self._built_with(trainable_variables)
+        if self._is_distributed and running_horovod() is not None:
+            raise NotImplementedError(
+                "Horovod is supported for optimizers of Keras 2.15 and TF1, not for those of Keras 3: distribute the "
+                "training by tf.distribute.MultiWorkerMirroredStrategy."
+            )
 
         def apply_fn(grads: Gradients) -> tf.Operation:
             self.inner_optimizer.apply(list(grads), variables)
             return tf.no_op()
 
-        self._scaler.step(self._true_gradients(grads, variables, scaled_by_default=True), apply_fn)
+        true_grads = self._true_gradients(grads, variables, scaled_by_default=True)
+        self._scaler.step(true_grads, [variable.path for variable in variables], apply_fn)
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""

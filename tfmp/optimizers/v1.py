@@ -6,7 +6,7 @@ from typing import NoReturn, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import numerics
-from tfmp.core.distribute import called_by_horovod, current_distribution, is_horovods, name_to_share_by
+from tfmp.core.distribute import called_by_horovod, current_distribution, is_horovods
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.scaler import LossScaler
@@ -69,7 +69,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             self._loss_scale_manager,
             validated_detector(overflow_detector),
             is_distributed,
-            validated_aggregation_dtype(aggregation_dtype),
+            validated_aggregation_dtype(aggregation_dtype, is_distributed, opt),
         )
 
     def compute_gradients(
@@ -117,7 +117,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         variables = [variable for _, variable in grads_and_vars]
         # Horovod's optimizer averages gradients itself, inside this one or around it.
         if not (is_horovods(type(self._opt).__module__) or called_by_horovod()):
-            grads = self._scaler.share(grads, [name_to_share_by(variable) for variable in variables])
+            grads = self._scaler.share(grads, [variable.name for variable in variables])
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
     def apply_gradients(
@@ -156,7 +156,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             with tf.name_scope(scope):
                 return self._apply(list(zip(grads, variables, strict=True)), global_step, name)
 
-        step = self._scaler.step(grads, apply_fn)
+        step = self._scaler.step(grads, [variable.name for variable in variables], apply_fn)
         _note_train_op(step)
         return step
 
