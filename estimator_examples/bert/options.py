@@ -196,7 +196,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--aggregation_dtype",
-        choices=("float16", "bfloat16"),
+        choices=("float16",),
         default=argparse.SUPPRESS,
         help="the type that gradients travel in between Horovod's workers; by default float32",
     )

@@ -58,9 +58,9 @@ def test_what_is_no_detector_is_refused(bad: Any) -> None:
         tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), overflow_detector=bad)
 
 
-@pytest.mark.parametrize("bad", ["float32", "half precision", 16, True])
-def test_type_that_is_no_half_precision_is_refused(bad: Any) -> None:
-    with pytest.raises(ValueError, match='aggregation_dtype must be "float16", "bfloat16" or None, got '):
+@pytest.mark.parametrize("bad", ["float32", "bfloat16", "half precision", 16, True])
+def test_type_that_gradients_cannot_travel_in_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match='aggregation_dtype must be "float16" or None, got '):
         tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), is_distributed=True, aggregation_dtype=bad)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import numerics
 from tfmp.core.distribute import is_horovods
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
@@ -30,8 +29,8 @@ class LossScaleOptimizer:
         sparse_as_dense: Make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By default
             they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
-        aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"` or
-            `"bfloat16"`: half the bytes. By default they travel in their own type. Not for Keras 3.
+        aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"`:
+            half the bytes. By default they travel in their own type. Not for Keras 3.
 
     Raises:
         TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager.
@@ -186,12 +185,13 @@ def validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bo
         opt: The optimizer to wrap.
 
     Raises:
-        ValueError: It is not one of the half-precision types; or it is not this package that sends the gradients.
+        ValueError: It is another than float16; or it is not this package that sends the gradients.
     """
     if dtype is None:
         return None
-    if dtype not in numerics.HALF_TYPES:
-        raise ValueError(f'aggregation_dtype must be "float16", "bfloat16" or None, got {dtype!r}.')
+    # Horovod 0.28.1 sums no bfloat16.
+    if dtype != tf.float16:
+        raise ValueError(f'aggregation_dtype must be "float16" or None, got {dtype!r}.')
     if not is_distributed:
         raise ValueError(f"aggregation_dtype={dtype!r} needs is_distributed=True: no gradients travel without it.")
     if is_horovods(type(opt).__module__):
@@ -199,7 +199,7 @@ def validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bo
             f"aggregation_dtype={dtype!r} is for an optimizer that Horovod did not make: leave it out, and give "
             "hvd.DistributedOptimizer compression=hvd.Compression.fp16; or wrap the plain optimizer."
         )
-    return tf.as_dtype(dtype)
+    return tf.float16
 
 
 def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
