@@ -133,7 +133,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             return tf.no_op()
 
         true_grads = self._true_gradients(grads, variables, scaled_by_default=True)
-        self._scaler.step(true_grads, [variable.path for variable in variables], apply_fn)
+        # Keras' variables have paths; it also takes TensorFlow's own.
+        names = [getattr(variable, "path", variable.name) for variable in variables]
+        self._scaler.step(true_grads, names, apply_fn)
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""

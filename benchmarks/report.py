@@ -1,0 +1,73 @@
+"""What a benchmark prints and writes: its figures, with the machine, the versions and the command they came from."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy")
+
+
+def conditions(launcher: str = "") -> dict[str, str]:
+    """Return what figures depend on: the machine, its load, the versions and the command.
+
+    Args:
+        launcher: What started the command, if something did.
+    """
+    installed = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
+    versions = [f"{name} {installed[name]}" for name in _PACKAGES if name in installed]
+    return {
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "load": f"{os.getloadavg()[0]:.2f} over the last minute",
+        "versions": ", ".join([f"Python {platform.python_version()}", *versions]),
+        "command": " ".join([launcher, "python", *sys.orig_argv[1:]]).strip(),
+    }
+
+
+def lines(conditions: dict[str, str]) -> str:
+    """Return the conditions as text."""
+    return "\n".join(f"{name + ':':10}{value}" for name, value in conditions.items())
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown, which also reads well where it is printed.
+
+    Args:
+        header: The names of the columns.
+        rows: A text for each column.
+
+    Example:
+        >>> print(table(["workers", "bytes"], [["2", "1024"]]))
+        | workers | bytes |
+        |---------|-------|
+        | 2       | 1024  |
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join([line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)])
+
+
+def write_json(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write the figures, if there is a file to write them to.
+
+    Args:
+        path: The file.
+        figures: What JSON can hold.
+    """
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _processor() -> str:
+    # platform.processor() is empty on most Linux systems.
+    info = Path("/proc/cpuinfo")
+    lines_of_info = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines_of_info if line.startswith("model name")]
+    return names[0] if names else platform.machine()
