@@ -1,5 +1,6 @@
-"""What every test runs under: two logical devices, eager or with TensorFlow 1's behaviour."""
+"""What every test runs under: two logical devices, eager or with TensorFlow 1's behaviour, with or without Horovod."""
 
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -16,11 +17,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "graph: builds its own graphs, and so also runs with --v1-behavior")
+    config.addinivalue_line("markers", "horovod: needs Horovod, which the lane `horovod` builds; it runs these alone")
     # For the tests with two replicas; it must be set before TensorFlow starts.
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     if config.getoption("--v1-behavior"):
         tf.compat.v1.disable_v2_behavior()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
+        pytest.skip("needs Horovod, which the lane `horovod` builds")
 
 
 @pytest.fixture

@@ -48,7 +48,12 @@ class Finished(NamedTuple):
 
 
 def run(
-    command: Sequence[str], directory: Path, seconds: float, environments: Sequence[Mapping[str, str]] = ({},)
+    command: Sequence[str],
+    directory: Path,
+    seconds: float,
+    environments: Sequence[Mapping[str, str]] = ({},),
+    *,
+    outlive: bool = False,
 ) -> Finished:
     """Run a command, once in each environment, and end what is left when it hangs or one process has failed.
 
@@ -57,12 +62,13 @@ def run(
         directory: Where to write the logs.
         seconds: How long all may print nothing. What they take in all depends on the machine's load.
         environments: What each process has in its environment beside what this one has; by default there is one.
+        outlive: Let the others go on when one process has failed.
     """
     mark = {"TFMP_TEST_RUN": uuid.uuid4().hex}
     logs = [directory / f"process_{index}.log" for index in range(len(environments))]
     processes = [_start(command, {**own, **mark}, log) for own, log in zip(environments, logs, strict=True)]
     try:
-        codes = _wait(processes, logs, seconds)
+        codes = _wait(processes, logs, seconds, outlive)
     finally:
         _end(processes, mark)
     return Finished(codes, [log.read_text(errors="replace") for log in logs])
@@ -81,9 +87,9 @@ def two_workers() -> list[dict[str, str]]:
     ]
 
 
-def under_horovod(program: Sequence[str]) -> list[str]:
-    """Return the command that runs a program as two processes under Horovod."""
-    return [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2", *program]
+def under_horovod(program: Sequence[str], processes: int = 2) -> list[str]:
+    """Return the command that runs a program as some processes under Horovod."""
+    return [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(processes), *program]
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -93,12 +99,15 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=whole)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path], seconds: float) -> list[int | None]:
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path], seconds: float, outlive: bool
+) -> list[int | None]:
     started = since = time.monotonic()
     printed = 0
     while True:
         codes = [process.poll() for process in processes]
-        if None not in codes or any(codes) or time.monotonic() > min(since + seconds, started + _SECONDS_IN_ALL):
+        failed = any(codes) and not outlive
+        if None not in codes or failed or time.monotonic() > min(since + seconds, started + _SECONDS_IN_ALL):
             return codes
         if (size := sum(log.stat().st_size for log in logs)) > printed:
             printed, since = size, time.monotonic()

@@ -27,9 +27,6 @@ SMALL = (
     "--dupe_factor=1 --num_train_steps=8 --num_warmup_steps=2"
 )
 
-has_horovod = importlib.util.find_spec("horovod") is not None
-needs_horovod = pytest.mark.skipif(not has_horovod, reason="needs Horovod, which the lane `horovod` builds")
-
 
 def _command(kind: str, model_dir: pathlib.Path) -> list[str]:
     """Return the README's command, made small, with the variables printed at the end."""
@@ -61,7 +58,7 @@ def _check(finished: replica_processes.Finished, model_dir: pathlib.Path) -> Non
     assert "\n".join(finished.logs).count("training and") == 1
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.parametrize("options", [[], ["--aggregation_dtype=float16"]], ids=["float32", "float16"])
 def test_horovod_keeps_two_workers_one(options: list[str], tmp_path: pathlib.Path) -> None:
     command = _command("horovod", tmp_path / "model")
@@ -75,7 +72,7 @@ def test_tf_config_keeps_two_workers_one_and_they_resume(tmp_path: pathlib.Path)
     _check(replica_processes.run(command, tmp_path, 120, replica_processes.two_workers()), tmp_path / "model")
 
 
-@pytest.mark.skipif(has_horovod, reason="Horovod is installed")
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="Horovod is installed")
 def test_without_horovod_the_readme_says_how_to_install_it(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +80,7 @@ def test_without_horovod_the_readme_says_how_to_install_it(
     assert "needs Horovod (No module named 'horovod'). No extra of tfmp installs it" in capsys.readouterr().err
 
 
-@needs_horovod
+@pytest.mark.horovod
 def test_without_horovodrun_its_command_is_named(tmp_path: pathlib.Path) -> None:
     program = [sys.executable, bert_variables.__file__, "--distribute=horovod", f"--model_dir={tmp_path}"]
     finished = replica_processes.run(program, tmp_path, 60)

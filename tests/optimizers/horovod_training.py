@@ -1,15 +1,20 @@
 """Trains with Horovod, every process fed inputs of its own, and prints the state after every step.
 
-    PYTHONPATH=. horovodrun -np 2 python tests/optimizers/horovod_training.py session plain inside outside
+    PYTHONPATH=. horovodrun -np 2 python tests/optimizers/horovod_training.py session/plain session/inside fit/outside
 
-In a single process, without Horovod, `reference` trains on the mean of the gradients, and so does `ReplicaTraining`.
+It also tells how often the processes met in each training. In a single process, without Horovod, `reference` trains on
+the mean of the gradients, and so does `ReplicaTraining`.
 """
 
 import argparse
+import functools
+import importlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +26,8 @@ import tfmp
 tf1 = tf.compat.v1
 
 _WORKERS = 2
+
+_WEIGHTS = {"kernel": np.float32([1, 2]), "table": np.ones([4, 1], np.float32), "bias": np.float32(1)}
 
 
 def inputs(steps: int) -> np.ndarray:
@@ -51,15 +58,9 @@ class SessionTraining:
         self, opt: Any, loss_scale_manager: tfmp.LossScaleManager, ranks: Sequence[int], with_bias: bool = False
     ) -> None:
         self._inputs = [tf1.placeholder(tf.float32, []) for _ in ranks]
-        kernel = tf1.get_variable("kernel", initializer=[1.0, 2.0])
-        table = tf1.get_variable("table", initializer=np.ones([4, 1], np.float32))
-        bias = tf1.get_variable("bias", initializer=1.0)
-        losses = [
-            (tf.reduce_sum(kernel) + tf.reduce_sum(tf.nn.embedding_lookup(table, [rank, 3]))) * value
-            for rank, value in zip(ranks, self._inputs, strict=True)
-        ]
-        loss = tf.add_n(losses) / len(ranks) + (bias if with_bias else 0)
-        self._train_op = opt.minimize(loss, tf1.train.get_or_create_global_step(), [kernel, table, bias])
+        weights = [tf1.get_variable(name, initializer=value) for name, value in _WEIGHTS.items()]
+        loss = _loss(weights, ranks, self._inputs) + (weights[-1] if with_bias else 0)
+        self._train_op = opt.minimize(loss, tf1.train.get_or_create_global_step(), weights)
         self._variables = tf1.global_variables()
         self._outcomes = loss_scale_manager.get_step_outcomes()
         self._saver = tf1.train.Saver()
@@ -87,21 +88,72 @@ class SessionTraining:
                 }
 
 
-def reference(steps: int, ranks: Sequence[int] = range(_WORKERS)) -> list[dict[str, Any]]:
+def _loss(weights: Sequence[Any], ranks: Sequence[int], inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    kernel, table, _ = weights
+    losses = []
+    for rank, value in zip(ranks, inputs, strict=True):
+        rows = tf.nn.embedding_lookup(table, [tf.where(value > 0, rank, 2), 3])
+        losses.append((tf.reduce_sum(kernel) + tf.reduce_sum(rows)) * value)
+    return tf.add_n(losses) / len(ranks)
+
+
+def eager_states(
+    opt: Any, loss_scale_manager: tfmp.LossScaleManager, ranks: Sequence[int], fed: np.ndarray, *, compiled: bool
+) -> Iterator[dict[str, Any]]:
+    """Train what `SessionTraining` does, the bias left out, on losses that are functions, and yield the same.
+
+    Args:
+        opt: The optimizer.
+        loss_scale_manager: Its manager.
+        ranks: The workers whose inputs this process is fed.
+        fed: The inputs, a row for each step.
+        compiled: Run the step as a `tf.function`.
+    """
+    weights = [tf.Variable(value, name=name) for name, value in _WEIGHTS.items()]
+    global_step = tf.Variable(0, dtype=tf.int64)
+
+    def step(inputs: tf.Tensor) -> None:
+        # As scripts do that clip in between.
+        grads_and_vars = opt.compute_gradients(lambda: _loss(weights, ranks, tf.unstack(inputs)), weights)
+        opt.apply_gradients(grads_and_vars, global_step)
+
+    run = tf.function(step) if compiled else step
+    for values in np.float32(fed):
+        run(tf.constant(values))
+        counts = [global_step, loss_scale_manager.get_loss_scale()]
+        slots = [opt.get_slot(weight, name) for weight in weights[:2] for name in opt.get_slot_names()]
+        yield {
+            "variables": [variable.numpy().tolist() for variable in [*weights, *counts, *slots]],
+            "outcomes": [value.numpy().tolist() for value in loss_scale_manager.get_step_outcomes()],
+        }
+
+
+def reference(steps: int, ranks: Sequence[int] = range(_WORKERS), *, eager: bool = False) -> list[dict[str, Any]]:
     """Return the states of a single process that trains on the mean of the workers' gradients.
 
     Args:
         steps: How many to take.
         ranks: The workers.
+        eager: Train on a loss that is a function.
     """
+    fed = inputs(steps)[:, ranks]
+    loss_scale_manager = manager()
+    opt = tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(0.125), loss_scale_manager)
+    if eager:
+        return list(eager_states(opt, loss_scale_manager, ranks, fed, compiled=False))
     with tf.Graph().as_default():
-        loss_scale_manager = manager()
-        opt = tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(0.125), loss_scale_manager)
-        return list(SessionTraining(opt, loss_scale_manager, ranks).states(inputs(steps)[:, ranks]))
+        return list(SessionTraining(opt, loss_scale_manager, ranks).states(fed))
 
 
-def _wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
-    """Wrap an optimizer in tfmp's and, but for some orders, in Horovod's."""
+def wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
+    """Wrap an optimizer in tfmp's and, in the orders "inside" and "outside", in Horovod's.
+
+    Args:
+        hvd: Horovod.
+        order: Where its wrapper is; or "plain"; or "float16", plain with gradients that travel so; or "alone".
+        inner: The optimizer.
+        settings: More for tfmp's.
+    """
     if order == "inside":
         return tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(inner), is_distributed=True, **settings)
     if order == "outside":
@@ -110,51 +162,124 @@ def _wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
     return tfmp.LossScaleOptimizer(inner, is_distributed=order != "alone", aggregation_dtype=dtype, **settings)
 
 
-def _by_session(hvd: Any, order: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _by_v1(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rank = hvd.rank()
+    fed = inputs(300)[options.first : options.last, [rank]]
+    loss_scale_manager = manager()
+    opt = wrap(hvd, order, tf1.train.AdamOptimizer(0.125), loss_scale_manager=loss_scale_manager)
+    if way != "session":
+        yield from eager_states(opt, loss_scale_manager, [rank], fed, compiled=way == "function")
+        return
     with tf.Graph().as_default():
-        loss_scale_manager = manager()
-        opt = _wrap(hvd, order, tf1.train.AdamOptimizer(0.125), loss_scale_manager=loss_scale_manager)
         training = SessionTraining(opt, loss_scale_manager, [rank], with_bias=options.missing and rank == 1)
-        fed = inputs(options.last)[options.first :, [rank]]
-        yield from training.states(fed, options.restore, options.save if rank == 0 else None)
+        save = str(options.save / "checkpoint") if options.save and rank == 0 else None
+        yield from training.states(fed, options.restore, save)
 
 
-def _by_keras(hvd: Any, order: str, options: argparse.Namespace) -> Iterator[replica_training.State]:
-    import keras
+def _of_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[float]:
+    """Train on a gradient that is a constant of the graph; at one step the first worker fetches something more."""
+    del way
+    with tf.Graph().as_default(), tf1.Session() as session:
+        weight = tf1.get_variable("weight", initializer=1.0)
+        table = tf1.get_variable("table", initializer=[1.0, 1.0])
+        loss = weight + tf.reduce_sum(tf.gather(table, [0]))
+        opt = wrap(
+            hvd, order, tf1.train.GradientDescentOptimizer(0.125), loss_scale_manager=tfmp.FixedLossScaleManager(8)
+        )
+        train_op = opt.minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        for step in range(options.last):
+            session.run([train_op, loss] if step == 1 and hvd.rank() == 0 else train_op)
+            yield session.run(weight).tolist()
 
+
+def _by_keras(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[replica_training.State]:
     training = replica_training.ReplicaTraining(
-        keras,
+        importlib.import_module("keras"),
         tf.distribute.get_strategy(),
-        lambda inner: _wrap(hvd, order, inner, loss_scale_manager=replica_training.manager()),
+        lambda inner: wrap(hvd, order, inner, loss_scale_manager=replica_training.manager()),
     )
-    fed = replica_training.inputs("random")[:, [hvd.rank()]]
-    yield from training.by_fit(fed) if options.way == "fit" else training.by_loop(fed)
+    if options.restore:
+        training.checkpoint.restore(options.restore)
+    lacks_bias = options.missing and hvd.rank() == 0
+    minimize = {
+        "loop": functools.partial(_by_tape, lambda tape: tape, lacks_bias),
+        "tape": functools.partial(_by_tape, hvd.DistributedGradientTape, lacks_bias),
+        "minimize": lambda opt, loss, weights: opt.minimize(loss, weights),
+    }
+    fed = replica_training.inputs("random")[options.first : options.last, [hvd.rank()]]
+    for state in training.by_fit(fed) if way == "fit" else training.by_loop(fed, minimize=minimize[way]):
+        if options.save and hvd.rank() == 0:
+            training.checkpoint.save(options.save / "checkpoint")
+        yield state
+
+
+def _by_tape(
+    share: Callable[[tf.GradientTape], tf.GradientTape],
+    lacks_bias: bool,
+    opt: Any,
+    loss: Callable[[], tf.Tensor],
+    weights: list[Any],
+) -> None:
+    with tf.GradientTape() as tape:
+        scaled = opt.scale_loss(loss())
+    shared = share(tape)
+    grads = shared.gradient(scaled, weights)
+    if lacks_bias:
+        grads[-1] = None
+    opt.apply_gradients(zip(grads, weights, strict=True), skip_gradients_aggregation=shared is not tape)
+
+
+_WAYS: dict[str, Callable[..., Iterator[Any]]] = {
+    "session": _by_v1,
+    "eager": _by_v1,
+    "function": _by_v1,
+    "constants": _of_constants,
+    "fit": _by_keras,
+    "loop": _by_keras,
+    "tape": _by_keras,
+    "minimize": _by_keras,
+}
 
 
 def _main() -> None:
-    import horovod.tensorflow as hvd
-
     parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=["session", "fit", "loop"])
-    parser.add_argument("orders", nargs="+", choices=["plain", "inside", "outside", "float16", "alone"])
+    parser.add_argument("trainings", nargs="+", help="a key of _WAYS and an order of `wrap`, with a slash between")
     parser.add_argument("--v1-behavior", action="store_true")
-    parser.add_argument("--first", type=int, default=0, help="the first step")
-    parser.add_argument("--last", type=int, default=300, help="the step before which to stop")
-    parser.add_argument("--die", type=int, help="after how many steps the second process dies")
-    parser.add_argument("--restore", help="a checkpoint to start from")
-    parser.add_argument("--save", help="where to save a checkpoint after each step")
     parser.add_argument("--missing", action="store_true", help="let the second process have a gradient more")
+    replica_training.add_options(parser)
     options = parser.parse_args()
     if options.v1_behavior:
         tf1.disable_v2_behavior()
+    # Lets Horovod record what the processes do together, from when it is told to.
+    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+    hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
-    states_of = _by_session if options.way == "session" else _by_keras
-    for order in options.orders:
-        for taken, state in enumerate(states_of(hvd, order, options), start=1):
-            print(f"STATE {hvd.rank()} {order}", json.dumps(state), flush=True)  # noqa: T201 - it is a program
-            if taken == options.die and hvd.rank() == 1:
-                os._exit(3)
+    try:
+        _train(hvd, options)
+    except tf.errors.InvalidArgumentError as error:
+        # It ends well: horovodrun ends the others when one process fails, and they could not print theirs.
+        print(f"REFUSED {hvd.rank()}", json.dumps(error.message), flush=True)  # noqa: T201 - it is a program
+
+
+def _train(hvd: Any, options: argparse.Namespace) -> None:
+    for training in options.trainings:
+        way, _, order = training.partition("/")
+        with tempfile.TemporaryDirectory() as directory:
+            timeline = Path(directory) / "timeline.json"
+            hvd.start_timeline(str(timeline))
+            for taken, state in enumerate(_WAYS[way](hvd, way, order, options), start=1):
+                print(f"STATE {hvd.rank()} {training}", json.dumps(state), flush=True)  # noqa: T201 - it is a program
+                replica_training.die_after(options, taken, hvd.rank())
+            hvd.stop_timeline()
+            if hvd.rank() == 0:
+                print(f"MEETINGS {training}", json.dumps(_meetings(timeline)), flush=True)  # noqa: T201 - as above
+
+
+def _meetings(timeline: Path) -> dict[str, int]:
+    """Return how often the processes summed, and how often they gathered."""
+    events = timeline.read_text(encoding="utf-8")
+    return {kind: events.count(f'"name": "{kind}"') for kind in ("ALLREDUCE", "ALLGATHER")}
 
 
 if __name__ == "__main__":

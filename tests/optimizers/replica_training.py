@@ -11,8 +11,10 @@ import functools
 import importlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -23,6 +25,9 @@ import tfmp
 
 #: The values of variables, a list for each replica of this process.
 State: TypeAlias = list[list[Any]]
+
+#: Takes a step with an optimizer, a loss and the variables to train.
+Minimize: TypeAlias = Callable[[Any, Callable[[], tf.Tensor], list[Any]], None]
 
 #: Which of two replicas overflow.
 OVERFLOWS = {"none": (), "first": (0,), "last": (1,), "both": (0, 1)}
@@ -71,7 +76,7 @@ def values(strategy: tf.distribute.Strategy, variables: list[Any]) -> State:
 
 
 class ReplicaTraining:
-    """A model of one kernel, whose gradient is the mean input, and one bias, whose gradient is always 1.
+    """A model of a kernel, whose gradient is the mean input, an embedding, with a sparse one, and a bias, with 1.
 
     Args:
         keras: The Keras.
@@ -86,27 +91,36 @@ class ReplicaTraining:
             self.model = _model(keras)
             self.opt = wrap(keras.optimizers.Adam(0.125))
             self.model.compile(self.opt)
+        self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.opt)
 
     def state(self) -> State:
-        """Return the kernel, the bias and all that the optimizer keeps."""
+        """Return the weights and all that the optimizer keeps."""
         return values(self._strategy, [*self.model.weights, *self.opt.variables])
 
-    def by_loop(self, inputs: np.ndarray, *, unscale: bool = False, compiled: bool = True) -> Iterator[State]:
+    def by_loop(
+        self, inputs: np.ndarray, *, unscale: bool = False, compiled: bool = True, minimize: Minimize | None = None
+    ) -> Iterator[State]:
         """Train by a loop of one's own, and yield the state after each step.
 
         Args:
             inputs: What the replicas are fed, a row for each step.
             unscale: Go the way of `get_scaled_loss` and `get_unscaled_gradients`, not that of `scale_loss`.
             compiled: Run the step as a `tf.function`.
+            minimize: Takes the step in another way.
         """
         weights = self.model.trainable_variables
         with self._strategy.scope():
             self.opt.build(weights)
 
         def on_replica(x: tf.Tensor) -> None:
+            def loss() -> tf.Tensor:
+                return tf.reduce_sum(self.model(x)) / inputs.shape[1]
+
+            if minimize is not None:
+                minimize(self.opt, loss, weights)
+                return
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(self.model(x)) / inputs.shape[1]
-                scaled = self.opt.get_scaled_loss(loss) if unscale else self.opt.scale_loss(loss)
+                scaled = self.opt.get_scaled_loss(loss()) if unscale else self.opt.scale_loss(loss())
             grads = tape.gradient(scaled, weights)
             if unscale:
                 grads = self.opt.get_unscaled_gradients(grads)
@@ -152,11 +166,14 @@ def _model(keras: ModuleType) -> Any:
             self.add_loss(tf.reduce_mean(outputs))
             return outputs
 
-    class Model(keras.Sequential):  # type: ignore[name-defined]
+    class Model(keras.Model):  # type: ignore[name-defined]
         def train_step(self, data: tf.Tensor) -> dict[str, tf.Tensor]:
             return {name: tf.reshape(result, [1]) for name, result in super().train_step(data).items()}
 
-    return Model([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones"), MeanAsLoss()])
+    x = keras.Input([1])
+    rows = keras.layers.Embedding(2, 1, embeddings_initializer="ones")(x > 0)
+    outputs = keras.layers.Dense(1, kernel_initializer="ones")(x) + keras.layers.Flatten()(rows) * x
+    return Model(x, MeanAsLoss()(outputs))
 
 
 def _strategy(name: str) -> tf.distribute.Strategy:
@@ -174,6 +191,7 @@ def main() -> None:
     parser.add_argument("wrapper", choices=["ours", "stock"])
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
     parser.add_argument("ways", choices=["loop", "fit"], nargs="+")
+    add_options(parser)
     args = parser.parse_args()
 
     keras = importlib.import_module(args.keras)
@@ -181,10 +199,33 @@ def main() -> None:
     stock = functools.partial(keras.mixed_precision.LossScaleOptimizer, initial_scale=1024, dynamic_growth_steps=2)
     for way in args.ways:
         training = ReplicaTraining(keras, strategy, ours if args.wrapper == "ours" else stock)
+        if args.restore:
+            training.checkpoint.restore(args.restore)
         unscale = not hasattr(training.opt, "scale_loss")
-        fed = inputs(args.overflow)
-        for state in training.by_loop(fed, unscale=unscale) if way == "loop" else training.by_fit(fed):
+        fed = inputs(args.overflow)[args.first : args.last]
+        rank = strategy.cluster_resolver.task_id if args.strategy == "workers" else 0
+        states = training.by_loop(fed, unscale=unscale) if way == "loop" else training.by_fit(fed)
+        for taken, state in enumerate(states, start=1):
+            # Each worker takes part, and writes files of its own.
+            if args.save:
+                training.checkpoint.save(args.save / str(rank) / "checkpoint")
             print(f"STATE {way}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
+            die_after(args, taken, rank)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the programs that take part in a training understand."""
+    parser.add_argument("--first", type=int, default=0, help="the first step")
+    parser.add_argument("--last", type=int, help="the step before which to stop")
+    parser.add_argument("--die", type=int, help="after how many steps the second process dies")
+    parser.add_argument("--restore", help="a checkpoint to start from")
+    parser.add_argument("--save", type=Path, help="a directory for a checkpoint after each step")
+
+
+def die_after(options: argparse.Namespace, taken: int, rank: int) -> None:
+    """End this process, without any farewell, if it is the second and has taken as many steps as it should."""
+    if taken == options.die and rank == 1:
+        os._exit(3)
 
 
 if __name__ == "__main__":

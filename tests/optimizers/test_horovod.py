@@ -1,9 +1,10 @@
 """Optimizers in two processes that Horovod connects: one step for both."""
 
-import importlib.util
+import importlib
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,82 +15,163 @@ import replica_processes
 import replica_training
 import tensorflow as tf
 
-if importlib.util.find_spec("horovod") is None:
-    pytest.skip("needs Horovod, which the lane `horovod` builds", allow_module_level=True)
+from tfmp.core.distribute import current_distribution
+
+pytestmark = pytest.mark.horovod
+
+_ORDERS = ("plain", "inside", "outside", "float16")
 
 
-def _horovodrun(arguments: list[str], directory: Path, seconds: float) -> tuple[int | None, str]:
-    """Run the program in two processes; return its status, None if it had to be killed, and what it printed."""
+def _horovodrun(arguments: list[str], directory: Path, seconds: float, processes: int = 2) -> tuple[int | None, str]:
+    """Run the program in some processes; return its status, None if it had to be killed, and what it printed."""
     program = [sys.executable, horovod_training.__file__, *arguments]
-    finished = replica_processes.run(replica_processes.under_horovod(program), directory, seconds)
+    finished = replica_processes.run(replica_processes.under_horovod(program, processes), directory, seconds)
     return finished.codes[0], finished.logs[0]
 
 
-def _states(log: str, rank: int, order: str = "plain") -> list[Any]:
-    return [json.loads(line) for line in re.findall(rf"STATE {rank} {order} (.*)$", log, re.MULTILINE)]
+def _states(log: str, rank: int, training: str) -> list[Any]:
+    return [json.loads(line) for line in re.findall(rf"STATE {rank} {training} (.*)$", log, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("behavior", [[], ["--v1-behavior"]], ids=["resource", "reference"])
-def test_workers_stay_one_through_300_random_overflows(tmp_path: Path, behavior: list[str]) -> None:
-    orders = ["plain", "inside", "outside", "float16"]
-    status, log = _horovodrun(["session", *orders, *behavior], tmp_path, seconds=150)
+def _meetings_in_a_step(log: str, training: str) -> dict[str, float]:
+    """Return how often the processes summed a tensor, and how often they gathered one, in a step of a training."""
+    [meetings] = re.findall(rf"MEETINGS {training} (.*)$", log, re.MULTILINE)
+    return {kind: count / len(_states(log, 0, training)) for kind, count in json.loads(meetings).items()}
+
+
+def _expected_meetings(training: str, dense: int) -> dict[str, float]:
+    """Return what is needed: each dense gradient and the flag once, and a sparse one's values and rows, once each."""
+    way, _, order = training.partition("/")
+    # What the gradients are, which tfmp asks before it shares them itself.
+    # Horovod's optimizer does, but where the loop computes gradients itself.
+    asked = way == "loop" or (way != "tape" and order in {"plain", "float16"})
+    return {"ALLREDUCE": dense + 1 + asked, "ALLGATHER": 2}
+
+
+def _of_keras(steps: int | None = None) -> list[replica_training.State]:
+    """Return the states of a single process that trains on the mean of the workers' gradients."""
+    one_device = replica_training.ReplicaTraining(keras, tf.distribute.get_strategy())
+    return one_device.by_fit(replica_training.inputs("random")[:steps])
+
+
+@pytest.mark.parametrize(
+    ("orders", "behavior"),
+    [(_ORDERS, []), (("plain", "outside"), ["--v1-behavior"])],
+    ids=["resource", "reference"],
+)
+def test_workers_stay_one_through_300_random_overflows(
+    tmp_path: Path, orders: Sequence[str], behavior: list[str]
+) -> None:
+    trainings = [f"session/{order}" for order in orders]
+    status, log = _horovodrun([*trainings, *behavior], tmp_path, seconds=150)
     assert status == 0, log
     expected = horovod_training.reference(300)
-    for order in orders:
+    for training in trainings:
         for rank in range(2):
-            assert _states(log, rank, order) == expected, f"{order}, worker {rank}"
+            assert _states(log, rank, training) == expected, f"{training}, worker {rank}"
+        assert _meetings_in_a_step(log, training) == _expected_meetings(training, dense=1), training
 
 
-@pytest.mark.parametrize(("way", "orders"), [("fit", ["plain", "inside", "outside"]), ("loop", ["plain"])])
-def test_keras_on_two_workers_equals_one_device(tmp_path: Path, way: str, orders: list[str]) -> None:
-    status, log = _horovodrun([way, *orders], tmp_path, seconds=150)
+def test_losses_that_are_functions_train_as_on_one_device(tmp_path: Path) -> None:
+    trainings = [f"{way}/{order}" for way in ("eager", "function") for order in _ORDERS]
+    status, log = _horovodrun([*trainings, "--last=60"], tmp_path, seconds=150)
     assert status == 0, log
-    one_device = replica_training.ReplicaTraining(keras, tf.distribute.get_strategy())
-    expected = one_device.by_fit(replica_training.inputs("random"))
-    for order in orders:
+    expected = horovod_training.reference(60, eager=True)
+    for training in trainings:
         for rank in range(2):
-            assert _states(log, rank, order) == expected, f"{order}, worker {rank}"
+            assert _states(log, rank, training) == expected, f"{training}, worker {rank}"
+        assert _meetings_in_a_step(log, training) == _expected_meetings(training, dense=1), training
 
 
-def test_gradients_that_nothing_averages_are_warned_of(tmp_path: Path) -> None:
-    status, log = _horovodrun(["session", "alone", "--last=3"], tmp_path, seconds=60)
+@pytest.mark.parametrize(
+    ("trainings", "steps"),
+    [
+        ([f"fit/{order}" for order in _ORDERS], None),
+        ([*(f"loop/{order}" for order in _ORDERS), "tape/plain", *(f"minimize/{order}" for order in _ORDERS)], 60),
+    ],
+    ids=["fit", "loop"],
+)
+def test_keras_on_two_workers_equals_one_device(tmp_path: Path, trainings: list[str], steps: int | None) -> None:
+    status, log = _horovodrun([*trainings, *([f"--last={steps}"] if steps else [])], tmp_path, seconds=150)
     assert status == 0, log
-    assert "Horovod runs 2 processes, and nothing averages the gradients over them: pass is_distributed=True" in log
+    expected = _of_keras(steps)
+    for training in trainings:
+        for rank in range(2):
+            assert _states(log, rank, training) == expected, f"{training}, worker {rank}"
+        assert _meetings_in_a_step(log, training) == _expected_meetings(training, dense=2), training
+
+
+def test_gradients_that_are_constants_are_shared_at_every_step(tmp_path: Path) -> None:
+    trainings = ["constants/plain", "constants/float16"]
+    # A worker that waits for ever is told of by the time-out.
+    status, log = _horovodrun([*trainings, "--last=4"], tmp_path, seconds=40)
+    assert status == 0, log
+    for training in trainings:
+        for rank in range(2):
+            assert _states(log, rank, training) == [0.875, 0.75, 0.625, 0.5]
+        assert _meetings_in_a_step(log, training) == _expected_meetings(training, dense=1), training
+
+
+def test_one_process_trains_as_it_does_without_horovod(tmp_path: Path) -> None:
+    trainings = [f"{way}/{order}" for way in ("session", "eager") for order in _ORDERS]
+    status, log = _horovodrun([*trainings, "--last=20"], tmp_path, seconds=60, processes=1)
+    assert status == 0, log
+    for training in trainings:
+        expected = horovod_training.reference(20, [0], eager=training.startswith("eager"))
+        assert _states(log, 0, training) == expected, training
+
+
+def test_horovod_that_is_not_initialized_is_an_error() -> None:
+    hvd = importlib.import_module("horovod.tensorflow")
+    assert not hvd.is_initialized()
+    with pytest.raises(ValueError, match=r"is_distributed=True, and nothing distributes: call hvd\.init\(\)"):
+        current_distribution(is_distributed=True)
+
+
+def test_gradients_that_nothing_averages_are_warned_of_once(tmp_path: Path) -> None:
+    trainings = ["session/alone", "eager/alone"]
+    status, log = _horovodrun([*trainings, "--last=3"], tmp_path, seconds=60)
+    assert status == 0, log
+    warning = "Horovod runs 2 processes, and nothing averages the gradients over them: pass is_distributed=True"
     for rank in range(2):
-        assert _states(log, rank, "alone") == horovod_training.reference(3, [rank])
+        for training in trainings:
+            expected = horovod_training.reference(3, [rank], eager=training.startswith("eager"))
+            assert _states(log, rank, training) == expected, training
+        warned = re.findall(rf"^\[{rank}\].*{re.escape(warning)}", log, re.MULTILINE)
+        assert len(warned) == len(trainings), log
 
 
-@pytest.mark.parametrize("order", ["plain", "inside"])
-def test_processes_that_are_averaged_are_not_warned_of(tmp_path: Path, order: str) -> None:
-    status, log = _horovodrun(["session", order, "--last=1"], tmp_path, seconds=60)
+def test_gradients_that_are_averaged_are_not_warned_of(tmp_path: Path) -> None:
+    status, log = _horovodrun([*(f"session/{order}" for order in _ORDERS), "--last=1"], tmp_path, seconds=60)
     assert status == 0, log
     assert "nothing averages" not in log
 
 
-def test_gradient_that_one_worker_lacks_is_an_error_in_both(tmp_path: Path) -> None:
-    status, log = _horovodrun(["session", "plain", "--missing"], tmp_path, seconds=60)
-    assert status not in {0, None}, log
+@pytest.mark.parametrize(("training", "variable"), [("session/plain", "bias:0"), ("loop/plain", "dense/bias:0")])
+def test_gradient_that_one_worker_lacks_is_an_error_in_both(tmp_path: Path, training: str, variable: str) -> None:
+    status, log = _horovodrun([training, "--missing"], tmp_path, seconds=60)
+    assert status == 0, log
+    message = rf"differ in whether the gradients of these are None, or sparse:.*\b{variable}"
     for rank in range(2):
-        assert re.search(
-            rf"^\[{rank}\].*differ in whether the gradients of these are None, or sparse:.*bias:0", log, re.MULTILINE
-        )
+        assert re.search(rf"REFUSED {rank} .*{message}", log), log
 
 
-def test_worker_that_dies_ends_the_other_and_the_run_resumes(tmp_path: Path) -> None:
-    status, log = _horovodrun(
-        ["session", "plain", "--last=60", f"--save={tmp_path}/checkpoint", "--die=30"], tmp_path, seconds=90
-    )
+@pytest.mark.parametrize("training", ["session/plain", "loop/plain"])
+def test_worker_that_dies_ends_the_other_and_the_run_resumes(tmp_path: Path, training: str) -> None:
+    status, log = _horovodrun([training, "--last=60", f"--save={tmp_path}", "--die=30"], tmp_path, seconds=90)
     assert status not in {0, None}, log
     assert "Process name: 1\nExit code: 3" in log
     last = tf.train.latest_checkpoint(tmp_path)
     taken = int(last.rpartition("-")[2])
     assert taken in {29, 30}
 
-    status, log = _horovodrun(
-        ["session", "plain", f"--first={taken}", "--last=60", f"--restore={last}"], tmp_path, seconds=90
-    )
+    status, log = _horovodrun([training, f"--first={taken}", "--last=60", f"--restore={last}"], tmp_path, seconds=90)
     assert status == 0, log
-    # A checkpoint holds what tf.contrib's held, and so not the counts of steps.
+    resumed = [_states(log, rank, training) for rank in range(2)]
+    if training == "loop/plain":
+        assert resumed == [_of_keras(60)[taken:]] * 2
+        return
+    # A checkpoint of a session holds what tf.contrib's held, and so not the counts of steps.
     expected = [state["variables"] for state in horovod_training.reference(60)[taken:]]
-    for rank in range(2):
-        assert [state["variables"] for state in _states(log, rank)] == expected
+    for states in resumed:
+        assert [state["variables"] for state in states] == expected

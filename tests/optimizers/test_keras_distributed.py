@@ -158,11 +158,11 @@ def test_strategy_of_one_device_changes_nothing(keras: ModuleType) -> None:
 def test_untested_strategy_is_refused_by_name(keras: ModuleType, way: str) -> None:
     strategy = tf.distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0")
     training = ReplicaTraining(keras, strategy)
-    before = training.model.get_weights()
+    before = values(strategy, training.model.weights)
     train = training.by_fit if way == "fit" else training.by_loop
     with pytest.raises(NotImplementedError, match=f"does not support {type(strategy).__name__}: use MirroredStrategy"):
         list(train(inputs("none")))
-    assert training.model.get_weights() == before
+    assert values(strategy, training.model.weights) == before
 
 
 @for_every_keras()

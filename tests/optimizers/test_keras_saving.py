@@ -157,11 +157,15 @@ def test_config_makes_the_same_optimizer_again(keras: ModuleType) -> None:
         }
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("iterations_include_skipped_steps", True), ("aggregation_dtype", "float16")]
+)
 @for_every_keras("keras2", "tf_keras")
-def test_config_tells_whether_skipped_steps_count(keras: ModuleType) -> None:
-    manager = tfmp.FixedLossScaleManager(8)
-    opt = tfmp.LossScaleOptimizer(optimizer(keras), manager, iterations_include_skipped_steps=True)
-    assert type(opt).from_config(opt.get_config()).get_config()["iterations_include_skipped_steps"] is True
+def test_config_holds_the_settings_of_keras_2(keras: ModuleType, setting: str, value: Any) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), True, **{setting: value})
+    config = json.loads(json.dumps(opt.get_config()))
+    assert config[setting] == value
+    assert type(opt).from_config(config).get_config() == opt.get_config()
 
 
 @for_every_keras()

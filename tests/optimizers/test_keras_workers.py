@@ -1,5 +1,6 @@
 """The wrapper around Keras optimizers on two workers, which are two processes: one decision for all."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -20,3 +21,22 @@ def test_two_workers_stay_one_through_200_random_overflows(keras: ModuleType, tm
         first, second = finished.states(way)
         assert first == second
         assert first == on_one_device
+
+
+@for_every_keras()
+def test_worker_that_dies_ends_the_other_and_the_run_resumes(keras: ModuleType, tmp_path: Path) -> None:
+    program = replica_training.command(keras.__name__, "workers", "ours", "random", "loop", f"--save={tmp_path}")
+    died = replica_processes.run([*program, "--die=10"], tmp_path, 90, replica_processes.two_workers(), outlive=True)
+    assert died.codes[0] not in {0, None}, str(died)
+    assert died.codes[1] == 3, str(died)
+    # The engine asks every 10 seconds whether the others live.
+    assert re.search(r"UnavailableError: .*task:1.*heartbeat", died.logs[0]), str(died)
+    last = tf.train.latest_checkpoint(tmp_path / "0")
+    taken = int(last.rpartition("-")[2])
+    assert taken in {9, 10}
+
+    options = [f"--first={taken}", "--last=30", f"--restore={last}"]
+    resumed = replica_processes.run([*program, *options], tmp_path, 90, replica_processes.two_workers())
+    assert resumed.codes == [0, 0], str(resumed)
+    expected = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random")[:30])[taken:]
+    assert resumed.states("loop") == [expected, expected]

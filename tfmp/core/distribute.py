@@ -142,18 +142,26 @@ def is_horovods(module: str) -> bool:
     return module.partition(".")[0] == "horovod"
 
 
-def called_by_horovod() -> bool:
-    """Tell whether the function that calls this was called by Horovod, whose optimizer then is around ours.
+def called_by_horovods(opt: object) -> bool:
+    """Tell whether a method of the Horovod optimizer around this one is running.
 
-    Nothing else tells a wrapped optimizer what wraps it.
+    Nothing else tells an optimizer what wraps it.
+
+    Args:
+        opt: The optimizer.
 
     Example:
-        >>> called_by_horovod()
+        >>> called_by_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
         False
     """
     frame = inspect.currentframe()
-    caller = frame and frame.f_back and frame.f_back.f_back
-    return caller is not None and is_horovods(caller.f_globals["__name__"])
+    while frame is not None:
+        # Not by the module of the code: AutoGraph runs a copy of it.
+        owner = frame.f_locals.get("self")
+        if is_horovods(type(owner).__module__) and getattr(owner, "_optimizer", None) is opt:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class SingleProcess:
@@ -315,7 +323,8 @@ def _of_each_step(value: tf.Tensor) -> tf.Tensor:
     Horovod's ops (0.28.1) do not say that they are stateful. That of a constant runs while TensorFlow optimizes a
     graph, anew for each set of fetches: a process that fetches a summary would wait for ever for those that do not.
     """
-    return value * tf.cast(tf.timestamp() > 0, value.dtype)
+    # Not times 1: TensorFlow knows what 0 times anything is.
+    return value + tf.cast(tf.timestamp() < 0, value.dtype)
 
 
 def _run_if(flag: tf.Tensor, function: Callable[[], tf.Operation]) -> tf.Operation:

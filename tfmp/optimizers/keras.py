@@ -177,7 +177,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the trainable variables.")
         scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
-        if not scaled and self._last_call != "get_unscaled_gradients":
+        if not scaled and self._last_call not in {"get_unscaled_gradients", "compute_gradients"}:
             _logger.warning(
                 "gradients are applied as they are, and %s was not called before: scale the loss by get_scaled_loss "
                 "and the gradients by get_unscaled_gradients, or call scale_loss alone.",

@@ -141,6 +141,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             scaled = self.get_scaled_loss(loss)
         grads_and_vars = self.inner_optimizer.compute_gradients(scaled, var_list, tape=tape)
         grads = self.get_unscaled_gradients([grad for grad, _ in grads_and_vars])
+        self._last_call = "compute_gradients"
         return [(grad, variable) for grad, (_, variable) in zip(grads, grads_and_vars, strict=True)]
 
     def aggregate_gradients(
@@ -155,8 +156,9 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             The sums or means, and the variables.
         """
         summed = list(self.inner_optimizer.aggregate_gradients(grads_and_vars))
-        # Horovod's optimizer, inside this one or made of it, has averaged them when they were computed.
-        if any(is_horovods(type(opt).__module__) for opt in (self, self.inner_optimizer)):
+        # Horovod's optimizer, inside this one or made of it, averages them when it computes them, and only then.
+        of_horovod = any(is_horovods(type(opt).__module__) for opt in (self, self.inner_optimizer))
+        if of_horovod and self._last_call == "compute_gradients":
             return summed
         grads, variables = zip(*summed, strict=True)
         means = self._scaler.share(grads, [variable.name for variable in variables], scaled=False)
