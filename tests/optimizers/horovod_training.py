@@ -2,8 +2,7 @@
 
     PYTHONPATH=. horovodrun -np 2 python tests/optimizers/horovod_training.py session/plain session/inside fit/outside
 
-It also tells how often the processes met in each training. In a single process, without Horovod, `reference` trains on
-the mean of the gradients, and so does `ReplicaTraining`.
+In a single process, without Horovod, `reference` trains on the mean of the gradients, and so does `ReplicaTraining`.
 """
 
 import argparse
@@ -246,13 +245,15 @@ def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trainings", nargs="+", help="a key of _WAYS and an order of `wrap`, with a slash between")
     parser.add_argument("--v1-behavior", action="store_true")
+    parser.add_argument("--record", action="store_true", help="tell how often the processes met in each training")
     parser.add_argument("--missing", action="store_true", help="let the second process have a gradient more")
     replica_training.add_options(parser)
     options = parser.parse_args()
     if options.v1_behavior:
         tf1.disable_v2_behavior()
-    # Lets Horovod record what the processes do together, from when it is told to.
-    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+    if options.record:
+        # Lets Horovod record what the processes do together, from when it is told to. That keeps a core busy.
+        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
     try:
@@ -267,19 +268,21 @@ def _train(hvd: Any, options: argparse.Namespace) -> None:
         way, _, order = training.partition("/")
         with tempfile.TemporaryDirectory() as directory:
             timeline = Path(directory) / "timeline.json"
-            hvd.start_timeline(str(timeline))
+            if options.record:
+                hvd.start_timeline(str(timeline))
             for taken, state in enumerate(_WAYS[way](hvd, way, order, options), start=1):
                 print(f"STATE {hvd.rank()} {training}", json.dumps(state), flush=True)  # noqa: T201 - it is a program
                 replica_training.die_after(options, taken, hvd.rank())
-            hvd.stop_timeline()
-            if hvd.rank() == 0:
-                print(f"MEETINGS {training}", json.dumps(_meetings(timeline)), flush=True)  # noqa: T201 - as above
+            if options.record:
+                hvd.stop_timeline()
+            if options.record and hvd.rank() == 0:
+                print(f"MEETINGS {training}", json.dumps(_meetings(timeline, taken)), flush=True)  # noqa: T201 - too
 
 
-def _meetings(timeline: Path) -> dict[str, int]:
-    """Return how often the processes summed, and how often they gathered."""
+def _meetings(timeline: Path, steps: int) -> dict[str, float]:
+    """Return how often the processes summed in a step, and how often they gathered."""
     events = timeline.read_text(encoding="utf-8")
-    return {kind: events.count(f'"name": "{kind}"') for kind in ("ALLREDUCE", "ALLGATHER")}
+    return {kind: events.count(f'"name": "{kind}"') / steps for kind in ("ALLREDUCE", "ALLGATHER")}
 
 
 if __name__ == "__main__":
