@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core import numerics
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _STRATEGIES_OF_WORKERS = (
@@ -36,7 +37,7 @@ class Distribution(Protocol):
         Args:
             grads: The replica's gradients of a scaled loss.
             names: The names of their variables, for errors.
-            dtype: The type that dense gradients travel in; by default their own.
+            dtype: The type that they travel in; by default their own.
 
         Returns:
             The means, the same on each replica; the gradients themselves where the optimizer sums them.
@@ -81,7 +82,7 @@ def current_distribution(is_distributed: bool) -> Distribution:
         is_distributed: Whether the user says that more than one device takes part.
 
     Returns:
-        The distribution of the active `tf.distribute` strategy, or of a single process.
+        The distribution of the active `tf.distribute` strategy; or of Horovod; or of a single process.
 
     Raises:
         ValueError: The user says that there are several devices and nothing here knows of them.
@@ -129,17 +130,17 @@ def running_horovod() -> ModuleType | None:
     return horovod if horovod is not None and horovod.is_initialized() else None
 
 
-def is_horovods(module: str) -> bool:
-    """Tell whether a module is of Horovod: its optimizers share gradients themselves.
+def is_horovods(opt: object) -> bool:
+    """Tell whether an optimizer is one of Horovod's, which share gradients themselves.
 
     Args:
-        module: The module's name.
+        opt: The optimizer.
 
     Example:
-        >>> is_horovods("horovod.tensorflow"), is_horovods(tf.__name__)
-        (True, False)
+        >>> is_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+        False
     """
-    return module.partition(".")[0] == "horovod"
+    return type(opt).__module__.partition(".")[0] == "horovod"
 
 
 def called_by_horovods(opt: object) -> bool:
@@ -158,7 +159,7 @@ def called_by_horovods(opt: object) -> bool:
     while frame is not None:
         # Not by the module of the code: AutoGraph runs a copy of it.
         owner = frame.f_locals.get("self")
-        if is_horovods(type(owner).__module__) and getattr(owner, "_optimizer", None) is opt:
+        if is_horovods(owner) and getattr(owner, "_optimizer", None) is opt:
             return True
         frame = frame.f_back
     return False
@@ -272,12 +273,12 @@ class Horovod:
             return None
         # Divided before the cast and the sum: neither overflows unless the mean comes near to it.
         size = _of_each_step(tf.constant(self._horovod.size(), grad.dtype))
-        if isinstance(grad, tf.IndexedSlices):
-            values = self._horovod.allgather(grad.values / size, name=f"{name}_values")
-            indices = self._horovod.allgather(_of_each_step(grad.indices), name=f"{name}_indices")
-            return tf.IndexedSlices(values, indices, grad.dense_shape)
-        part = tf.cast(grad / size, dtype or grad.dtype)
-        return tf.cast(self._horovod.allreduce(part, op=self._horovod.Sum, name=name), grad.dtype)
+        parts = numerics.map_values(lambda values: tf.cast(values / size, dtype or grad.dtype), grad)
+        if isinstance(parts, tf.IndexedSlices):
+            values = self._horovod.allgather(parts.values, name=f"{name}_values")
+            indices = self._horovod.allgather(_of_each_step(parts.indices), name=f"{name}_indices")
+            return tf.IndexedSlices(tf.cast(values, grad.dtype), indices, grad.dense_shape)
+        return tf.cast(self._horovod.allreduce(parts, op=self._horovod.Sum, name=name), grad.dtype)
 
     def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> tf.Operation:
         """Stop every process where one has a gradient that another lacks, which would wait for it for ever.

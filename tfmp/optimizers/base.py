@@ -194,7 +194,7 @@ def validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bo
         raise ValueError(f'aggregation_dtype must be "float16" or None, got {dtype!r}.')
     if not is_distributed:
         raise ValueError(f"aggregation_dtype={dtype!r} needs is_distributed=True: no gradients travel without it.")
-    if is_horovods(type(opt).__module__):
+    if is_horovods(opt):
         raise ValueError(
             f"aggregation_dtype={dtype!r} is for an optimizer that Horovod did not make: leave it out, and give "
             "hvd.DistributedOptimizer compression=hvd.Compression.fp16; or wrap the plain optimizer."

@@ -157,7 +157,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         """
         summed = list(self.inner_optimizer.aggregate_gradients(grads_and_vars))
         # Horovod's optimizer, inside this one or made of it, averages them when it computes them, and only then.
-        of_horovod = any(is_horovods(type(opt).__module__) for opt in (self, self.inner_optimizer))
+        of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
         if of_horovod and self._last_call == "compute_gradients":
             return summed
         grads, variables = zip(*summed, strict=True)

@@ -116,7 +116,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             grads = [numerics.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
         # Horovod's optimizer averages gradients itself, inside this one or around it.
-        if not (is_horovods(type(self._opt).__module__) or called_by_horovods(self)):
+        if not (is_horovods(self._opt) or called_by_horovods(self)):
             grads = self._scaler.share(grads, [variable.name for variable in variables])
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
