@@ -149,7 +149,8 @@ def wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
 
     Args:
         hvd: Horovod.
-        order: Where its wrapper is; or "plain"; or "float16", plain with gradients that travel so; or "alone".
+        order: Where its wrapper is; or "plain"; or "float16", plain with gradients that travel so; or "strategy", plain
+            where a strategy is active; or "alone".
         inner: The optimizer.
         settings: More for tfmp's.
     """
@@ -181,7 +182,8 @@ def _of_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -
     with tf.Graph().as_default(), tf1.Session() as session:
         weight = tf1.get_variable("weight", initializer=1.0)
         table = tf1.get_variable("table", initializer=[1.0, 1.0])
-        loss = weight + tf.reduce_sum(tf.gather(table, [0]))
+        # Float16 holds no 1 + 2**-12.
+        loss = weight * (1 + 2.0**-12) + tf.reduce_sum(tf.gather(table, [0]))
         opt = wrap(
             hvd, order, tf1.train.GradientDescentOptimizer(0.125), loss_scale_manager=tfmp.FixedLossScaleManager(8)
         )
@@ -195,7 +197,7 @@ def _of_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -
 def _by_keras(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[replica_training.State]:
     training = replica_training.ReplicaTraining(
         importlib.import_module("keras"),
-        tf.distribute.get_strategy(),
+        tf.distribute.OneDeviceStrategy("cpu:0") if order == "strategy" else tf.distribute.get_strategy(),
         lambda inner: wrap(hvd, order, inner, loss_scale_manager=replica_training.manager()),
     )
     if options.restore:
@@ -206,7 +208,7 @@ def _by_keras(hvd: Any, way: str, order: str, options: argparse.Namespace) -> It
         "tape": functools.partial(_by_tape, hvd.DistributedGradientTape, lacks_bias),
         "minimize": lambda opt, loss, weights: opt.minimize(loss, weights),
     }
-    fed = replica_training.inputs("random")[options.first : options.last, [hvd.rank()]]
+    fed = replica_training.inputs("random")[options.first : options.last, [hvd.rank()]] * options.factor
     for state in training.by_fit(fed) if way == "fit" else training.by_loop(fed, minimize=minimize[way]):
         if options.save and hvd.rank() == 0:
             training.checkpoint.save(options.save / "checkpoint")
@@ -246,6 +248,7 @@ def _main() -> None:
     parser.add_argument("trainings", nargs="+", help="a key of _WAYS and an order of `wrap`, with a slash between")
     parser.add_argument("--v1-behavior", action="store_true")
     parser.add_argument("--record", action="store_true", help="tell how often the processes met in each training")
+    parser.add_argument("--factor", type=float, default=1.0, help="what to multiply the inputs of Keras by")
     parser.add_argument("--missing", action="store_true", help="let the second process have a gradient more")
     replica_training.add_options(parser)
     options = parser.parse_args()

@@ -112,7 +112,52 @@ def test_gradients_that_are_constants_are_shared_at_every_step(tmp_path: Path) -
     assert status == 0, log
     for training in trainings:
         for rank in range(2):
-            assert _states(log, rank, training) == [0.875, 0.75, 0.625, 0.5]
+            step = 0.125 if training == "constants/float16" else 0.125 + 2**-15
+            assert _states(log, rank, training) == [1 - step * taken for taken in range(1, 5)]
+
+
+def test_small_gradients_travel_scaled_in_float16(tmp_path: Path) -> None:
+    # Unscaled, 2**-30 is 0 in float16.
+    status, log = _horovodrun(["loop/float16", "fit/float16", "--last=3", f"--factor={2.0**-30}"], tmp_path, seconds=60)
+    assert status == 0, log
+    fed = replica_training.inputs("random")[:3] * 2.0**-30
+    expected = replica_training.ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(fed)
+    for training in ("loop/float16", "fit/float16"):
+        for rank in range(2):
+            assert _states(log, rank, training) == expected, f"{training}, worker {rank}"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(opt, backward_passes_per_step=2), manager, True)", "at 1."),
+        ("tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(opt, op=hvd.Adasum), manager, True)", "use op=hvd.Average."),
+        (
+            "tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(opt), manager, True, aggregation_dtype='float16')",
+            "aggregation_dtype='float16' is for an optimizer that Horovod did not make",
+        ),
+        (
+            "hvd.DistributedOptimizer(tfmp.LossScaleOptimizer(opt, manager, True, aggregation_dtype='float16'))"
+            ".compute_gradients(lambda: 1.0 * tf.Variable(1.0))",
+            "aggregation_dtype='float16' is for an optimizer that Horovod did not make",
+        ),
+    ],
+)
+def test_what_horovods_optimizer_cannot_do_is_refused(program: str, message: str, tmp_path: Path) -> None:
+    before = (
+        "import horovod.tensorflow as hvd, tensorflow as tf, tfmp; hvd.init(); "
+        "tf.compat.v1.disable_eager_execution(); "  # Horovod itself refuses several passes in eager mode
+        "opt, manager = tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8); "
+    )
+    finished = replica_processes.run([sys.executable, "-c", before + program], tmp_path, 60)
+    assert finished.codes == [1], str(finished)
+    assert re.search(rf"^ValueError: .*{re.escape(message)}", finished.logs[0], re.MULTILINE), str(finished)
+
+
+def test_strategy_beside_horovod_is_refused(tmp_path: Path) -> None:
+    status, log = _horovodrun(["loop/strategy", "--last=1"], tmp_path, seconds=60)
+    assert status == 1, log
+    assert "Horovod runs 2 processes, and OneDeviceStrategy is active in this one" in log
 
 
 def test_one_process_trains_as_it_does_without_horovod(tmp_path: Path) -> None:
@@ -145,7 +190,8 @@ def test_gradients_that_nothing_averages_are_warned_of_once(tmp_path: Path) -> N
 
 
 def test_gradients_that_are_averaged_are_not_warned_of(tmp_path: Path) -> None:
-    status, log = _horovodrun([*(f"session/{order}" for order in _ORDERS), "--last=1"], tmp_path, seconds=60)
+    trainings = [f"{way}/{order}" for way in ("session", "fit") for order in _ORDERS]
+    status, log = _horovodrun([*trainings, "loop/plain", "--last=1"], tmp_path, seconds=60)
     assert status == 0, log
     assert "nothing averages" not in log
 

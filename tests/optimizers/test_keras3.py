@@ -31,7 +31,7 @@ if not keras.__version__.startswith("3."):
 def test_horovod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # Horovod 0.28.1 knows no Keras 3, so that there is no real one to initialize here.
     horovod = types.ModuleType("horovod.tensorflow")
-    horovod.is_initialized = lambda: True
+    horovod.is_initialized, horovod.size = lambda: True, lambda: 2
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), is_distributed=True)
     with pytest.raises(NotImplementedError, match=r"not for those of Keras 3: .*MultiWorkerMirroredStrategy"):

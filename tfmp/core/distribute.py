@@ -86,7 +86,7 @@ def current_distribution(is_distributed: bool) -> Distribution:
 
     Raises:
         ValueError: The user says that there are several devices and nothing here knows of them.
-        NotImplementedError: The active strategy is not one of those supported.
+        NotImplementedError: The active strategy is not one of those supported; or Horovod distributes too.
         RuntimeError: A strategy is active, and the call is not made on its replicas.
 
     Example:
@@ -105,6 +105,12 @@ def current_distribution(is_distributed: bool) -> Distribution:
             )
         return Horovod(horovod) if horovod.size() > 1 else SingleProcess()
     strategy = tf.distribute.get_strategy()
+    horovod = running_horovod()
+    if horovod is not None and horovod.size() > 1:
+        raise NotImplementedError(
+            f"Horovod runs {horovod.size()} processes, and {type(strategy).__name__} is active in this one: tfmp does "
+            "not join the two. Distribute by one of them."
+        )
     if not isinstance(strategy, _SUPPORTED_STRATEGIES):
         raise NotImplementedError(
             f"tfmp does not support {type(strategy).__name__}: use MirroredStrategy, MultiWorkerMirroredStrategy or "
@@ -143,10 +149,32 @@ def is_horovods(opt: object) -> bool:
     return type(opt).__module__.partition(".")[0] == "horovod"
 
 
+def refuse_unsupported_horovods(opt: object) -> None:
+    """Say so if an optimizer is one of Horovod's that does not average the gradients of each step.
+
+    Args:
+        opt: The optimizer to wrap.
+
+    Raises:
+        ValueError: It is such a one.
+
+    Example:
+        >>> refuse_unsupported_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+    """
+    # By private names, since Horovod (0.28.1) tells in no other way.
+    if is_horovods(opt) and getattr(opt, "_agg_helper", None) is not None:
+        raise ValueError(
+            "hvd.DistributedOptimizer(..., backward_passes_per_step=n) sums scaled gradients over n steps, and the "
+            "scale may change between them: leave backward_passes_per_step at 1."
+        )
+    if is_horovods(opt) and type(opt).__name__ == "_DistributedAdasumOptimizer":
+        raise ValueError("hvd.DistributedOptimizer(..., op=hvd.Adasum) shares no gradients: use op=hvd.Average.")
+
+
 def called_by_horovods(opt: object) -> bool:
     """Tell whether a method of the Horovod optimizer around this one is running.
 
-    Nothing else tells an optimizer what wraps it.
+    Nothing else tells an optimizer what wraps it; and what is wrapped stands in a private attribute (Horovod 0.28.1).
 
     Args:
         opt: The optimizer.
@@ -243,7 +271,7 @@ class MirroredWorkers(Mirrored):
 
     def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         """Return whether the flag is true on every replica; stop where one has a gradient that another lacks."""
-        ones = tf.concat([[tf.logical_not(flag)], tf.reshape(_forms(grads), [-1])], axis=0)
+        ones = tf.concat([[tf.logical_not(flag)], tf.reshape(numerics.forms(grads), [-1])], axis=0)
         counts = _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(ones, tf.float32))
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         with tf.control_dependencies([_assert_alike(tf.reshape(counts[1:], [-1, 2]), replicas, names)]):
@@ -269,23 +297,29 @@ class Horovod:
             return [self._mean(grad, f"gradient_{index}", dtype) for index, grad in enumerate(grads)]
 
     def _mean(self, grad: Gradient, name: str, dtype: tf.DType | None) -> Gradient:
-        if grad is None:
-            return None
-        # Divided before the cast and the sum: neither overflows unless the mean comes near to it.
-        size = _of_each_step(tf.constant(self._horovod.size(), grad.dtype))
-        parts = numerics.map_values(lambda values: tf.cast(values / size, dtype or grad.dtype), grad)
-        if isinstance(parts, tf.IndexedSlices):
-            values = self._horovod.allgather(parts.values, name=f"{name}_values")
-            indices = self._horovod.allgather(_of_each_step(parts.indices), name=f"{name}_indices")
-            return tf.IndexedSlices(tf.cast(values, grad.dtype), indices, grad.dense_shape)
-        return tf.cast(self._horovod.allreduce(parts, op=self._horovod.Sum, name=name), grad.dtype)
+        def part(values: tf.Tensor) -> tf.Tensor:
+            # Divided before the cast and the sum: neither overflows unless the mean comes near to it.
+            return tf.cast(
+                values / _of_each_step(tf.constant(self._horovod.size(), values.dtype)), dtype or values.dtype
+            )
+
+        def summed(values: tf.Tensor) -> tf.Tensor:
+            return tf.cast(self._horovod.allreduce(part(values), op=self._horovod.Sum, name=name), values.dtype)
+
+        def rows(values: tf.Tensor) -> tf.Tensor:
+            return tf.cast(self._horovod.allgather(part(values), name=f"{name}_values"), values.dtype)
+
+        def indices(values: tf.Tensor) -> tf.Tensor:
+            return self._horovod.allgather(_of_each_step(values), name=f"{name}_indices")
+
+        return numerics.map_parts(summed, rows, indices, grad)
 
     def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> tf.Operation:
         """Stop every process where one has a gradient that another lacks, which would wait for it for ever.
 
         Nothing of a step is needed to know, so in a graph this is done by the time that there are gradients.
         """
-        ones = _of_each_step(tf.cast(_forms(grads), tf.float32))
+        ones = _of_each_step(tf.cast(numerics.forms(grads), tf.float32))
         counts = self._horovod.allreduce(ones, op=self._horovod.Sum, name="forms_of_gradients")
         return _assert_alike(counts, self._horovod.size(), names)
 
@@ -304,13 +338,8 @@ class Horovod:
         return function()
 
 
-def _forms(grads: Gradients) -> tf.Tensor:
-    """Return for each gradient whether there is one, and whether it is sparse."""
-    return tf.constant([(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads])
-
-
 def _assert_alike(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:
-    """Stop unless what `_forms` tells holds on no replica or on all; `counts` says on how many."""
+    """Stop unless what `numerics.forms` tells holds on no replica or on all; `counts` says on how many."""
     alike = tf.reduce_all(tf.logical_or(tf.equal(counts, 0), tf.equal(counts, replicas)), axis=1)
     differing = tf.boolean_mask(list(names), tf.logical_not(alike))
     return tf.debugging.Assert(

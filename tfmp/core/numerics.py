@@ -186,6 +186,49 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
     return function(tf.convert_to_tensor(grad))
 
 
+def map_parts(
+    of_dense: Callable[[tf.Tensor], tf.Tensor],
+    of_rows: Callable[[tf.Tensor], tf.Tensor],
+    of_indices: Callable[[tf.Tensor], tf.Tensor],
+    grad: Gradient,
+) -> Gradient:
+    """Apply a function to each tensor that a gradient is made of.
+
+    Args:
+        of_dense: From a dense gradient to another.
+        of_rows: From the rows of an IndexedSlices to others.
+        of_indices: From their indices to others.
+        grad: The gradient.
+
+    Returns:
+        A gradient of the same form: None, dense, or IndexedSlices.
+
+    Example:
+        >>> slices = tf.IndexedSlices(tf.constant([2.0]), tf.constant([1]))
+        >>> map_parts(tf.identity, tf.negative, lambda indices: indices + 1, slices).indices.numpy()
+        array([2], dtype=int32)
+    """
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(of_rows(grad.values), of_indices(grad.indices), grad.dense_shape)
+    return map_values(of_dense, grad)
+
+
+def forms(grads: Gradients) -> tf.Tensor:
+    """Tell for each gradient whether there is one, and whether it is an IndexedSlices.
+
+    Args:
+        grads: The gradients.
+
+    Returns:
+        Booleans of shape `[number of gradients, 2]`.
+
+    Example:
+        >>> forms([tf.constant(1.0), None]).numpy().tolist()
+        [[True, False], [False, False]]
+    """
+    return tf.constant([(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads])
+
+
 def _values(grads: Gradients) -> list[tf.Tensor]:
     return [
         grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)

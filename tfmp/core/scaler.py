@@ -28,7 +28,7 @@ class LossScaler:
                    apply_fn(grads) if finite
                    manager.update_loss_scale(finite)
 
-    It holds no state of its own: that is the manager's, and the distribution is looked up at each step.
+    The state is the manager's, and the distribution is looked up at each step.
 
     Args:
         manager: Decides the scale.
@@ -80,13 +80,17 @@ class LossScaler:
             scaled: Whether they are those of a scaled loss.
         """
         distribution = current_distribution(self._is_distributed)
-        self._warn_of_gradients_that_differ()
+        self.warn_if_nothing_averages()
         if scaled or self._aggregation_dtype is None:
             return distribution.mean(grads, names, self._aggregation_dtype)
         scale_up = [numerics.map_values(self.scale, grad) for grad in grads]
-        return self.unscale(distribution.mean(scale_up, names, self._aggregation_dtype))
+        means = self.unscale(distribution.mean(scale_up, names, self._aggregation_dtype))
+        return [
+            mean if grad is None else numerics.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)
+        ]
 
-    def _warn_of_gradients_that_differ(self) -> None:
+    def warn_if_nothing_averages(self) -> None:
+        """Warn, once, if Horovod runs several processes and the user does not say that they train together."""
         horovod = running_horovod()
         if self._is_distributed or self._told_of_horovod or horovod is None or horovod.size() == 1:
             return

@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.distribute import is_horovods
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
 
@@ -34,7 +33,8 @@ class LossScaleOptimizer:
 
     Raises:
         TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager.
-        ValueError: `opt` is wrapped already.
+        ValueError: `opt` is wrapped already; or `aggregation_dtype` is not to be had; or `opt` is one of Horovod's that
+            does not average the gradients of each step.
 
     Example:
         >>> import tfmp
@@ -176,13 +176,15 @@ def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
     return detector
 
 
-def validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bool, opt: object) -> tf.DType | None:
+def validated_aggregation_dtype(
+    dtype: str | tf.DType | None, is_distributed: bool, horovod_averages: bool
+) -> tf.DType | None:
     """Return the type that gradients travel in, None for their own, or say why none can be set.
 
     Args:
         dtype: What the user gave as a type.
         is_distributed: Whether they travel.
-        opt: The optimizer to wrap.
+        horovod_averages: Whether an optimizer of Horovod sends them.
 
     Raises:
         ValueError: It is another than float16; or it is not this package that sends the gradients.
@@ -193,10 +195,10 @@ def validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bo
     if dtype != tf.float16:
         raise ValueError(f'aggregation_dtype must be "float16" or None, got {dtype!r}.')
     if not is_distributed:
-        raise ValueError(f"aggregation_dtype={dtype!r} needs is_distributed=True: no gradients travel without it.")
-    if is_horovods(opt):
+        raise ValueError("aggregation_dtype='float16' needs is_distributed=True: no gradients travel without it.")
+    if horovod_averages:
         raise ValueError(
-            f"aggregation_dtype={dtype!r} is for an optimizer that Horovod did not make: leave it out, and give "
+            "aggregation_dtype='float16' is for an optimizer that Horovod did not make: leave it out, and give "
             "hvd.DistributedOptimizer compression=hvd.Compression.fp16; or wrap the plain optimizer."
         )
     return tf.float16

@@ -32,7 +32,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         scale_loss                                   apply_gradients, which unscales
 
     Only what was called before tells `apply_gradients` which it is; so that is remembered. Replicas call the same in
-    the same order, and need not remember each for itself.
+    the same order, and need not remember each for itself. Keras 2's `compute_gradients` goes the first way, and is
+    remembered by its own name: there, and only there, Horovod's optimizer averages gradients.
     """
 
     #: The Keras that the front-end is for.

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.distribute import is_horovods
+from tfmp.core.distribute import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.base import validated_aggregation_dtype
@@ -40,7 +40,9 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     Raises:
         TypeError: An argument is not of the type asked for.
-        ValueError: The manager keeps its state in another optimizer already; or TensorFlow 2's behaviour is disabled.
+        ValueError: The manager keeps its state in another optimizer already; or TensorFlow 2's behaviour is disabled;
+            or `aggregation_dtype` is not to be had; or the inner optimizer is one of Horovod's that does not average
+            the gradients of each step.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface it keeps.
     """
@@ -62,7 +64,9 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name, **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
-        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, inner_optimizer)
+        refuse_unsupported_horovods(inner_optimizer)
+        of_horovod = is_horovods(self) or is_horovods(inner_optimizer)
+        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, of_horovod)
         self._set_up(loss_scale_manager, is_distributed, overflow_detector, self._aggregation_dtype)
 
     @property
@@ -156,6 +160,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             The sums or means, and the variables.
         """
         summed = list(self.inner_optimizer.aggregate_gradients(grads_and_vars))
+        if not summed:
+            return summed
         # Horovod's optimizer, inside this one or made of it, averages them when it computes them, and only then.
         of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
         if of_horovod and self._last_call == "compute_gradients":

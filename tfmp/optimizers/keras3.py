@@ -122,7 +122,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             # As in Keras: a model without weights trains nothing.
             return
         variables = self._built_with(trainable_variables)
-        if self._is_distributed and running_horovod() is not None:
+        self._scaler.warn_if_nothing_averages()
+        horovod = running_horovod()
+        if self._is_distributed and horovod is not None and horovod.size() > 1:
             raise NotImplementedError(
                 "Horovod is supported for optimizers of Keras 2.15 and TF1, not for those of Keras 3: distribute the "
                 "training by tf.distribute.MultiWorkerMirroredStrategy."

@@ -6,7 +6,12 @@ from typing import NoReturn, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import numerics
-from tfmp.core.distribute import called_by_horovods, current_distribution, is_horovods
+from tfmp.core.distribute import (
+    called_by_horovods,
+    current_distribution,
+    is_horovods,
+    refuse_unsupported_horovods,
+)
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.scaler import LossScaler
@@ -65,11 +70,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._loss_scale_manager = validated_manager(loss_scale_manager)
         self._sparse_as_dense = sparse_as_dense
         self._is_distributed = is_distributed
+        refuse_unsupported_horovods(opt)
+        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
         self._scaler = LossScaler(
-            self._loss_scale_manager,
-            validated_detector(overflow_detector),
-            is_distributed,
-            validated_aggregation_dtype(aggregation_dtype, is_distributed, opt),
+            self._loss_scale_manager, validated_detector(overflow_detector), is_distributed, self._aggregation_dtype
         )
 
     def compute_gradients(
@@ -82,6 +86,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grad_loss: tf.Tensor | None = None,
     ) -> list[tuple[Gradient, tf.Variable]]:
         """Compute the gradients of the loss, in true magnitude, so that they can be clipped.
+
+        With is_distributed=True under Horovod they are the mean over its processes.
 
         The loss is scaled, differentiated by the wrapped optimizer, and the gradients unscaled in float32, whatever
         the variable's type. What overflowed is infinite or NaN. Clip by norm, which keeps that visible;
@@ -101,6 +107,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         Raises:
             TypeError: The loss is not of a floating-point type.
+            ValueError: is_distributed=True and nothing distributes; or `aggregation_dtype` was given, and an optimizer
+                of Horovod sends the gradients.
+            NotImplementedError: The active `tf.distribute` strategy is not supported.
+            RuntimeError: A strategy is active, and the call is not made on its replicas.
         """
         grads_and_vars = self._opt.compute_gradients(
             (lambda: self._scaler.scale(loss())) if callable(loss) else self._scaler.scale(loss),
@@ -115,8 +125,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             # Before unscaling, as tf.contrib did: rows named twice may overflow in their sum.
             grads = [numerics.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
-        # Horovod's optimizer averages gradients itself, inside this one or around it.
-        if not (is_horovods(self._opt) or called_by_horovods(self)):
+        if is_horovods(self._opt) or called_by_horovods(self):
+            # That optimizer averages gradients itself, inside this one or around it.
+            validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
+        else:
             grads = self._scaler.share(grads, [variable.name for variable in variables])
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
@@ -136,7 +148,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             The op of the whole step; None in eager mode.
 
         Raises:
-            ValueError: There is no gradient at all; or is_distributed=True and no strategy is active; or a reference
+            ValueError: There is no gradient at all; or is_distributed=True and nothing distributes; or a reference
                 variable meets control flow v2, which cannot update it conditionally.
             NotImplementedError: The active `tf.distribute` strategy is not supported.
         """
