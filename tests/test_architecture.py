@@ -11,7 +11,9 @@ _ROOT = Path(__file__).parent.parent
 _MODULES = sorted((_ROOT / "tfmp").rglob("*.py"))
 
 _LEAVES = {"tfmp.types", "tfmp.optional", "tfmp.core.settings"}
-_CORE = {f"tfmp.core.{name}" for name in ("numerics", "overflow", "outcomes", "managers", "distribute", "scaler")}
+_CORE = {
+    f"tfmp.core.{name}" for name in ("numerics", "overflow", "outcomes", "managers", "horovods", "distribute", "scaler")
+}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
 # `settings` checks what users pass.
@@ -26,7 +28,8 @@ _ALLOWED = {
     "tfmp.core.overflow": {"tfmp.core.numerics", *_LEAVES},
     "tfmp.core.outcomes": set(),
     "tfmp.core.managers": {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES},
-    "tfmp.core.distribute": {"tfmp.core.numerics", *_LEAVES},
+    "tfmp.core.horovods": set(),
+    "tfmp.core.distribute": {"tfmp.core.horovods", "tfmp.core.numerics", *_LEAVES},
     "tfmp.core.scaler": {"tfmp.types", *_CORE} - {"tfmp.core.scaler"},
     "tfmp.optimizers.base": {"tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {"tfmp.optimizers.base", "tfmp.types", *_CORE},

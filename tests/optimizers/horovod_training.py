@@ -263,7 +263,7 @@ def _main() -> None:
         _train(hvd, options)
     except tf.errors.InvalidArgumentError as error:
         # It ends well: horovodrun ends the others when one process fails, and they could not print theirs.
-        print(f"REFUSED {hvd.rank()}", json.dumps(error.message), flush=True)  # noqa: T201 - it is a program
+        _tell(f"REFUSED {hvd.rank()}", error.message)
 
 
 def _train(hvd: Any, options: argparse.Namespace) -> None:
@@ -274,12 +274,16 @@ def _train(hvd: Any, options: argparse.Namespace) -> None:
             if options.record:
                 hvd.start_timeline(str(timeline))
             for taken, state in enumerate(_WAYS[way](hvd, way, order, options), start=1):
-                print(f"STATE {hvd.rank()} {training}", json.dumps(state), flush=True)  # noqa: T201 - it is a program
+                _tell(f"STATE {hvd.rank()} {training}", state)
                 replica_training.die_after(options, taken, hvd.rank())
             if options.record:
                 hvd.stop_timeline()
             if options.record and hvd.rank() == 0:
-                print(f"MEETINGS {training}", json.dumps(_meetings(timeline, taken)), flush=True)  # noqa: T201 - too
+                _tell(f"MEETINGS {training}", _meetings(timeline, taken))
+
+
+def _tell(title: str, value: Any) -> None:
+    print(title, json.dumps(value), flush=True)  # noqa: T201 - a command line prints
 
 
 def _meetings(timeline: Path, steps: int) -> dict[str, float]:

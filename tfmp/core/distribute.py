@@ -1,7 +1,5 @@
 """What it takes for many replicas to act as one: share gradients, agree on a flag, act on it, act once."""
 
-import inspect
-import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
@@ -9,6 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import numerics
+from tfmp.core.horovods import running_horovod
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _STRATEGIES_OF_WORKERS = (
@@ -93,10 +92,10 @@ def current_distribution(is_distributed: bool) -> Distribution:
         >>> current_distribution(is_distributed=False)
         SingleProcess()
     """
+    horovod = running_horovod()
     if not tf.distribute.has_strategy():
         if not is_distributed:
             return SingleProcess()
-        horovod = running_horovod()
         if horovod is None:
             raise ValueError(
                 "is_distributed=True, and nothing distributes: call hvd.init() of horovod.tensorflow before this, or "
@@ -105,7 +104,6 @@ def current_distribution(is_distributed: bool) -> Distribution:
             )
         return Horovod(horovod) if horovod.size() > 1 else SingleProcess()
     strategy = tf.distribute.get_strategy()
-    horovod = running_horovod()
     if horovod is not None and horovod.size() > 1:
         raise NotImplementedError(
             f"Horovod runs {horovod.size()} processes, and {type(strategy).__name__} is active in this one: tfmp does "
@@ -122,75 +120,6 @@ def current_distribution(is_distributed: bool) -> Distribution:
             "on the replicas, inside strategy.run or Estimator's model_fn."
         )
     return MirroredWorkers() if isinstance(strategy, _STRATEGIES_OF_WORKERS) else Mirrored()
-
-
-def running_horovod() -> ModuleType | None:
-    """Return the module `horovod.tensorflow` if the program has initialized it.
-
-    Example:
-        >>> running_horovod() is None
-        True
-    """
-    # Whoever runs it has imported it; nobody else need have it.
-    horovod = sys.modules.get("horovod.tensorflow")
-    return horovod if horovod is not None and horovod.is_initialized() else None
-
-
-def is_horovods(opt: object) -> bool:
-    """Tell whether an optimizer is one of Horovod's, which share gradients themselves.
-
-    Args:
-        opt: The optimizer.
-
-    Example:
-        >>> is_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-        False
-    """
-    return type(opt).__module__.partition(".")[0] == "horovod"
-
-
-def refuse_unsupported_horovods(opt: object) -> None:
-    """Say so if an optimizer is one of Horovod's that does not average the gradients of each step.
-
-    Args:
-        opt: The optimizer to wrap.
-
-    Raises:
-        ValueError: It is such a one.
-
-    Example:
-        >>> refuse_unsupported_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-    """
-    # By private names, since Horovod (0.28.1) tells in no other way.
-    if is_horovods(opt) and getattr(opt, "_agg_helper", None) is not None:
-        raise ValueError(
-            "hvd.DistributedOptimizer(..., backward_passes_per_step=n) sums scaled gradients over n steps, and the "
-            "scale may change between them: leave backward_passes_per_step at 1."
-        )
-    if is_horovods(opt) and type(opt).__name__ == "_DistributedAdasumOptimizer":
-        raise ValueError("hvd.DistributedOptimizer(..., op=hvd.Adasum) shares no gradients: use op=hvd.Average.")
-
-
-def called_by_horovods(opt: object) -> bool:
-    """Tell whether a method of the Horovod optimizer around this one is running.
-
-    Nothing else tells an optimizer what wraps it; and what is wrapped stands in a private attribute (Horovod 0.28.1).
-
-    Args:
-        opt: The optimizer.
-
-    Example:
-        >>> called_by_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-        False
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        # Not by the module of the code: AutoGraph runs a copy of it.
-        owner = frame.f_locals.get("self")
-        if is_horovods(owner) and getattr(owner, "_optimizer", None) is opt:
-            return True
-        frame = frame.f_back
-    return False
 
 
 class SingleProcess:
@@ -278,8 +207,8 @@ class MirroredWorkers(Mirrored):
             return tf.equal(counts[0], 0)
 
 
-class Horovod:
-    """The processes that Horovod connects, each with variables of its own.
+class Horovod(SingleProcess):
+    """The processes that Horovod connects, each of which acts on variables of its own.
 
     Args:
         horovod: The module `horovod.tensorflow`, initialized.
@@ -328,14 +257,6 @@ class Horovod:
         del grads, names
         false_count = _of_each_step(tf.cast(tf.logical_not(flag), tf.float32))
         return tf.equal(self._horovod.allreduce(false_count, op=self._horovod.Sum, name="steps_not_finite"), 0)
-
-    def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
-        """Call `apply_fn` if the flag is true."""
-        return _run_if(flag, lambda: apply_fn(grads))
-
-    def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
-        """Call the function: each process does so for its own variables."""
-        return function()
 
 
 def _assert_alike(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:

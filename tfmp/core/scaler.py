@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfmp.core import numerics
-from tfmp.core.distribute import current_distribution, running_horovod
+from tfmp.core.distribute import current_distribution
+from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.types import ApplyGradients, Gradient, Gradients

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.distribute import is_horovods, refuse_unsupported_horovods
+from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.base import validated_aggregation_dtype

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.distribute import running_horovod
+from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.keras import (

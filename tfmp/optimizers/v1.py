@@ -6,12 +6,8 @@ from typing import NoReturn, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import numerics
-from tfmp.core.distribute import (
-    called_by_horovods,
-    current_distribution,
-    is_horovods,
-    refuse_unsupported_horovods,
-)
+from tfmp.core.distribute import current_distribution
+from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.scaler import LossScaler
