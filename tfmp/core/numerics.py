@@ -63,58 +63,6 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
     return [map_values(unscale_values, grad) for grad in grads]
 
 
-def all_finite(grads: Gradients) -> tf.Tensor:
-    """Tell whether no gradient holds an infinity or a NaN.
-
-    Args:
-        grads: Gradients; None counts as finite.
-
-    Returns:
-        A boolean scalar.
-
-    Example:
-        >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
-        False
-    """
-    checks = [tf.reduce_all(tf.math.is_finite(values)) for values in _values(grads)]
-    return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
-
-
-def max_abs(grads: Gradients) -> tf.Tensor:
-    """Return the largest magnitude among all gradients.
-
-    Args:
-        grads: Gradients; None and empty tensors are ignored.
-
-    Returns:
-        A float32 scalar, 0 if there is no value; NaN if any value is NaN.
-
-    Example:
-        >>> float(max_abs([tf.constant([1.0, -3.0]), None]))
-        3.0
-    """
-    tops = [tf.reduce_max(tf.abs(tf.cast(values, tf.float32))) for values in _values(grads)]
-    return tf.reduce_max(tf.stack([tf.constant(0.0), *tops]))
-
-
-def global_norm(grads: Gradients) -> tf.Tensor:
-    """Return the square root of the sum of squares over all gradients.
-
-    Args:
-        grads: Gradients; None is ignored, rows that an IndexedSlices names twice count twice (as in
-            `tf.linalg.global_norm`).
-
-    Returns:
-        A float32 scalar, 0 if there is no gradient.
-
-    Example:
-        >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
-        5.0
-    """
-    squares = [tf.reduce_sum(tf.square(tf.cast(values, tf.float32))) for values in _values(grads)]
-    return tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
-
-
 def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
     """Cast one gradient, keeping its form.
 
@@ -130,6 +78,36 @@ def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
         array([inf], dtype=float16)
     """
     return map_values(lambda values: tf.cast(values, dtype), grad)
+
+
+def pad_rows(grad: Gradient) -> Gradient:
+    """Give an IndexedSlices rows of zeros, which change no sum, so that few numbers of rows are met: powers of two.
+
+    Args:
+        grad: The gradient.
+
+    Returns:
+        An IndexedSlices, whose further rows have the index of the first, or 0 if there is none; another gradient as it
+        is.
+
+    Example:
+        >>> slices = tf.IndexedSlices(tf.ones([3]), tf.constant([4, 5, 5]))
+        >>> pad_rows(slices).indices.numpy()
+        array([4, 5, 5, 4], dtype=int32)
+    """
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    count = tf.shape(grad.indices)[0]
+    powers = tf.constant([2**exponent for exponent in range(31)])
+    missing = tf.reduce_min(tf.boolean_mask(powers, powers >= count)) - count
+    zeros = tf.zeros(tf.concat([[missing], tf.shape(grad.values)[1:]], axis=0), grad.values.dtype)
+    # A row that has none would see an update by 0 else.
+    index = tf.concat([grad.indices, tf.zeros([1], grad.indices.dtype)], axis=0)[0]
+    return tf.IndexedSlices(
+        tf.concat([grad.values, zeros], axis=0),
+        tf.concat([grad.indices, tf.fill([missing], index)], axis=0),
+        grad.dense_shape,
+    )
 
 
 def densify(grad: Gradient) -> tf.Tensor | None:
@@ -229,7 +207,17 @@ def forms(grads: Gradients) -> tf.Tensor:
     return tf.constant([(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads])
 
 
-def _values(grads: Gradients) -> list[tf.Tensor]:
+def values_of(grads: Gradients) -> list[tf.Tensor]:
+    """Return the tensors that hold the gradients' values.
+
+    Args:
+        grads: Gradients; None is left out.
+
+    Example:
+        >>> slices = tf.IndexedSlices(tf.constant([2.0]), tf.constant([1]))
+        >>> [values.numpy().tolist() for values in values_of([tf.constant([1.0]), None, slices])]
+        [[1.0], [2.0]]
+    """
     return [
         grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
         for grad in grads

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from tfmp.core import numerics, settings
+from tfmp.core import reductions, settings
 from tfmp.types import Gradients
 
 
@@ -31,7 +31,7 @@ class NonFiniteDetector:
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Return a boolean scalar: True when no gradient holds an infinity or a NaN."""
         del loss_scale
-        return numerics.all_finite(grads)
+        return reductions.all_finite(grads)
 
 
 class SaturationDetector:
@@ -67,5 +67,5 @@ class SaturationDetector:
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Return a boolean scalar: True when every value is finite, and below the limit in its scaled form."""
-        below_limit = numerics.max_abs(grads) * loss_scale < self._limit
-        return tf.logical_and(numerics.all_finite(grads), below_limit)
+        below_limit = reductions.max_abs(grads) * loss_scale < self._limit
+        return tf.logical_and(reductions.all_finite(grads), below_limit)

@@ -1,0 +1,109 @@
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gradient_forms import FORMS, TYPES, gradient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfmp.core import reductions
+from tfmp.types import Gradient
+
+
+def test_no_gradient_is_finite_and_of_norm_0() -> None:
+    assert bool(reductions.all_finite([None]))
+    assert float(reductions.max_abs([None])) == 0
+    assert float(reductions.global_norm([None])) == 0
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_single_bad_value_anywhere_is_seen(dtype: tf.DType, form: str, bad: float) -> None:
+    good = gradient([1.0, 2.0], dtype)
+    assert bool(reductions.all_finite([good, None, gradient([0.0, 60000.0], dtype, form)]))
+    assert not bool(reductions.all_finite([good, None, gradient([0.0, bad], dtype, form)]))
+
+
+#: Values at which sums, squares and arithmetic on denormal numbers do other things than in between.
+_EDGES = ["0", "tiny", "-tiny", "root", "-root", "max", "-max", "inf", "-inf", "nan"]
+
+
+def _edge(name: str, dtype: tf.DType) -> float:
+    maximum = float(tf.cast(dtype.max, tf.float64))
+    values = {"0": 0.0, "tiny": float(tf.cast(dtype.as_numpy_dtype(1e-45), tf.float64)), "root": 2 * maximum**0.5}
+    values |= {"max": maximum, "inf": math.inf, "nan": math.nan}
+    return math.copysign(1, -1) * values[name[1:]] if name[0] == "-" else values[name]
+
+
+def _check(mode: str) -> Callable[[list[Gradient]], tf.Tensor]:
+    functions = {
+        "eager": reductions.all_finite,
+        "function": tf.function(reductions.all_finite),
+        "xla": tf.function(reductions.all_finite, jit_compile=True),
+    }
+    return functions[mode]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_fast_check_answers_as_a_look_at_every_value(dtype: tf.DType, mode: str) -> None:
+    check = _check(mode)
+    shapes = [[], [3, 300], [2**13 + 1], [2, 0]]
+
+    @settings(deadline=None, max_examples=60)
+    @given(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**14), st.sampled_from(_EDGES)), max_size=6),
+        st.sampled_from(_EDGES[:3] + _EDGES[5:7]),
+    )
+    def answers_alike(places: list[tuple[int, int, str]], everywhere: str) -> None:
+        arrays = [np.full(shape, _edge(everywhere, dtype), dtype.as_numpy_dtype) for shape in shapes]
+        for index, place, name in places:
+            if arrays[index].size:
+                arrays[index].flat[place % arrays[index].size] = _edge(name, dtype)
+        expected = all(np.isfinite(np.float64(array)).all() for array in arrays)
+        tensors = [tf.constant(array) for array in arrays]
+        sparse = tf.IndexedSlices(tensors[1], tf.range(3), tf.constant([9, 300]))
+        assert bool(check([tensors[0], sparse, None, *tensors[2:]])) is expected
+
+    answers_alike()
+
+
+def test_squares_that_overflow_do_not_hide_that_values_are_finite() -> None:
+    grads = [tf.constant([3e38, -3e38]), tf.constant([1e300], tf.float64), tf.constant([60000.0], tf.float16)]
+    assert bool(reductions.all_finite(grads))
+    assert bool(tf.function(reductions.all_finite, jit_compile=True)(grads))
+
+
+def test_norm_of_squares_that_overflow_is_right() -> None:
+    assert float(reductions.global_norm([tf.constant([3e25]), None, tf.constant([-4e25])])) == pytest.approx(5e25)
+    assert float(reductions.global_norm([tf.constant([3e38, 3e38])])) == pytest.approx(3e38 * 2**0.5)
+    assert float(reductions.global_norm([tf.constant([math.inf])])) == math.inf
+    assert math.isnan(float(reductions.global_norm([tf.constant([math.nan, 1.0])])))
+
+
+def test_norm_is_the_same_of_squares_that_are_known() -> None:
+    grads = [tf.constant([3.0] * 2), tf.zeros([2**13]), tf.constant([[4.0]] * 2, tf.float16)]
+    norm = float(reductions.global_norm(grads, reductions.half_squares(grads)))
+    assert norm == float(reductions.global_norm(grads))
+    assert norm == pytest.approx(50**0.5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_magnitudes_are_taken_over_all_gradients(form: str) -> None:
+    grads = [gradient([3.0, 0.0], tf.float16, form), None, tf.zeros([0]), tf.constant([[-4.0]])]
+    assert float(reductions.max_abs(grads)) == 4
+    assert float(reductions.global_norm(grads)) == 5
+
+
+def test_nan_and_infinity_show_in_the_largest_magnitude() -> None:
+    assert math.isnan(float(reductions.max_abs([tf.constant([1.0, math.nan, 2.0]), tf.constant([5.0])])))
+    assert float(reductions.max_abs([tf.constant([1.0, -math.inf])])) == math.inf
+
+
+def test_float16_norm_does_not_overflow_in_its_squares() -> None:
+    assert float(reductions.global_norm([tf.constant([30000.0, 40000.0], tf.float16)])) == pytest.approx(
+        50000, rel=1e-3
+    )

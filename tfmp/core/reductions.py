@@ -1,0 +1,174 @@
+"""What is known of many gradients by one number: whether they are finite, the largest magnitude, the norm."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfmp.core.numerics import HALF_TYPES, map_values, values_of, widen
+from tfmp.core.xla import within_xla
+from tfmp.types import Gradients
+
+#: Tensors of fewer values are read together.
+_SMALL = 2**13
+
+
+def all_finite(grads: Gradients) -> tf.Tensor:
+    """Tell whether no gradient holds an infinity or a NaN.
+
+    The rule, which reads each value once:
+
+        finite  =  every sum of squares is finite           if none is infinite
+                   every value is                           otherwise: squares overflow from 1.8e19 in float32
+
+    Half-precision values are always looked at one by one, which is as fast; and so are all in eager code, where a
+    second look would have Python wait for the first.
+
+    Args:
+        grads: Gradients; None counts as finite.
+
+    Returns:
+        A boolean scalar.
+
+    Example:
+        >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
+        False
+    """
+    values = _joined(values_of(grads))
+    summed = [each for each in values if each.dtype not in HALF_TYPES]
+    if tf.executing_eagerly() or not summed:
+        return _each_finite(values)
+    looked_at = [each for each in values if each.dtype in HALF_TYPES]
+    return tf.logical_and(_each_finite(looked_at), _squares_finite(summed))
+
+
+def max_abs(grads: Gradients) -> tf.Tensor:
+    """Return the largest magnitude among all gradients.
+
+    Args:
+        grads: Gradients; None and empty tensors are ignored.
+
+    Returns:
+        A float32 scalar, 0 if there is no value; NaN if any value is NaN.
+
+    Example:
+        >>> float(max_abs([tf.constant([1.0, -3.0]), None]))
+        3.0
+    """
+    tops = [tf.reduce_max(tf.abs(tf.cast(values, tf.float32))) for values in values_of(grads)]
+    return tf.reduce_max(tf.stack([tf.constant(0.0), *tops]))
+
+
+def half_squares(grads: Gradients) -> tf.Tensor:
+    """Return half of the sum of squares, for parts of the gradients: small ones are summed together.
+
+    Beside `all_finite` of the same gradients, in one graph, it costs nothing where none is in half precision:
+    TensorFlow computes the sums once.
+
+    Args:
+        grads: Gradients; None is ignored.
+
+    Returns:
+        A float32 vector.
+
+    Example:
+        >>> half_squares([tf.constant([3.0]), tf.constant([4.0]), None]).numpy()
+        array([12.5], dtype=float32)
+    """
+    return _half_squares(_joined([widen(each) for each in values_of(grads)]))
+
+
+def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor:
+    """Return the square root of the sum of squares over all gradients.
+
+    Args:
+        grads: Gradients; None is ignored, rows that an IndexedSlices names twice count twice (as in
+            `tf.linalg.global_norm`).
+        squares: Their `half_squares`, where those are known.
+
+    Returns:
+        A float64 scalar, 0 if there is no gradient. It is infinite or NaN if a value is; that squares overflow in
+        float32 does not make it so.
+
+    Example:
+        >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
+        5.0
+        >>> float(global_norm([tf.constant([2.0**100])])) == 2.0**100
+        True
+    """
+
+    def norm_of(squares: tf.Tensor) -> tf.Tensor:
+        return tf.sqrt(2 * tf.reduce_sum(tf.cast(squares, tf.float64)))
+
+    def norm_of_smaller() -> tf.Tensor:
+        smaller = [map_values(lambda values: widen(values) * 2.0**-80, grad) for grad in grads]
+        return norm_of(half_squares(smaller)) * 2.0**80
+
+    norm = norm_of(half_squares(grads) if squares is None else squares)
+    return _look_again(tf.math.is_inf(norm), norm_of_smaller, norm)
+
+
+def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the values, with all small tensors of a type in one: what they cost is the op, not the values."""
+    sizes = [each.shape.num_elements() for each in values]
+    small = [each for each, size in zip(values, sizes, strict=True) if size is not None and size < _SMALL]
+    large = [each for each, size in zip(values, sizes, strict=True) if size is None or size >= _SMALL]
+    flat = [tf.reshape(each, [-1]) for each in small]
+    types = dict.fromkeys(each.dtype for each in flat)
+    return [*large, *(tf.concat([each for each in flat if each.dtype == dtype], axis=0) for dtype in types)]
+
+
+def _squares_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    squares = _half_squares(values)
+    finite = tf.reduce_all(tf.math.is_finite(squares))
+    infinite = tf.reduce_any(tf.math.is_inf(squares))
+    undecided = tf.logical_and(infinite, tf.logical_not(tf.reduce_any(tf.math.is_nan(squares))))
+    look = _small_sums_finite if within_xla() else _each_finite
+    return _look_again(undecided, lambda: look(values), finite)
+
+
+def _look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tensor) -> tf.Tensor:
+    """Return what a look gives if one is needed, else what was seen before."""
+    if not within_xla():
+        # tf.contrib's variables are named after the conditionals called `cond`.
+        return tf.cond(needed, look, lambda: seen, name="look_again")
+    # Within XLA a conditional copies what it captures; a loop of one round or none does not.
+    looked, _ = tf.while_loop(lambda _, again: again, lambda *_: (look(), tf.constant(False)), [seen, needed])
+    return looked
+
+
+def _half_squares(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return half of the sum of squares of each."""
+    half_sum = _half_sum_within_xla if within_xla() else tf.nn.l2_loss
+    return tf.stack([tf.cast(half_sum(each), tf.float32) for each in values]) if values else tf.zeros([0])
+
+
+def _half_sum_within_xla(values: tf.Tensor) -> tf.Tensor:
+    return _weighted_sum(tf.square(values), 0.5)
+
+
+def _small_sums_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    # A sum of finite values times 2**-64 is finite.
+    return _all([tf.math.is_finite(_weighted_sum(each, 2.0**-64)) for each in values])
+
+
+def _weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
+    # Many values to a row. XLA multiplies matrices on all cores, and reduces on one (TensorFlow 2.15 to 2.21, CPU).
+    rows = tf.reshape(values, [-1, _length_of_rows(values.shape)])
+    return tf.reduce_sum(tf.linalg.matvec(rows, tf.fill([rows.shape[1]], tf.constant(weight, rows.dtype))))
+
+
+def _length_of_rows(shape: tf.TensorShape) -> int:
+    length = 1
+    for size in reversed(shape if shape.rank else []):
+        if size is None or length >= 256:
+            break
+        length *= size
+    return max(length, 1)
+
+
+def _each_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return _all([tf.reduce_all(tf.math.is_finite(each)) for each in values])
+
+
+def _all(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)

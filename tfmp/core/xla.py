@@ -1,0 +1,18 @@
+"""Tells whether a graph that is being built will be compiled as a whole."""
+
+import tensorflow as tf
+
+# TensorFlow (2.15 to 2.21) has no public way to ask.
+from tensorflow.python.ops import control_flow_util
+
+
+def within_xla() -> bool:
+    """Return whether the code that runs is traced by a `tf.function(jit_compile=True)`, or below one.
+
+    Example:
+        >>> within_xla()
+        False
+        >>> bool(tf.function(lambda: tf.constant(within_xla()), jit_compile=True)())
+        True
+    """
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
