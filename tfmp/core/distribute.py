@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import numerics
 from tfmp.core.horovods import running_horovod
+from tfmp.core.xla import within_xla
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _STRATEGIES_OF_WORKERS = (
@@ -140,6 +141,8 @@ class SingleProcess:
 
     def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
         """Call `apply_fn` if the flag is true."""
+        if within_xla():
+            return _apply_if_within_xla(flag, apply_fn, grads)
         return _run_if(flag, lambda: apply_fn(grads))
 
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
@@ -276,6 +279,22 @@ def _of_each_step(value: tf.Tensor) -> tf.Tensor:
     """
     # Not times 1: TensorFlow knows what 0 times anything is.
     return value + tf.cast(tf.timestamp() < 0, value.dtype)
+
+
+def _apply_if_within_xla(flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
+    """Call `apply_fn` once or not at all, by a loop, which updates variables in place: a conditional copies them."""
+
+    def apply(times: tf.Tensor) -> tf.Tensor:
+        # The 1 that is left is no constant of the loop. Without it, XLA would take arithmetic on gradients out of the
+        # loop, and store what it gives.
+        factor = tf.cast(times, tf.float32)
+        grads_here = [
+            numerics.map_values(lambda values: values * tf.cast(factor, values.dtype), grad) for grad in grads
+        ]
+        with tf.control_dependencies([apply_fn(grads_here)]):
+            return times - 1
+
+    return tf.group(tf.while_loop(lambda times: times > 0, apply, [tf.cast(flag, tf.int32)]))
 
 
 def _run_if(flag: tf.Tensor, function: Callable[[], tf.Operation]) -> tf.Operation:
