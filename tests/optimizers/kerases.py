@@ -4,7 +4,8 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -120,6 +121,35 @@ def take_step(opt: Any, variables: Sequence[Any], grads: Sequence[tf.Tensor]) ->
         if isinstance(opt, tfmp.LossScaleOptimizer):
             loss = opt.scale_loss(loss)
     opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def assert_trains_as(plain: Any, opt: Any, keras: ModuleType, compiled: Callable[..., Any]) -> None:
+    """See that an optimizer in a wrapper trains as one without, up to rounding, but for steps that overflow.
+
+    Args:
+        plain: The optimizer without a wrapper.
+        opt: The one in a wrapper, made by `wrap` or alike.
+        keras: Their Keras.
+        compiled: Makes a `tf.function` of a step in the wrapper.
+    """
+    variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
+    opt.build(variables)
+    plain.build(plain_variables)
+    step = compiled(lambda grads: take_step(opt, variables, grads))
+    # A function too: in tf_keras, Nadam counts at tracing.
+    plain_step = tf.function(lambda grads: take_step(plain, plain_variables, grads))
+    for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
+        before = [*values(variables), *values_but_state(opt)]
+        step(gradients(seed, last))
+        if last is not None:
+            assert [*values(variables), *values_but_state(opt)] == before
+            continue
+        plain_step(gradients(seed))
+        for one, other in zip(
+            [*variables, *opt.inner_optimizer.variables], [*plain_variables, *plain.variables], strict=True
+        ):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+    assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
 
 
 def dense_model(keras: ModuleType, opt: Any, policy: str = "float32", **settings: Any) -> Any:

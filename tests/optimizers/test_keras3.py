@@ -116,6 +116,39 @@ def test_inner_optimizer_that_scales_itself_is_refused() -> None:
         wrap(optimizer(keras, loss_scale_factor=8.0))
 
 
+def test_setting_of_compiling_is_kept_with_the_configuration() -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
+    assert opt.get_config()["jit_compile"] is False
+    assert type(opt).from_config(opt.get_config()).get_config() == opt.get_config()
+    assert wrap(optimizer(keras)).get_config()["jit_compile"] == "auto"
+
+
+def test_fewer_gradients_than_variables_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are 1 gradients for 2 variables: pass one for each"):
+        wrap(optimizer(keras)).apply(gradients(0)[:1], kernel_and_bias(keras))
+
+
+def test_float64_gradient_that_overflows_its_float32_variable_skips_the_step() -> None:
+    (weight,) = variables = [variable(keras, [1, 2])]
+    opt = wrap(optimizer(keras))
+    opt.apply([tf.constant([1e45, 0], tf.float64)], variables)
+    assert (weight.numpy().tolist(), int(opt.skipped_steps)) == ([1, 2], 1)
+
+
+def test_detector_of_the_users_is_asked_about_unscaled_gradients() -> None:
+    seen = []
+
+    class Detector:
+        def all_finite(self, grads: Any, loss_scale: tf.Tensor) -> tf.Tensor:
+            seen.append(([grad.numpy().tolist() for grad in grads], float(loss_scale)))
+            return tf.constant(True)
+
+    variables = [variable(keras, [1, 2])]
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), overflow_detector=Detector())
+    opt.apply([tf.constant([8.0, 16.0])], variables)
+    assert seen == [([[1, 2]], 8)]
+
+
 def test_stateless_apply_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="not for the TensorFlow backend"):
         wrap(optimizer(keras)).stateless_apply([], [], [])

@@ -1,5 +1,6 @@
 """What holds for every optimizer of every Keras, on one device: wrapped it trains as before, and skips wholly."""
 
+import functools
 import math
 from types import ModuleType
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from kerases import (
     SCALE,
+    assert_trains_as,
     for_every_optimizer,
     gradients,
     kernel_and_bias,
@@ -35,6 +37,14 @@ def test_wrapped_training_equals_training_without_wrapper_but_for_overflows(
     opt.finalize_variable_values(variables)
     plain.finalize_variable_values(plain_variables)
     assert values(variables) == values(plain_variables)
+
+
+@for_every_optimizer("plain")
+def test_step_that_xla_compiles_as_a_whole_trains_as_without_wrapper(
+    keras: ModuleType, name: str, options: dict[str, Any]
+) -> None:
+    opt = wrap(optimizer(keras, name, **options))
+    assert_trains_as(optimizer(keras, name, **options), opt, keras, functools.partial(tf.function, jit_compile=True))
 
 
 @for_every_optimizer("plain", "ema", "accumulation")

@@ -49,7 +49,10 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:
-        """Return the loss scale, a float32 scalar: a tensor to fetch in graph mode, a value in eager mode."""
+        """Return the loss scale, a float32 scalar: a tensor to fetch in graph mode, a value in eager mode.
+
+        It is 1 or more: by less, unscaling could make a gradient infinite that was checked before.
+        """
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:

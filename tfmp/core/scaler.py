@@ -9,7 +9,7 @@ from tfmp.core import numerics
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -118,6 +118,8 @@ class LossScaler:
         apply_fn: ApplyGradients,
         reduce_fn: Callable[[Gradients], Gradients] | None = None,
         note_fn: Callable[[tf.Tensor], tf.Operation] | None = None,
+        *,
+        scaled: bool = False,
     ) -> tf.Operation:
         """Apply the gradients if they are finite on every replica, and move the scale.
 
@@ -126,6 +128,7 @@ class LossScaler:
             names: The names of their variables.
             apply_fn: Applies one replica's gradients; called on all replicas or on none.
             reduce_fn: Sums the gradients over the replicas, for a host that does so before it applies them.
+            scaled: Whether the gradients are those of a scaled loss, which `apply_fn` then unscales.
             note_fn: Told of every step, once for all replicas, whether it was applied; for a host that keeps books.
 
         Returns:
@@ -134,7 +137,10 @@ class LossScaler:
         distribution = current_distribution(self._is_distributed)
         if reduce_fn is not None:
             grads = reduce_fn(grads)
-        finite_here = self._detector.all_finite(grads, self._manager.get_loss_scale())
+        # Whether it is finite, scaling does not change; other detectors ask what a gradient truly is.
+        as_they_are = not scaled or type(self._detector) is NonFiniteDetector
+        checked = grads if as_they_are else self.unscale(grads)
+        finite_here = self._detector.all_finite(checked, self._manager.get_loss_scale())
         finite = distribution.all_true(finite_here, grads, names)
         applied = distribution.apply_if(finite, apply_fn, grads)
         updated = distribution.once(lambda: self._update(finite, note_fn))

@@ -30,6 +30,8 @@ class LossScaleOptimizer:
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
         aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"`:
             half the bytes. By default they travel in their own type. Not for Keras 3.
+        jit_compile: For Keras 3: whether XLA compiles unscaling, clipping and update into one program, which makes a
+            step faster than it is without a wrapper. By default "auto": where that pays.
 
     Raises:
         TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager.
@@ -69,6 +71,7 @@ class LossScaleOptimizer:
         sparse_as_dense: bool = False,
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
+        jit_compile: bool | str = "auto",
     ) -> None:
         # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
         raise TypeError(

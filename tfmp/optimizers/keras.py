@@ -173,8 +173,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         """Return the classes that a saved configuration names, and that Keras would not find."""
         return {}
 
-    def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled_by_default: bool) -> list[Gradient]:
-        """Return the gradients that `apply_gradients` was given in true magnitude and in the variables' types."""
+    def _are_scaled(self, grads: Gradients, scaled_by_default: bool) -> bool:
+        """Tell whether the gradients that `apply_gradients` was given are those of a scaled loss."""
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the trainable variables.")
         scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
@@ -184,6 +184,10 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
                 "and the gradients by get_unscaled_gradients, or call scale_loss alone.",
                 "get_scaled_loss" if self._last_call is None else "get_unscaled_gradients",
             )
+        return scaled
+
+    def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled: bool) -> list[Gradient]:
+        """Return the gradients in true magnitude and in the variables' types."""
         return [
             # The "gradient" of such a variable is its next value (float8 scales), and was never scaled.
             grad

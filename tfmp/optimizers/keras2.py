@@ -214,7 +214,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             )
             return tf.no_op()
 
-        true_grads = self._true_gradients(grads, variables, scaled_by_default=False)
+        true_grads = self._true_gradients(grads, variables, self._are_scaled(grads, scaled_by_default=False))
         names = [variable.name for variable in variables]
         self._scaler.step(true_grads, names, apply_fn, reduce_fn, self._count_skipped_step)
         return self.iterations

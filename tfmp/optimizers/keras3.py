@@ -17,6 +17,7 @@ from tfmp.optimizers.keras import (
     register_managers,
     validate_inner_optimizer,
 )
+from tfmp.optimizers.keras3_update import JitCompile, Keras3Update
 from tfmp.types import Gradient, Gradients, Loss
 
 register_managers(keras)
@@ -37,6 +38,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             so every optimizer needs a manager of its own.
         is_distributed: As in `tfmp.LossScaleOptimizer`.
         overflow_detector: As there. It is not saved with a model.
+        jit_compile: Whether XLA compiles unscaling, clipping and update into one program in a `tf.function`: "auto" for
+            large variables that Keras' own code alone updates, True whatever code updates them. Replicas of a strategy
+            update without. `Keras3Update` has the rule.
         name: The optimizer's name.
 
     Raises:
@@ -69,11 +73,15 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         is_distributed: bool = False,
         *,
         overflow_detector: OverflowDetector | None = None,
+        jit_compile: JitCompile = "auto",
         name: str | None = None,
     ) -> None:
         _validate(inner_optimizer)
+        if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
+            raise ValueError(f'jit_compile must be True, False or "auto", got {jit_compile!r}.')
         # Not the parent's constructor, which sets up a scale of its own. The parent's learning rate is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
+        self._jit_compile = jit_compile
         self.inner_optimizer = inner_optimizer
         self._set_up(loss_scale_manager, is_distributed, overflow_detector)
 
@@ -85,6 +93,11 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
+        self._update = Keras3Update(self.inner_optimizer, self._trainable_variables, self._jit_compile)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what `from_config` makes the optimizer of again."""
+        return {**super().get_config(), "jit_compile": self._jit_compile}
 
     def minimize(self, loss: Loss, var_list: Sequence[keras.Variable], tape: tf.GradientTape | None = None) -> None:
         """Take one step down the gradient of a loss, as Keras 2's optimizers do.
@@ -130,14 +143,24 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 "training by tf.distribute.MultiWorkerMirroredStrategy."
             )
 
+        # Keras' variables have paths; it also takes TensorFlow's own.
+        names = [getattr(variable, "path", variable.name) for variable in variables]
+        if len(grads) != len(variables):
+            raise ValueError(
+                f"there are {len(grads)} gradients for {len(variables)} variables: pass one for each, None where the "
+                "loss does not depend on it."
+            )
+        scaled = self._are_scaled(grads, scaled_by_default=True)
+        if scaled and all(map(_can_be_unscaled_late, grads, variables)):
+            # Where they are applied, which costs nothing there.
+            self._scaler.step(grads, names, self._update.apply_fn(grads, variables, self.loss_scale), scaled=True)
+            return
+
         def apply_fn(grads: Gradients) -> tf.Operation:
             self.inner_optimizer.apply(list(grads), variables)
             return tf.no_op()
 
-        true_grads = self._true_gradients(grads, variables, scaled_by_default=True)
-        # Keras' variables have paths; it also takes TensorFlow's own.
-        names = [getattr(variable, "path", variable.name) for variable in variables]
-        self._scaler.step(true_grads, names, apply_fn)
+        self._scaler.step(self._true_gradients(grads, variables, scaled), names, apply_fn)
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""
@@ -200,3 +223,11 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer) -> None:
             f"inner_optimizer has loss_scale_factor={inner_optimizer.loss_scale_factor!r}: the loss would be scaled "
             "twice. Leave it out, and pass tfmp.FixedLossScaleManager(factor) for a fixed scale."
         )
+
+
+def _can_be_unscaled_late(grad: Gradient, variable: keras.Variable) -> bool:
+    """Tell whether a scaled gradient, if finite, is so unscaled, in the variable's type; and is a gradient at all."""
+    if getattr(variable, "overwrite_with_gradient", False):
+        return False
+    dtype = tf.as_dtype(variable.dtype)
+    return dtype == tf.float64 or (dtype == tf.float32 and (grad is None or grad.dtype != tf.float64))

@@ -1,0 +1,263 @@
+"""The update of Keras 3 optimizers that is compiled, and when it is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import (
+    SCALE,
+    assert_trains_as,
+    gradients,
+    kernel_and_bias,
+    optimizer,
+    optimizer_names,
+    values,
+    variable,
+    wrap,
+)
+
+import tfmp
+
+if not keras.__version__.startswith("3."):
+    pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
+
+
+def _compiles(function: Callable[..., None], *args: Any) -> bool:
+    """Tell whether part of what a function does is compiled."""
+    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
+    return "_XlaMustCompile" in str(graph)
+
+
+def _large(constraint: Any = None) -> list[Any]:
+    layer = keras.layers.Dense(1024, use_bias=False, kernel_initializer="ones", kernel_constraint=constraint)
+    layer.build([None, 1024])
+    return [layer.kernel]
+
+
+def _wrapped_step(opt: Any, variables: list[Any]) -> Callable[[], None]:
+    def step() -> None:
+        opt.apply([tf.ones(variable.shape) for variable in variables], variables)
+
+    opt.build(variables)
+    return step
+
+
+@pytest.mark.parametrize("name", optimizer_names(keras))
+def test_compiled_training_equals_training_without_wrapper(name: str) -> None:
+    _assert_trains_as_without_wrapper(name)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+        {"weight_decay": 0.25},
+        {"clipnorm": 0.5},
+        {"clipvalue": 0.5},
+        {"global_clipnorm": 0.5},
+        {"global_clipnorm": 0.5, "gradient_accumulation_steps": 2},
+        {"learning_rate": keras.optimizers.schedules.PolynomialDecay(0.5, 10)},
+    ],
+    ids="-".join,
+)
+def test_compiled_training_with_options_equals_training_without_wrapper(name: str, options: dict[str, Any]) -> None:
+    _assert_trains_as_without_wrapper(name, **options)
+
+
+def _assert_trains_as_without_wrapper(name: str, **options: Any) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(SCALE, 1000, 1, decr_ratio=0.5)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras, name, **options), manager, jit_compile=True)
+    assert_trains_as(optimizer(keras, name, **options), opt, keras, tf.function)
+
+
+@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}], ids=["plain", "clipped"])
+@pytest.mark.parametrize("name", optimizer_names(keras))
+def test_compiled_update_treats_sparse_gradients_as_keras_does(name: str, options: dict[str, Any]) -> None:
+    plain, plain_variables = optimizer(keras, name, **options), [variable(keras, np.ones([5, 2]))]
+    variables = [variable(keras, np.ones([5, 2]))]
+    manager = tfmp.FixedLossScaleManager(SCALE)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras, name, **options), manager, jit_compile=True)
+    opt.build(variables)
+
+    @tf.function(reduce_retracing=True)
+    def step(rows: tf.Tensor, indices: tf.Tensor) -> None:
+        opt.apply([tf.IndexedSlices(rows * SCALE, indices, tf.constant([5, 2]))], variables)
+
+    for indices in ([1], [1, 1, 4], [0, 2], [3, 1, 1, 3, 0]):
+        rows = np.arange(2.0 * len(indices), dtype=np.float32).reshape(-1, 2)
+        plain.apply([tf.IndexedSlices(tf.constant(rows), tf.constant(indices), tf.constant([5, 2]))], plain_variables)
+        step(rows, np.int32(indices))
+        np.testing.assert_allclose(variables[0].numpy(), plain_variables[0].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_by_a_norm_whose_squares_overflow_is_right() -> None:
+    (weight,) = variables = [variable(keras, [0, 0])]
+    opt = tfmp.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0, global_clipnorm=1.0), tfmp.FixedLossScaleManager(1024.0), jit_compile=True
+    )
+    opt.build(variables)
+    tf.function(lambda: opt.apply([tf.constant([3e28, -4e28])], variables))()
+    np.testing.assert_allclose(weight.numpy(), [-0.6, 0.8], rtol=1e-6)
+
+
+def test_large_update_is_compiled_within_a_function_by_default() -> None:
+    assert _compiles(_wrapped_step(wrap(optimizer(keras, "Adam")), _large()))
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    assert _compiles(_wrapped_step(wrap(optimizer(keras, learning_rate=schedule)), _large()))
+
+
+class _OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step: Any) -> Any:
+        tf.print("step", step)
+        return 0.5
+
+
+class _OwnOptimizer(keras.optimizers.SGD):
+    pass
+
+
+class _OwnConstraint(keras.constraints.Constraint):
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        ({"learning_rate": _OwnSchedule()}, _large),
+        ({"learning_rate": lambda: 0.5}, _large),
+        ({"gradient_accumulation_steps": 2}, _large),
+        ({"use_ema": True, "ema_overwrite_frequency": 2}, _large),
+        ({}, lambda: _large(_OwnConstraint())),
+        ({}, lambda: kernel_and_bias(keras)),
+    ],
+    ids=["own schedule", "own function", "accumulation", "averages", "own constraint", "small"],
+)
+def test_other_update_is_not_compiled_by_default(options: dict[str, Any], variables: Callable[[], list[Any]]) -> None:
+    assert not _compiles(_wrapped_step(wrap(optimizer(keras, **options)), variables()))
+
+
+def test_update_by_an_optimizer_of_the_users_is_not_compiled_by_default() -> None:
+    assert not _compiles(_wrapped_step(wrap(_OwnOptimizer(0.5)), _large()))
+
+
+def test_false_compiles_nothing() -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
+    assert not _compiles(_wrapped_step(opt, _large()))
+
+
+def test_other_variables_than_those_built_with_are_updated_without_compiling() -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=True)
+    kernel, bias = variables = kernel_and_bias(keras)
+    opt.build(variables)
+
+    def step() -> None:
+        opt.apply([tf.constant([8.0, 16.0])], [bias])
+
+    assert not _compiles(step)
+    step()
+    assert values([kernel, bias]) == [[[1, 2], [3, 4]], [4.5, 5]]
+
+
+def test_replicas_update_without_compiling() -> None:
+    strategy = tf.distribute.MirroredStrategy(["cpu:0"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        (weight,) = variables = [variable(keras, [1, 2])]
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=True)
+        opt.build(variables)
+
+    def step() -> None:
+        strategy.run(lambda: opt.apply([tf.constant([8.0, 16.0])], variables))
+
+    assert not _compiles(step)
+    tf.function(step)()
+    assert weight.numpy().tolist() == [0.5, 1]
+
+
+def test_eager_code_is_not_compiled_but_right() -> None:
+    opt = tfmp.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0, global_clipnorm=5.0), tfmp.FixedLossScaleManager(4), jit_compile=True
+    )
+    (weight,) = variables = [variable(keras, [0.0, 0.0])]
+    opt.apply([tf.constant([24.0, 32.0])], variables)
+    np.testing.assert_allclose(weight.numpy(), [-3, -4], rtol=1e-6)
+
+
+def test_function_that_is_traced_again_follows_what_was_set() -> None:
+    inner = keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(1.0, 10, 1.0), clipvalue=1.0)
+    (weight,) = variables = [variable(keras, [0.0])]
+    opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
+    opt.build(variables)
+    seen = []
+    for clipvalue, rate in [(1.0, 1.0), (3.0, 1.0), (np.float64(2.0), 0.5)]:
+        inner.clipvalue = clipvalue
+        opt.learning_rate = keras.optimizers.schedules.PolynomialDecay(rate, 10, rate)
+        weight.assign([0.0])
+        tf.function(lambda: opt.apply([tf.constant([4.0])], variables))()
+        seen.append(float(weight.numpy()[0]))
+    assert seen == [-1, -3, -1]
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+@pytest.mark.parametrize("norms", [{"global_clipnorm": -1.0}, {"clipnorm": -1.0, "global_clipnorm": 5.0}])
+def test_norms_that_keras_does_not_clip_by_are_left_out(norms: dict[str, float], jit_compile: bool) -> None:
+    inner, plain = keras.optimizers.SGD(1.0), keras.optimizers.SGD(1.0)
+    for each in (inner, plain):
+        for name, norm in norms.items():
+            setattr(each, name, norm)
+        each.clipvalue = 0.5
+    opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=jit_compile)
+    (weight,), (plain_weight,) = variables, plain_variables = [variable(keras, [0, 0])], [variable(keras, [0, 0])]
+    opt.build(variables)
+    grads = [tf.constant([6.0, 8.0])]
+    tf.function(lambda: opt.apply(grads, variables))()
+    plain.apply(grads, plain_variables)
+    np.testing.assert_allclose(weight.numpy(), plain_weight.numpy(), rtol=1e-6)
+
+
+def test_large_multi_optimizer_is_not_compiled_by_default() -> None:
+    assert not _compiles(_wrapped_step(wrap(optimizer(keras, "MultiOptimizer")), _large()))
+
+
+def test_functions_that_run_eagerly_take_the_same_steps() -> None:
+    opt, variables = wrap(optimizer(keras)), kernel_and_bias(keras)
+    tf.config.run_functions_eagerly(True)
+    try:
+        tf.function(lambda: opt.apply([tf.fill([2, 2], SCALE), tf.fill([2], SCALE)], variables))()
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert values(variables) == [[[0.5, 1.5], [2.5, 3.5]], [4.5, 5.5]]
+
+
+def test_clipping_leaves_the_users_optimizer_as_it_is() -> None:
+    inner = keras.optimizers.SGD(1.0, global_clipnorm=5.0)
+    variables = kernel_and_bias(keras)
+    opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
+    opt.build(variables)
+    tf.function(lambda: opt.apply(gradients(0), variables))()
+    assert inner.global_clipnorm == 5
+    assert int(inner.iterations) == 1
+
+
+def test_graph_of_a_step_never_calls_python_and_branches_twice() -> None:
+    """A branch is where TensorFlow's executor waits for one boolean from the device."""
+    variables = _large()
+    step = _wrapped_step(wrap(optimizer(keras, "Adam")), variables)
+    graph = tf.function(step).get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    assert not [node.name for node in nodes if "PyFunc" in node.op]
+    assert len([node.name for node in nodes if node.op in _BRANCHING]) == 2
+
+
+#: The ops that wait for a boolean.
+_BRANCHING = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
+
+
+@pytest.mark.parametrize("jit_compile", ["always", 1, None])
+def test_unknown_setting_is_refused(jit_compile: Any) -> None:
+    with pytest.raises(ValueError, match=r'jit_compile must be True, False or "auto", got'):
+        tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)

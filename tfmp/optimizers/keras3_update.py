@@ -1,0 +1,145 @@
+"""What a Keras 3 optimizer does to the variables in a step that is applied, compiled where that pays."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
+
+from tfmp.core import numerics, reductions
+from tfmp.core.compilation import can_be_compiled, run_compiled, worth_compiling
+from tfmp.core.xla import within_xla
+from tfmp.types import ApplyGradients, Gradients
+
+#: Whether to compile an update, True or False, or "auto".
+JitCompile: TypeAlias = bool | str
+
+
+class Keras3Update:
+    """Unscales gradients, clips and applies them, by a Keras 3 optimizer that is built.
+
+        plain       optimizer.apply(grads / scale)
+        compiled    the same as one program
+
+    In a program, and within XLA, clipping by global norm is done for the optimizer: the check knows the norm.
+
+    Compiled is what a `tf.function` traces. With "auto" it is compiled if the variables are large, and if all that
+    computes is Keras' own: a user's code may do what XLA cannot, such as printing. With True it is compiled whatever
+    computes. It is never compiled for other variables than those that the optimizer was built with, nor where
+    `can_be_compiled` says no.
+
+    Args:
+        optimizer: The optimizer.
+        variables: Those that it was built with.
+        jit_compile: Whether to compile.
+    """
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], jit_compile: JitCompile
+    ) -> None:
+        self._optimizer = optimizer
+        self._variables = variables
+        self._jit_compile = jit_compile
+
+    def apply_fn(self, grads: Gradients, variables: Sequence[keras.Variable], loss_scale: tf.Tensor) -> ApplyGradients:
+        """Return what applies the gradients; called before the conditional that it is to stand in.
+
+        Args:
+            grads: The gradients of the scaled loss.
+            variables: The variables.
+            loss_scale: The scale.
+        """
+        is_compiled = self._is_compiled(variables)
+        clips = _clips_by_global_norm(self._optimizer) and (is_compiled or within_xla())
+        norm = _true_norm(grads, loss_scale) if clips else None
+
+        def apply(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+            loss_scale, *norms = tensors
+            true_grads = numerics.unscale(grads, loss_scale)
+            if norms:
+                self._clip_and_apply(true_grads, variables, *norms)
+            else:
+                self._optimizer.apply(true_grads, variables)
+
+        def apply_fn(grads: Gradients) -> tf.Operation:
+            tensors = [loss_scale] if norm is None else [loss_scale, norm()]
+            if is_compiled:
+                run_compiled(apply, grads, tensors)
+            else:
+                apply(grads, tensors)
+            return tf.no_op()
+
+        return apply_fn
+
+    def _is_compiled(self, variables: Sequence[keras.Variable]) -> bool:
+        if not can_be_compiled() or not _are_the_same(variables, self._variables):
+            return False
+        if self._jit_compile == "auto":
+            return worth_compiling(list(map(_of_tensorflow, variables))) and _suits_xla(self._optimizer, variables)
+        return bool(self._jit_compile)
+
+    def _clip_and_apply(self, grads: Gradients, variables: Sequence[keras.Variable], norm: tf.Tensor) -> None:
+        factor = tf.minimum(self._optimizer.global_clipnorm / norm, 1.0)
+        # This makes sparse gradients dense, as it does in Keras.
+        clipped = [None if grad is None else grad * tf.cast(factor, grad.dtype) for grad in grads]
+        _without_clipping(self._optimizer).apply(clipped, variables)
+
+
+def _are_the_same(variables: Sequence[keras.Variable], others: Sequence[keras.Variable]) -> bool:
+    return len(variables) == len(others) and all(map(operator.is_, variables, others))
+
+
+def _of_tensorflow(variable: keras.Variable) -> tf.Variable:
+    # Keras also takes TensorFlow's own.
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _suits_xla(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
+    """Tell whether all that computes is Keras' own, and no conditional is in it: within XLA it would copy variables."""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        # Its own settings tell nothing of those inside it.
+        return False
+    if optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency:
+        return False
+    constraints = [getattr(variable, "constraint", None) for variable in variables]
+    # Public is only what the learning rate is at this step, not what computes it.
+    parts = [optimizer, optimizer._learning_rate, *(constraint for constraint in constraints if constraint is not None)]
+    return all(type(part).__module__.startswith("keras.") for part in parts)
+
+
+def _clips_by_global_norm(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tell whether it is by their global norm that the optimizer clips the gradients that it is given."""
+    # Keras looks at clipnorm first, and clips sums of gradients when they are complete.
+    clips = _is_positive(optimizer.global_clipnorm) and not _is_positive(optimizer.clipnorm)
+    return clips and not optimizer.gradient_accumulation_steps
+
+
+def _is_positive(norm: float | None) -> bool:
+    return norm is not None and norm > 0
+
+
+def _true_norm(grads: Gradients, loss_scale: tf.Tensor) -> Callable[[], tf.Tensor]:
+    """Return what gives the global norm of unscaled gradients, in a step that is applied."""
+    # The check for overflows needs these too.
+    squares = reductions.half_squares(grads)
+
+    def norm() -> tf.Tensor:
+        return tf.cast(reductions.global_norm(grads, squares) / tf.cast(loss_scale, tf.float64), tf.float32)
+
+    if not within_xla():
+        return norm
+    # In the loop that a step is there it would be slow, and now costs little in one that is skipped.
+    known = norm()
+    return lambda: known
+
+
+def _without_clipping(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return an optimizer of the same variables, for gradients that are clipped already.
+
+    XLA would sum their squares on one core.
+    """
+    # Not copy.copy, which serializes optimizers.
+    view = object.__new__(type(optimizer))
+    vars(view).update(vars(optimizer), global_clipnorm=None, clipvalue=None)
+    return view
