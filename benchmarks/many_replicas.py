@@ -191,8 +191,7 @@ def _replicas_text(replicas: Sequence[dict[str, Any]]) -> str:
 
 
 def _median_ratio(measured: dict[str, Any], name: str, base: str) -> float:
-    pairs = zip(measured["seconds"][name], measured["seconds"][base], strict=True)
-    return statistics.median(one / other for one, other in pairs)
+    return report.median_ratio(measured["seconds"][name], measured["seconds"][base])
 
 
 def _plot(replicas: Sequence[dict[str, Any]], path: Path) -> None:

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +53,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
     return "\n".join([line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)])
+
+
+def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of times as multiples of those that were taken beside them.
+
+    Args:
+        times: Times, one of each round.
+        others: Those of another, in the same rounds.
+
+    Example:
+        >>> median_ratio([2.0, 4.0, 9.0], [1.0, 2.0, 1.0])
+        2.0
+    """
+    return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:

@@ -1,0 +1,166 @@
+"""The training of the BERT example, with an optimizer that is wrapped or not."""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+import tfmp
+from estimator_examples.bert import modeling, optimization, options, pretraining_data, records
+
+tf1 = tf.compat.v1
+
+GradsAndVars: TypeAlias = list[tuple[tf.Tensor, tf.Variable]]
+
+#: Steps of a turn that are not timed.
+_WARM_UP = 5
+
+_TYPES = {"fp32": tf.float32, "fp16": tf.float16}
+
+
+class ContribOptimizer:
+    """Loss scaling by the formula of `tf.contrib.mixed_precision`.
+
+    The loss is multiplied, each gradient is multiplied by the reciprocal in its own type, every gradient is checked by
+    itself, and one `tf.cond` holds the wrapped optimizer's step.
+
+    Args:
+        inner: The optimizer that is wrapped.
+        manager: Decides the scale.
+    """
+
+    def __init__(self, inner: tf1.train.Optimizer, manager: tfmp.LossScaleManager) -> None:
+        self._inner, self._manager = inner, manager
+
+    def compute_gradients(self, loss: tf.Tensor, variables: Sequence[tf.Variable]) -> GradsAndVars:
+        """Return gradients, unscaled, with their variables."""
+        scale = self._manager.get_loss_scale()
+        scaled = self._inner.compute_gradients(loss * tf.cast(scale, loss.dtype), variables)
+        return [(tf.convert_to_tensor(grad) * tf.cast(1 / scale, grad.dtype), variable) for grad, variable in scaled]
+
+    def apply_gradients(self, grads_and_vars: GradsAndVars, global_step: tf.Variable) -> tf.Operation:
+        """Return the op that takes the step if all gradients are finite, and tells the manager."""
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(grad)) for grad, _ in grads_and_vars])
+        step = tf.cond(finite, lambda: self._inner.apply_gradients(grads_and_vars, global_step), tf.no_op)
+        return tf.group(step, self._manager.update_loss_scale(finite))
+
+
+#: What wraps the optimizer, and is given a manager for that.
+WRAPPERS: dict[str, Callable[[tf1.train.Optimizer, tfmp.LossScaleManager], Any]] = {
+    "bare": lambda inner, manager: inner,
+    "tf.contrib's formula": ContribOptimizer,
+    "tfmp": tfmp.LossScaleOptimizer,
+}
+
+
+class BertData(NamedTuple):
+    """What the example made of its text.
+
+    Attributes:
+        path: A file of examples.
+        limits: Their sizes.
+    """
+
+    path: str
+    limits: pretraining_data.Limits
+
+
+class BertTraining:
+    """The example's training, which every turn begins anew.
+
+    Args:
+        precision: The type of activations.
+        example: The options of the example.
+        data: The example's data.
+    """
+
+    def __init__(self, precision: str, example: options.Options, data: BertData) -> None:
+        self._example, self._data = example, data
+        self._config = modeling.BertConfig(
+            vocab_size=data.limits.vocab_size,
+            hidden_size=example.hidden_size,
+            num_layers=example.num_layers,
+            num_heads=example.num_heads,
+            seq_length=example.seq_length,
+            dropout=example.dropout,
+            dtype=_TYPES[precision],
+        )
+
+    def turn(self, name: str, steps: int) -> dict[str, float]:
+        """Train from the start, and return what became of it: a rate, a loss, a count of skipped steps.
+
+        Args:
+            name: What wraps the optimizer.
+            steps: How many are timed.
+        """
+        clock = _Clock()
+        example, data = self._example, self._data
+        batches = records.training_input(data.path, data.limits, example.batch_size, example.seed, skip_batches=0)
+
+        def model_fn(features: dict[str, tf.Tensor], mode: str) -> tf.estimator.EstimatorSpec:
+            loss = self._loss(features)
+            return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=self._train_op(loss, WRAPPERS[name]))
+
+        with tempfile.TemporaryDirectory() as directory:
+            # Nothing is saved, so that every turn begins anew.
+            config = tf.estimator.RunConfig(
+                directory,
+                tf_random_seed=example.seed,
+                save_summary_steps=None,
+                save_checkpoints_secs=None,
+                log_step_count_steps=None,
+            )
+            tf.estimator.Estimator(model_fn, config=config).train(batches, [clock], steps=_WARM_UP + steps)
+        return {
+            "steps_per_second": steps / (clock.times[-1] - clock.times[-1 - steps]),
+            "losses": clock.loss,
+            "skipped": len(clock.times) - _WARM_UP - steps,
+        }
+
+    def _loss(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        outputs = modeling.bert(features, self._config)
+        losses, weights = modeling.word_losses(outputs, features)
+        words = tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
+        return words + tf.reduce_mean(modeling.next_losses(outputs, features))
+
+    def _train_op(self, loss: tf.Tensor, wrap: Callable[..., Any]) -> tf.Operation:
+        # As `optimization.build_training`, which always wraps in tfmp.
+        example = self._example
+        rule = optimization.OptimizerSettings(
+            learning_rate=example.learning_rate,
+            num_train_steps=example.num_train_steps,
+            num_warmup_steps=example.num_warmup_steps,
+            weight_decay=example.weight_decay,
+            clip_norm=example.clip_norm,
+            loss_scale=None,
+            init_loss_scale=example.init_loss_scale,
+            incr_every_n_steps=example.incr_every_n_steps,
+        )
+        global_step = tf1.train.get_or_create_global_step()
+        adam = optimization.AdamWeightDecayOptimizer(
+            optimization.learning_rate(global_step, rule), rule.weight_decay, exclude=optimization.NOT_DECAYED
+        )
+        manager = tfmp.ExponentialUpdateLossScaleManager(
+            rule.init_loss_scale, rule.incr_every_n_steps, decr_every_n_nan_or_inf=2, decr_ratio=0.5
+        )
+        optimizer = wrap(adam, manager)
+        grads, variables = zip(*optimizer.compute_gradients(loss, tf1.trainable_variables()), strict=True)
+        clipped, _ = tf.clip_by_global_norm([tf.convert_to_tensor(grad) for grad in grads], rule.clip_norm)
+        return optimizer.apply_gradients(list(zip(clipped, variables, strict=True)), global_step)
+
+
+class _Clock(tf1.train.SessionRunHook):
+    """Notes when each step ended, and the loss of the last."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.loss = float("nan")
+
+    def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
+        return tf1.train.SessionRunArgs(tf1.get_collection(tf1.GraphKeys.LOSSES)[-1])
+
+    def after_run(self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues) -> None:
+        self.times.append(time.perf_counter())
+        self.loss = float(run_values.results)

@@ -1,0 +1,197 @@
+"""The optimizers of TensorFlow 1, wrapped and bare, that take the steps of a cell in graph mode."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+import tfmp
+from benchmarks import cells
+from benchmarks.cells import Cell
+from benchmarks.contest import Contender
+
+tf1 = tf.compat.v1
+
+_GradsAndVars: TypeAlias = Iterable[tuple[tf.Tensor, tf.Variable]]
+_Optimizer: TypeAlias = "tf1.train.Optimizer | ContribsFormula"
+
+#: The kinds of variables, each with the control flow that goes with it: v1's with "reference", v2's with "resource".
+MODES = ("reference", "resource")
+
+#: TensorFlow 1 has no AdamW.
+OPTIMIZERS: dict[str, Callable[[], tf1.train.Optimizer]] = {
+    "SGD": lambda: tf1.train.GradientDescentOptimizer(1e-3),
+    "Adam": lambda: tf1.train.AdamOptimizer(1e-3),
+}
+
+_INCR_EVERY_N_STEPS = 2000
+_DECR_RATIO = 0.5
+
+
+@contextlib.contextmanager
+def kind_of_variables(mode: str) -> Iterator[None]:
+    """Let TensorFlow make variables of a kind, inside a `with`.
+
+    Args:
+        mode: One of `MODES`.
+
+    Example:
+        >>> with kind_of_variables("reference"), tf.Graph().as_default():
+        ...     tf1.Variable(1.0).dtype
+        tf.float32_ref
+    """
+    before = (tf1.resource_variables_enabled(), tf1.control_flow_v2_enabled())
+    _enable(mode == "resource", mode == "resource")
+    try:
+        yield
+    finally:
+        _enable(*before)
+
+
+def _enable(resource_variables: bool, control_flow_v2: bool) -> None:
+    (tf1.enable_resource_variables if resource_variables else tf1.disable_resource_variables)()
+    (tf1.enable_control_flow_v2 if control_flow_v2 else tf1.disable_control_flow_v2)()
+
+
+class ContribsFormula:
+    """What tf.contrib's optimizer and manager compute, by the ops that they use for it.
+
+    That package went with TensorFlow 1. This is written anew, and takes the same steps: gradients times the inverse of
+    the scale, a check of each gradient, the update in a conditional, the two counters in nested ones.
+
+    Args:
+        opt: The optimizer to wrap.
+    """
+
+    def __init__(self, opt: tf1.train.Optimizer) -> None:
+        self._opt = opt
+        self._scale = tf1.Variable(cells.SCALE, trainable=False, dtype=tf.float32)
+        self._good = tf1.Variable(0, trainable=False)
+        self._bad = tf1.Variable(0, trainable=False)
+
+    def compute_gradients(self, loss: tf.Tensor, var_list: list[tf.Variable]) -> _GradsAndVars:
+        """Return the gradients of the loss, which is scaled in between, and their variables."""
+        inverse = 1 / self._scale
+        return [(grad * inverse, var) for grad, var in self._opt.compute_gradients(loss * self._scale, var_list)]
+
+    def apply_gradients(self, grads_and_vars: _GradsAndVars) -> tf.Operation:
+        """Apply the gradients if they are finite, and move the scale."""
+        pairs = list(grads_and_vars)
+        finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(grad)) for grad, _ in pairs]))
+        applied = tf.cond(finite, lambda: self._opt.apply_gradients(pairs), tf.no_op)
+        return tf.group(applied, tf.cond(finite, self._count_good, self._shrink))
+
+    def _count_good(self) -> tf.Operation:
+        full = tf.greater_equal(self._good + 1, _INCR_EVERY_N_STEPS)
+        return tf.cond(full, self._grow, lambda: tf.group(self._good.assign_add(1)))
+
+    def _grow(self) -> tf.Operation:
+        grown = self._scale * 2.0
+        grown = tf.cond(tf.math.is_finite(grown), lambda: grown, lambda: tf.identity(self._scale))
+        return tf.group(self._scale.assign(grown), self._good.assign(0), self._bad.assign(0))
+
+    def _shrink(self) -> tf.Operation:
+        # Contrib's counts to decr_every_n_nan_or_inf first, which is 1 here.
+        def shrink() -> tf.Operation:
+            shrunk = tf.maximum(1.0, self._scale * _DECR_RATIO)
+            return tf.group(self._scale.assign(shrunk), self._good.assign(0), self._bad.assign(0))
+
+        def count_bad() -> tf.Operation:
+            return tf.group(self._bad.assign_add(1), self._good.assign(0))
+
+        return tf.cond(tf.greater_equal(self._bad + 1, 1), shrink, count_bad)
+
+
+@contextlib.contextmanager
+def contenders(cell: Cell) -> Iterator[list[Contender]]:
+    """Make who takes part in a cell, in a session that lasts for a `with`.
+
+    "copy" and "read" are yardsticks, which copy all gradients, and read them. The losses of all others have gradients
+    that stand in variables, times that of the scaled loss. The bare optimizer's loss is not scaled, and its gradients
+    are finite even where all others skip: it cannot.
+
+    Args:
+        cell: The kind of step.
+    """
+    with kind_of_variables(cell.mode), tf.Graph().as_default(), tf1.Session() as session:
+        arrays = cells.gradients(cell)
+        *true_grads, overflowed = _stored([*arrays, cells.overflowed(arrays[-1])], session)
+        grads = [*true_grads[:-1], overflowed] if cell.outcome == "skipped" else true_grads
+        made = [*_yardsticks(grads, session), *_optimizers(cell, grads, true_grads, session)]
+        session.run(tf1.global_variables_initializer())
+        yield made
+
+
+def _yardsticks(grads: list[tf.Variable], session: tf1.Session) -> Iterator[Contender]:
+    copies = tf.group(*(tf.raw_ops.DeepCopy(x=grad) for grad in grads))
+    yield Contender("copy", session.make_callable(copies))
+    yield Contender("read", session.make_callable(tf.add_n([tf.nn.l2_loss(grad) for grad in grads])))
+
+
+def _optimizers(
+    cell: Cell, grads: list[tf.Variable], true_grads: list[tf.Variable], session: tf1.Session
+) -> Iterator[Contender]:
+    for name, wrap in _WRAPPERS.items():
+        weights = [tf1.Variable(tf.zeros(shape)) for shape in cells.SHAPES[cell.shapes]]
+        loss = _loss(weights, true_grads if name == "bare" else grads)
+        opt = wrap(OPTIMIZERS[cell.optimizer]())
+        train_op = _train_op(opt, loss, weights, clipped=cell.clipping == "clipped")
+        yield Contender(name, session.make_callable(train_op), functools.partial(session.run, weights))
+
+
+def _tfmp(opt: tf1.train.Optimizer) -> tfmp.LossScaleOptimizer:
+    manager = tfmp.ExponentialUpdateLossScaleManager(
+        cells.SCALE, _INCR_EVERY_N_STEPS, decr_every_n_nan_or_inf=1, decr_ratio=_DECR_RATIO
+    )
+    return tfmp.LossScaleOptimizer(opt, manager)
+
+
+def _tf_core(opt: tf1.train.Optimizer) -> tf1.train.Optimizer:
+    loss_scale = tf1.mixed_precision.DynamicLossScale(cells.SCALE, _INCR_EVERY_N_STEPS)
+    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(opt, loss_scale)
+
+
+_WRAPPERS: dict[str, Callable[[tf1.train.Optimizer], _Optimizer]] = {
+    "bare": lambda opt: opt,
+    "contrib's formula": ContribsFormula,
+    "TF core": _tf_core,
+    "tfmp": _tfmp,
+}
+
+
+def _stored(arrays: list[np.ndarray], session: tf1.Session) -> list[tf.Variable]:
+    """Return variables with these values, which as constants would be too large for a graph."""
+    # In no collection: a later initializer leaves them alone.
+    stored = [tf1.Variable(tf.zeros(array.shape, array.dtype), trainable=False, collections=[]) for array in arrays]
+    fed = [tf1.placeholder(array.dtype, array.shape) for array in arrays]
+    # In one run: a session takes up what the graph has become at each.
+    assigned = tf.group(*(variable.assign(value) for variable, value in zip(stored, fed, strict=True)))
+    session.run(assigned, dict(zip(fed, arrays, strict=True)))
+    return stored
+
+
+def _loss(weights: list[tf.Variable], grads: list[tf.Variable]) -> tf.Tensor:
+    """Return a loss that has such gradients, as float32: a float16 one comes from a cast of the weights."""
+
+    @tf.custom_gradient
+    def loss(*weights: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
+        del weights
+
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            return [tf.cast(grad * tf.cast(upstream, grad.dtype.base_dtype), tf.float32) for grad in grads]
+
+        return tf.zeros([]), gradient
+
+    # By a variable: multiplying by a constant 1 would be left out where the loss is not scaled.
+    return loss(*weights) * tf1.Variable(1.0, trainable=False)
+
+
+def _train_op(opt: _Optimizer, loss: tf.Tensor, weights: list[tf.Variable], clipped: bool) -> tf.Operation:
+    grads_and_vars = opt.compute_gradients(loss, weights)
+    if not clipped:
+        return opt.apply_gradients(grads_and_vars)
+    grads, _ = tf.clip_by_global_norm([grad for grad, _ in grads_and_vars], cells.CLIP_NORM)
+    return opt.apply_gradients(zip(grads, weights, strict=True))

@@ -1,0 +1,184 @@
+"""The optimizers of Keras 3 and tf_keras, wrapped and bare, that take the steps of a cell."""
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfmp
+from benchmarks import cells
+from benchmarks.cells import Cell
+from benchmarks.contest import Contender
+
+_Grads: TypeAlias = list[tf.Tensor]
+_Apply: TypeAlias = Callable[[_Grads], None]
+# Those of Keras 3 and tf_keras have no base in common.
+_Optimizer: TypeAlias = Any
+_Variable: TypeAlias = Any
+_Wrap: TypeAlias = Callable[[_Optimizer], _Optimizer]
+
+#: How a step can be run.
+MODES: dict[str, Callable[[_Apply], _Apply]] = {
+    "function": tf.function,
+    "xla": functools.partial(tf.function, jit_compile=True),
+    "eager": lambda apply: apply,
+}
+
+OPTIMIZERS = ("SGD", "Adam", "AdamW")
+
+
+def why_not_here() -> str:
+    """Return why nothing can be measured here; an empty text if it can."""
+    return "" if keras.__version__.startswith("3.") else f"this measures Keras 3, got Keras {keras.__version__}."
+
+
+@contextlib.contextmanager
+def contenders(cell: Cell) -> Iterator[list[Contender]]:
+    """Make who takes part in a cell, inside a `with`.
+
+    "copy" and "read" are yardsticks, run by a `tf.function` in every mode: they copy all gradients, and read them. The
+    bare optimizers take gradients in true magnitude, and finite ones even where all others skip: they cannot.
+
+    Args:
+        cell: The kind of step.
+    """
+    arrays = cells.gradients(cell)
+    true_grads = [tf.constant(grad) for grad in arrays]
+    scaled = [grad * grad.dtype.type(cells.SCALE) for grad in arrays]
+    if cell.outcome == "skipped":
+        scaled[-1] = cells.overflowed(scaled[-1])
+    grads = [tf.constant(grad) for grad in scaled]
+    held: list[_Variable] = []
+    try:
+        yield [*_yardsticks(grads), *_optimizers(cell, grads, true_grads, held)]
+    finally:
+        for variable in held:
+            _empty(variable)
+        for package in _packages():
+            package.backend.clear_session()
+
+
+def left_out(cell: Cell) -> dict[str, str]:
+    """Return who takes no part in a cell, and why.
+
+    Args:
+        cell: The kind of step.
+    """
+    if len(_packages()) == 1:
+        return dict.fromkeys(("tf_keras", "tfmp, tf_keras"), "it is not installed")
+    if cell.dtype == "float16":
+        return {"tf_keras": "its optimizers take no float16 gradients of float32 weights"}
+    return {}
+
+
+def _yardsticks(grads: _Grads) -> Iterator[Contender]:
+    yield Contender("copy", _waiting(tf.function(_copy), grads))
+    yield Contender("read", _waiting(tf.function(_read), grads))
+
+
+def _optimizers(cell: Cell, grads: _Grads, true_grads: _Grads, held: list[_Variable]) -> Iterator[Contender]:
+    run = MODES[cell.mode]
+    for name, (package, wrap) in _entries(cell).items():
+        if name in left_out(cell):
+            continue
+        variables = [_variable(package, shape) for shape in cells.SHAPES[cell.shapes]]
+        opt = wrap(_optimizer(package, cell))
+        opt.build(variables)
+        held.extend([*variables, *opt.variables])
+        apply = _apply(opt, variables)
+        if name == "bare, compiled":
+            apply = _called(tf.function(apply, jit_compile=True))
+        step = _waiting(run(apply), true_grads if name.startswith("bare") else grads)
+        yield Contender(name, step, functools.partial(_values, variables))
+
+
+def _empty(variable: _Variable) -> None:
+    """Free what a variable holds, up to 600 MB for each of Adam's contenders."""
+    # Keras' optimizers use tf.custom_gradient, which keeps every graph that it was traced in for as long as the process
+    # lives (TensorFlow 2.21), and the graphs keep the variables.
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
+
+
+def _packages() -> list[ModuleType]:
+    found = [keras]
+    if importlib.util.find_spec("tf_keras") is not None:
+        import tf_keras
+
+        found.append(tf_keras)
+    return found
+
+
+def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
+    """Return the Keras of each contender, and what wraps its optimizer."""
+    entries: dict[str, tuple[ModuleType, _Wrap]] = {"bare": (keras, lambda opt: opt)}
+    if cell.mode == "function":
+        entries["bare, compiled"] = entries["bare"]
+    entries["Keras 3"] = (keras, lambda opt: keras.optimizers.LossScaleOptimizer(opt, cells.SCALE))
+    entries["tfmp"] = (keras, _wrapped_by_tfmp)
+    for package in _packages()[1:]:
+        wrapper = functools.partial(package.mixed_precision.LossScaleOptimizer, initial_scale=cells.SCALE)
+        entries["tf_keras"] = (package, wrapper)
+        entries["tfmp, tf_keras"] = (package, _wrapped_by_tfmp)
+    return entries
+
+
+def _wrapped_by_tfmp(opt: _Optimizer) -> tfmp.LossScaleOptimizer:
+    # The rule of Keras' own wrappers.
+    rule = {"incr_every_n_steps": 2000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
+    return tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(cells.SCALE, **rule))
+
+
+def _optimizer(package: ModuleType, cell: Cell) -> _Optimizer:
+    # tf_keras would compile by itself where there is a GPU.
+    options = {} if package is keras else {"jit_compile": False}
+    clip = cells.CLIP_NORM if cell.clipping == "clipped" else None
+    return getattr(package.optimizers, cell.optimizer)(1e-3, global_clipnorm=clip, **options)
+
+
+def _variable(package: ModuleType, shape: tuple[int, ...]) -> _Variable:
+    return getattr(package, "Variable", tf.Variable)(np.zeros(shape, np.float32))
+
+
+def _apply(opt: _Optimizer, variables: list[_Variable]) -> _Apply:
+    if hasattr(opt, "apply"):
+        return lambda grads: opt.apply(grads, variables)
+    # Both wrappers warn where a loss was never scaled.
+    opt.get_scaled_loss(tf.zeros([]))
+
+    def apply(grads: _Grads) -> None:
+        opt.apply_gradients(zip(opt.get_unscaled_gradients(grads), variables, strict=True))
+
+    return apply
+
+
+def _called(function: _Apply) -> _Apply:
+    def call(grads: _Grads) -> None:
+        function(grads)
+
+    return call
+
+
+def _waiting(apply: _Apply, grads: _Grads) -> Callable[[], None]:
+    def step() -> None:
+        apply(grads)
+        tf.test.experimental.sync_devices()
+
+    return step
+
+
+def _values(variables: list[_Variable]) -> list[np.ndarray]:
+    return [variable.numpy() for variable in variables]
+
+
+def _copy(grads: _Grads) -> list[tf.Tensor]:
+    return [tf.raw_ops.DeepCopy(x=grad) for grad in grads]
+
+
+def _read(grads: _Grads) -> tf.Tensor:
+    return tf.add_n([tf.nn.l2_loss(grad) for grad in grads])

@@ -1,0 +1,69 @@
+"""Measures cell after cell, and prints and writes what comes of it."""
+
+import argparse
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from benchmarks import bars, cells, contest, report
+from benchmarks.cells import Cell
+from benchmarks.contest import Contender, Results
+
+
+class Series(NamedTuple):
+    """What a step-cost benchmark measures.
+
+    Attributes:
+        contenders: Makes who takes part in a cell, for the time of a `with`.
+        left_out: Tells who takes no part in it, and why.
+        bases: Those to give times as multiples of; a plot takes the last.
+        remark: Says in a line what matters most of a cell; empty for nothing.
+        colors: Those to draw, and their colors.
+    """
+
+    contenders: Callable[[Cell], AbstractContextManager[Sequence[Contender]]]
+    left_out: Callable[[Cell], dict[str, str]]
+    bases: Sequence[str]
+    remark: Callable[[Cell, Results], str]
+    colors: Mapping[str, str]
+
+
+def run(series: Series, options: argparse.Namespace) -> int:
+    """Measure, print, and write the files that are asked for.
+
+    Args:
+        series: What to measure.
+        options: What a parser of `cells.parser` parsed.
+
+    Returns:
+        The exit status: 1 if a contender took other steps than it should.
+    """
+    conditions = report.conditions()
+    print(report.lines(conditions), flush=True)
+    figures = []
+    chosen = cells.of(options)
+    for number, cell in enumerate(chosen, start=1):
+        print(f"\n{cell} (cell {number} of {len(chosen)})", flush=True)
+        figures.append(_measure(series, cell, options.rounds))
+        gc.collect()
+        # Now, and not at the end: a run that is stopped leaves what it measured.
+        report.write_json(options.json, {"conditions": conditions, "figures": figures})
+    if options.plot:
+        bars.draw(figures, series.bases[-1], series.colors, options.plot)
+    return 0 if all(figure["steps_checked"] for figure in figures) else 1
+
+
+def _measure(series: Series, cell: Cell, rounds: int) -> dict[str, Any]:
+    left_out = series.left_out(cell)
+    with series.contenders(cell) as contenders:
+        results = contest.measure(contenders, rounds)
+        wrong = contest.with_wrong_steps(contenders, cell.outcome)
+    remarks = [
+        series.remark(cell, results),
+        *(f"left out: {name}: {reason}" for name, reason in left_out.items()),
+        *(f"WRONG: {name} did not take the steps of this cell" for name in wrong),
+    ]
+    print("\n".join([contest.table(results, series.bases), *filter(None, remarks)]), flush=True)
+    checks = {"steps_checked": not wrong, "wrong": wrong, "left_out": left_out}
+    return {**cell._asdict(), **results._asdict(), **checks}

@@ -1,0 +1,54 @@
+"""Measures what an optimizer's step costs in Keras: wrapped by tfmp, wrapped by its peers, and bare.
+
+    python -m benchmarks.step_cost --json step_cost.json --plot step_cost.png
+
+All contenders take the same steps in one process, in turns; figures are medians, and ratios those of the same round.
+"copy" reads and writes all gradients once, "read" reads them. "bare, compiled" is what the unwrapped optimizer could
+do: tfmp compiles its update, and what wrapping costs is the difference to that. Peak memory is what a step needs beside
+what there is before it, in tensors from 256 KiB: of small ones it tells nothing.
+
+Graph mode has a benchmark of its own, `benchmarks.graph_step_cost`.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from benchmarks import cells, keras_contenders, series
+from benchmarks.cells import Cell
+from benchmarks.contest import Results
+from benchmarks.series import Series
+
+_COLORS = {"bare": "silver", "tfmp": "tab:blue", "tf_keras": "tab:orange", "tfmp, tf_keras": "lightskyblue"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Args:
+        argv: The arguments; by default those of the process.
+
+    Returns:
+        The exit status: 1 if a contender took other steps than it should.
+    """
+    parser = cells.parser(__doc__, list(keras_contenders.MODES), keras_contenders.OPTIMIZERS, rounds=11)
+    options = parser.parse_args(argv)
+    if keras_contenders.why_not_here():
+        parser.error(keras_contenders.why_not_here())
+    bases = ("copy", "bare", "Keras 3")
+    return series.run(
+        Series(keras_contenders.contenders, keras_contenders.left_out, bases, _cost_of_wrapping, _COLORS), options
+    )
+
+
+def _cost_of_wrapping(cell: Cell, results: Results) -> str:
+    if cell.mode != "function" or cell.outcome != "good":
+        return ""
+    return f"cost of wrapping: {results.cost('tfmp', 'bare, compiled', unit='read'):.2f} reads of the gradients"
+
+
+if __name__ == "__main__":
+    # It takes the contenders, all of the same code, for one function that is traced too often.
+    tf.get_logger().setLevel("ERROR")
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The benchmark of steps in Keras, on tiny weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import keras_contenders, step_cost
+
+pytestmark = pytest.mark.skipif(bool(keras_contenders.why_not_here()), reason=keras_contenders.why_not_here())
+
+_TINY = ["--shapes", "tiny", "--optimizers", "Adam", "--rounds", "2"]
+_CONTENDERS = {"copy", "read", "bare", "Keras 3", "tfmp", "tf_keras", "tfmp, tf_keras"}
+
+
+def test_all_contenders_take_good_steps_and_skipped_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    modes = ["--modes", "function", "eager"]
+    assert step_cost.main([*_TINY, *modes, "--outcomes", "good", "skipped", "--json", str(path)]) == 0
+    figures = json.loads(path.read_text())["figures"]
+    assert [(each["mode"], each["outcome"], each["steps_checked"]) for each in figures] == [
+        ("function", "good", True),
+        ("function", "skipped", True),
+        ("eager", "good", True),
+        ("eager", "skipped", True),
+    ]
+    for figure in figures:
+        expected = _CONTENDERS | ({"bare, compiled"} if figure["mode"] == "function" else set())
+        assert figure["turns"].keys() == figure["first_call"].keys() == figure["peak_memory"].keys() == expected
+        assert all(len(turns) == 2 for turns in figure["turns"].values())
+    printed = capsys.readouterr().out
+    assert "tiny, eager, Adam, skipped (cell 4 of 4)" in printed
+    assert "| tfmp, tf_keras |" in printed
+    assert printed.count("cost of wrapping:") == 1
+
+
+def test_who_cannot_take_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert step_cost.main([*_TINY, "--modes", "eager", "--dtypes", "float16"]) == 0
+    assert "left out: tf_keras: its optimizers take no float16 gradients" in capsys.readouterr().out
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "figures.png"
+    assert step_cost.main([*_TINY, "--modes", "eager", "--clip", "clipped", "--plot", str(path)]) == 0
+    assert path.stat().st_size > 0
