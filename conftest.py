@@ -5,6 +5,8 @@ import importlib.util
 
 _KERAS3 = importlib.metadata.version("keras").startswith("3.")
 
-collect_ignore = ["tfmp/optimizers/keras215.py"] if _KERAS3 else ["tfmp/optimizers/keras3.py"]
+collect_ignore = (
+    ["tfmp/optimizers/keras215.py"] if _KERAS3 else ["tfmp/optimizers/keras3.py", "tfmp/optimizers/keras3_update.py"]
+)
 if importlib.util.find_spec("tf_keras") is None:
     collect_ignore.append("tfmp/optimizers/tf_keras.py")
