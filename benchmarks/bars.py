@@ -1,5 +1,6 @@
 """Draws what steps cost."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,21 @@ def draw(figures: Sequence[dict[str, Any]], base: str, colors: Mapping[str, str]
         (Cell(*(each[field] for field in Cell._fields)), Results(*(each[field] for field in Results._fields)))
         for each in figures
     ]
-    steps = list(dict.fromkeys(cell.step for cell, _ in measured))
     columns: dict[str, dict[str, dict[str, Results]]] = {}
     for cell, results in measured:
         columns.setdefault(cell.mode, {}).setdefault(cell.shapes, {})[cell.step] = results
-    rows = max(map(len, columns.values()))
-    height = 1.0 + rows * (0.7 + 0.16 * len(steps) * (len(colors) + 1))
+    rows = itertools.zip_longest(*(of_mode.values() for of_mode in columns.values()), fillvalue={})
+    steps = [list(dict.fromkeys(itertools.chain(*of_row))) for of_row in rows]
+    height = 1.0 + sum(0.7 + 0.16 * len(of_row) * (len(colors) + 1) for of_row in steps)
     figure = Figure(figsize=(9, height), layout="constrained")
-    panels = figure.subplots(rows, len(columns), sharex=True, sharey=True, squeeze=False)
+    panels = figure.subplots(
+        len(steps), len(columns), sharex=True, sharey="row", squeeze=False, height_ratios=list(map(len, steps))
+    )
     for column, (mode, of_mode) in enumerate(columns.items()):
         for row, (shapes, of_panel) in enumerate(of_mode.items()):
             panels[row][column].set_title(f"{shapes}, {mode}", fontsize="medium")
-            _draw_panel(panels[row][column], of_panel, steps, base, colors)
-    panels[0][0].set_ylim(len(steps) - 0.4, -0.6)
+            _draw_panel(panels[row][column], of_panel, steps[row], base, colors)
+            panels[row][column].set_ylim(len(steps[row]) - 0.4, -0.6)
     figure.supxlabel(f"time of a step / with {base}", fontsize="medium")
     handles = [Patch(color=color, label=name) for name, color in colors.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small", frameon=False)
