@@ -128,7 +128,7 @@ def transformer(options: argparse.Namespace) -> keras.Model:
 
 
 class FitTraining:
-    """A transformer that is fitted turn by turn, from weights that are the same for all.
+    """A transformer that is fitted turn by turn.
 
     The policy is that of its layers and not a global one, for which `compile` would wrap the bare optimizer too.
 
@@ -139,7 +139,6 @@ class FitTraining:
     """
 
     def __init__(self, name: str, tokens: np.ndarray, options: argparse.Namespace) -> None:
-        keras.utils.set_random_seed(1)
         self._tokens, self._batch = tokens, options.batch
         self.model = transformer(options)
         optimizer = getattr(keras.optimizers, options.optimizer)(_LEARNING_RATES[options.optimizer])
@@ -194,7 +193,11 @@ def peaks(options: argparse.Namespace) -> dict[str, list[int | None]]:
 
 def _trainings(options: argparse.Namespace) -> dict[str, FitTraining]:
     tokens = counting(options.steps * options.batch, options.length, options.vocabulary)
-    return {name: FitTraining(name, tokens, options) for name in _WRAPPERS}
+    trainings = {name: FitTraining(name, tokens, options) for name in _WRAPPERS}
+    # Not by a seed, which is Keras' for the whole process.
+    for training in trainings.values():
+        training.model.set_weights(trainings["bare"].model.get_weights())
+    return trainings
 
 
 def _measure(trainings: dict[str, FitTraining], rounds: int) -> dict[str, Figures]:
