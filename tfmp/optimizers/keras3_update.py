@@ -97,8 +97,8 @@ def _of_tensorflow(variable: keras.Variable) -> tf.Variable:
 
 def _suits_xla(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
     """Tell whether all that computes is Keras' own, and no conditional is in it: within XLA it would copy variables."""
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        # Its own settings tell nothing of those inside it.
+    if hasattr(optimizer, "optimizers"):
+        # A MultiOptimizer, which older versions do not have: its own settings tell nothing of those inside it.
         return False
     if optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency:
         return False
