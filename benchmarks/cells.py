@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.bert_shapes import bert_shapes
+
 #: The loss scale that gradients come with: Keras' first one. In float16 it is exact.
 SCALE = 2.0**15
 
@@ -52,25 +54,6 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         """Return what a heading says."""
         return f"{self.shapes}, {self.mode}, {self.step}"
-
-
-def bert_shapes(hidden: int = 768, layers: int = 4, vocabulary: int = 30522) -> list[tuple[int, ...]]:
-    """Return the shapes of BERT's weights.
-
-    Args:
-        hidden: Units of a hidden layer.
-        layers: Layers; BERT-base has 12.
-        vocabulary: Tokens.
-
-    Example:
-        >>> sum(np.prod(shape, dtype=int).item() for shape in bert_shapes(layers=12))
-        109482240
-    """
-    norm = [(hidden,), (hidden,)]
-    square = [(hidden, hidden), (hidden,)]
-    feed_forward = [(hidden, 4 * hidden), (4 * hidden,), (4 * hidden, hidden), (hidden,)]
-    embeddings = [(vocabulary, hidden), (512, hidden), (2, hidden), *norm]
-    return [*embeddings, *(layers * [*(4 * square), *norm, *feed_forward, *norm]), *square]
 
 
 #: "bert" has 53 million values in 71 tensors; "tiny" is for a try.

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 import tfmp
 from benchmarks import report, ring_sums
+from benchmarks.bert_shapes import bert_shapes
 from tfmp.core import scaler
 from tfmp.core.distribute import Horovod
 from tfmp.types import Gradients
@@ -119,20 +120,6 @@ class Workers:
         self.session.run(self._barrier)
         seconds = time.perf_counter() - started
         return (_loopback_bytes() - sent) / times / self.count, seconds / times
-
-
-def bert_shapes(hidden: int, layers: int, vocabulary: int) -> list[tuple[int, ...]]:
-    """Return the shapes of BERT's weights.
-
-    Example:
-        >>> sum(int(np.prod(shape)) for shape in bert_shapes(768, 12, 30522))
-        109482240
-    """
-    norm = [(hidden,), (hidden,)]
-    square = [(hidden, hidden), (hidden,)]
-    feed_forward = [(hidden, 4 * hidden), (4 * hidden,), (4 * hidden, hidden), (hidden,)]
-    embeddings = [(vocabulary, hidden), (512, hidden), (2, hidden), *norm]
-    return [*embeddings, *(layers * [*(4 * square), *norm, *feed_forward, *norm]), *square]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
