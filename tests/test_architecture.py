@@ -14,6 +14,7 @@ _LEAVES = {"tfmp.types", "tfmp.optional", "tfmp.core.settings"}
 _CORE = {
     f"tfmp.core.{name}" for name in ("numerics", "overflow", "outcomes", "managers", "horovods", "distribute", "scaler")
 }
+_BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
 # `settings` checks what users pass.
@@ -30,7 +31,10 @@ _ALLOWED = {
     "tfmp.core.state": {"tfmp.core.graph_variables", "tfmp.types"},
     "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
     "tfmp.core.outcomes": set(),
-    "tfmp.core.managers": {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES},
+    "tfmp.core.managers": {f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed")},
+    "tfmp.core.managers.base": _BELOW_MANAGERS,
+    "tfmp.core.managers.fixed": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
+    "tfmp.core.managers.exponential": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
     "tfmp.core.horovods": set(),
     "tfmp.core.distribute": {"tfmp.core.horovods", "tfmp.core.numerics", "tfmp.core.xla", *_LEAVES},
     "tfmp.core.scaler": {"tfmp.types", *_CORE} - {"tfmp.core.scaler"},

@@ -3,6 +3,8 @@
 import math
 import numbers
 
+import numpy as np
+
 
 def number(name: str, value: float) -> float:
     """Return a setting as a finite float.
@@ -58,3 +60,21 @@ def count(name: str, value: int) -> int:
     if not (number(name, value).is_integer() and 1 <= value < 2**31):
         raise ValueError(f"{name} must be a whole number from 1 to 2**31 - 1, got {value!r}.")
     return int(value)
+
+
+def loss_scale(name: str, value: float) -> np.float32:
+    """Return a setting as a loss scale, in the type that it is kept in: 1e39 is infinite there.
+
+    Args:
+        name: The setting's name, for the error.
+        value: What the user gave.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not finite as a float32, or below 1.
+    """
+    with np.errstate(over="ignore"):
+        scale = np.float32(number(name, value))
+    if not (np.isfinite(scale) and scale >= 1):
+        raise ValueError(f"{name} must be a float32 number of at least 1, got {value!r}.")
+    return scale

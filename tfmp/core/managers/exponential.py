@@ -1,19 +1,13 @@
-"""Loss-scale managers: what decides the loss scale.
+"""The manager of tf.contrib: the scale grows while gradients are finite, and shrinks when they overflow."""
 
-A manager is a pure rule on a small state, and the variables that hold the state. `next_state` is the rule; nothing
-else computes a scale.
-"""
-
-import abc
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.outcomes import NO_STEPS, StepOutcomes, next_outcomes
-from tfmp.core.state import OncePerGraph, StateVariables
+from tfmp.core.managers.base import LossScaleManager
+from tfmp.core.state import StateVariables
 from tfmp.types import AddVariable
 
 
@@ -29,138 +23,6 @@ class LossScaleState(NamedTuple):
     loss_scale: tf.Tensor
     good_steps: tf.Tensor
     bad_steps: tf.Tensor
-
-
-class LossScaleManager(tf.Module, abc.ABC):
-    """Decides the loss scale; the interface of `tf.contrib.mixed_precision.LossScaleManager`.
-
-    A manager of your own overrides `get_loss_scale` and `update_loss_scale`, and is then taken wherever the ones
-    here are. Counting steps is done for it.
-
-    Example:
-        >>> class AlwaysEight(LossScaleManager):
-        ...     def get_loss_scale(self):
-        ...         return tf.constant(8.0)
-        ...     def update_loss_scale(self, finite_grads):
-        ...         return tf.no_op()
-        >>> float(AlwaysEight().get_loss_scale())
-        8.0
-    """
-
-    @abc.abstractmethod
-    def get_loss_scale(self) -> tf.Tensor:
-        """Return the loss scale, a float32 scalar: a tensor to fetch in graph mode, a value in eager mode.
-
-        It is 1 or more: by less, unscaling could make a gradient infinite that was checked before.
-        """
-
-    @abc.abstractmethod
-    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Take note of a step.
-
-        Args:
-            finite_grads: A boolean scalar, whether the gradients were finite on every replica.
-
-        Returns:
-            The op that does it; None in eager mode.
-        """
-
-    def get_step_outcomes(self) -> StepOutcomes:
-        """Return how many steps were applied and skipped since the session, or the eager program, began.
-
-        They are in no checkpoint (which holds what tf.contrib's held, no more) and need no initializer.
-
-        Returns:
-            A `StepOutcomes` of scalars.
-
-        Example:
-            >>> int(FixedLossScaleManager(128.0).get_step_outcomes().applied_steps)
-            0
-        """
-        return self._outcomes.read()
-
-    def note_step(self, finite: tf.Tensor) -> tf.Operation:
-        """Count a step; the optimizer calls it, beside `update_loss_scale`.
-
-        Args:
-            finite: A boolean scalar, whether the step was applied.
-
-        Returns:
-            The op that counts it; None in eager mode.
-        """
-        return self._outcomes.assign(next_outcomes(self._outcomes.read(), finite))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, as Keras saves them with a model.
-
-        Raises:
-            NotImplementedError: The class does not say; a manager of your own overrides this to be saved.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no get_config, which saving a model needs.")
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "LossScaleManager":
-        """Make a manager from what `get_config` returned.
-
-        Args:
-            config: The constructor's arguments.
-        """
-        return cls(**config)
-
-    def store_in(self, add_variable: AddVariable) -> None:
-        """Keep the eager state in variables that a host makes: Keras saves those of its optimizers.
-
-        Args:
-            add_variable: Makes a variable from its name and its initial value, a NumPy scalar.
-
-        Raises:
-            ValueError: Another host keeps the state already.
-        """
-        self._outcomes.store_in(add_variable)
-
-    @functools.cached_property
-    def _outcomes(self) -> StateVariables[StepOutcomes]:
-        # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
-        return StateVariables(NO_STEPS, saved=False)
-
-
-class FixedLossScaleManager(LossScaleManager):
-    """A loss scale that never changes. Steps that overflow are still skipped.
-
-    Choose it when a good scale is known. Where it is not, `ExponentialUpdateLossScaleManager` finds one.
-
-    Args:
-        loss_scale: The scale, a finite number of at least 1.
-
-    Raises:
-        TypeError: The scale is not a number.
-        ValueError: The scale is out of range.
-
-    Example:
-        >>> float(FixedLossScaleManager(1024).get_loss_scale())
-        1024.0
-
-    Source: tf.contrib.mixed_precision, with its name and arguments.
-    """
-
-    def __init__(self, loss_scale: float) -> None:
-        super().__init__()
-        self._setting = _checked_scale("loss_scale", loss_scale)
-        self._loss_scale = OncePerGraph(lambda: tf.constant(self._setting))
-        self._loss_scale.get()
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {"loss_scale": float(self._setting)}
-
-    def get_loss_scale(self) -> tf.Tensor:
-        """Return the loss scale, a float32 scalar."""
-        return self._loss_scale.get()
-
-    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Do nothing: the scale is fixed."""
-        del finite_grads
-        return tf.no_op()
 
 
 class ExponentialUpdateLossScaleManager(LossScaleManager):
@@ -212,7 +74,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         decr_ratio: float = 0.8,
     ) -> None:
         super().__init__()
-        self._init_loss_scale = _checked_scale("init_loss_scale", init_loss_scale)
+        self._init_loss_scale = settings.loss_scale("init_loss_scale", init_loss_scale)
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         self._decr_every_n_nan_or_inf = settings.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
         self._incr_ratio = settings.number("incr_ratio", incr_ratio)
@@ -233,6 +95,11 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             "incr_ratio": self._incr_ratio,
             "decr_ratio": self._decr_ratio,
         }
+
+    @property
+    def skips_per_backoff(self) -> int:
+        """After how many skipped steps in a row the scale shrinks."""
+        return self._decr_every_n_nan_or_inf
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
@@ -282,12 +149,3 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             good_steps=tf.where(changed, 0, good),
             bad_steps=tf.where(changed, 0, bad),
         )
-
-
-def _checked_scale(name: str, value: float) -> np.float32:
-    # Judged as float32, the type it is kept in: 1e39 is infinite there.
-    with np.errstate(over="ignore"):
-        scale = np.float32(settings.number(name, value))
-    if not (np.isfinite(scale) and scale >= 1):
-        raise ValueError(f"{name} must be a float32 number of at least 1, got {value!r}.")
-    return scale

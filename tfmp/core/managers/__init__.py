@@ -1,0 +1,10 @@
+"""Loss-scale managers: what decides the loss scale.
+
+A manager is a pure rule on a small state, and the variables that hold the state. `next_state` is the rule; nothing
+else computes a scale.
+"""
+
+from tfmp.core.managers.base import LossScaleManager as LossScaleManager
+from tfmp.core.managers.exponential import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
+from tfmp.core.managers.exponential import LossScaleState as LossScaleState
+from tfmp.core.managers.fixed import FixedLossScaleManager as FixedLossScaleManager

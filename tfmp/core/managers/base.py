@@ -1,0 +1,118 @@
+"""The interface of all loss-scale managers."""
+
+import abc
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.outcomes import NO_STEPS, StepOutcomes, next_outcomes
+from tfmp.core.state import StateVariables
+from tfmp.types import AddVariable
+
+
+class LossScaleManager(tf.Module, abc.ABC):
+    """Decides the loss scale; the interface of `tf.contrib.mixed_precision.LossScaleManager`.
+
+    A manager of your own overrides `get_loss_scale` and `update_loss_scale`, and is then taken wherever the ones
+    here are. Counting steps is done for it.
+
+    Example:
+        >>> class AlwaysEight(LossScaleManager):
+        ...     def get_loss_scale(self):
+        ...         return tf.constant(8.0)
+        ...     def update_loss_scale(self, finite_grads):
+        ...         return tf.no_op()
+        >>> float(AlwaysEight().get_loss_scale())
+        8.0
+    """
+
+    #: Whether `update_loss_scale` also takes the largest magnitude among the step's gradients, its second argument.
+    needs_max_abs: bool = False
+
+    @abc.abstractmethod
+    def get_loss_scale(self) -> tf.Tensor:
+        """Return the loss scale, a float32 scalar: a tensor to fetch in graph mode, a value in eager mode."""
+
+    @abc.abstractmethod
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
+        """Take note of a step.
+
+        Args:
+            finite_grads: A boolean scalar, whether the gradients were finite on every replica.
+
+        Returns:
+            The op that does it; None in eager mode.
+        """
+
+    @property
+    def lowest_loss_scale(self) -> float:
+        """The scale that the manager never goes below.
+
+        Where it is less than 1 gradients are unscaled before they are checked: that could make them infinite.
+        """
+        return 1.0
+
+    @property
+    def skips_per_backoff(self) -> int | None:
+        """After how many skipped steps in a row the scale shrinks; None if it never does, or is not known."""
+        return None
+
+    def get_step_outcomes(self) -> StepOutcomes:
+        """Return how many steps were applied and skipped since the session, or the eager program, began.
+
+        They are in no checkpoint (which holds what tf.contrib's held, no more) and need no initializer.
+
+        Returns:
+            A `StepOutcomes` of scalars.
+
+        Example:
+            >>> import tfmp
+            >>> int(tfmp.FixedLossScaleManager(128.0).get_step_outcomes().applied_steps)
+            0
+        """
+        return self._outcomes.read()
+
+    def note_step(self, finite: tf.Tensor) -> tf.Operation:
+        """Count a step; the optimizer calls it, beside `update_loss_scale`.
+
+        Args:
+            finite: A boolean scalar, whether the step was applied.
+
+        Returns:
+            The op that counts it; None in eager mode.
+        """
+        return self._outcomes.assign(next_outcomes(self._outcomes.read(), finite))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, as Keras saves them with a model.
+
+        Raises:
+            NotImplementedError: The class does not say; a manager of your own overrides this to be saved.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_config, which saving a model needs.")
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LossScaleManager":
+        """Make a manager from what `get_config` returned.
+
+        Args:
+            config: The constructor's arguments.
+        """
+        return cls(**config)
+
+    def store_in(self, add_variable: AddVariable) -> None:
+        """Keep the eager state in variables that a host makes: Keras saves those of its optimizers.
+
+        Args:
+            add_variable: Makes a variable from its name and its initial value, a NumPy scalar.
+
+        Raises:
+            ValueError: Another host keeps the state already.
+        """
+        self._outcomes.store_in(add_variable)
+
+    @functools.cached_property
+    def _outcomes(self) -> StateVariables[StepOutcomes]:
+        # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
+        return StateVariables(NO_STEPS, saved=False)

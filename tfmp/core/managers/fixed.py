@@ -1,0 +1,48 @@
+"""The manager of a scale that never changes."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core import settings
+from tfmp.core.managers.base import LossScaleManager
+from tfmp.core.state import OncePerGraph
+
+
+class FixedLossScaleManager(LossScaleManager):
+    """A loss scale that never changes. Steps that overflow are still skipped.
+
+    Choose it when a good scale is known. Where it is not, `ExponentialUpdateLossScaleManager` finds one.
+
+    Args:
+        loss_scale: The scale, a finite number of at least 1.
+
+    Raises:
+        TypeError: The scale is not a number.
+        ValueError: The scale is out of range.
+
+    Example:
+        >>> float(FixedLossScaleManager(1024).get_loss_scale())
+        1024.0
+
+    Source: tf.contrib.mixed_precision, with its name and arguments.
+    """
+
+    def __init__(self, loss_scale: float) -> None:
+        super().__init__()
+        self._setting = settings.loss_scale("loss_scale", loss_scale)
+        self._loss_scale = OncePerGraph(lambda: tf.constant(self._setting))
+        self._loss_scale.get()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"loss_scale": float(self._setting)}
+
+    def get_loss_scale(self) -> tf.Tensor:
+        """Return the loss scale, a float32 scalar."""
+        return self._loss_scale.get()
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
+        """Do nothing: the scale is fixed."""
+        del finite_grads
+        return tf.no_op()
