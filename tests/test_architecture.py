@@ -12,7 +12,18 @@ _MODULES = sorted((_ROOT / "tfmp").rglob("*.py"))
 
 _LEAVES = {"tfmp.types", "tfmp.optional", "tfmp.core.settings"}
 _CORE = {
-    f"tfmp.core.{name}" for name in ("numerics", "overflow", "outcomes", "managers", "horovods", "distribute", "scaler")
+    f"tfmp.core.{name}"
+    for name in (
+        "numerics",
+        "reductions",
+        "overflow",
+        "overflow_counts",
+        "outcomes",
+        "managers",
+        "horovods",
+        "distribute",
+        "scaler",
+    )
 }
 _BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES}
 
@@ -30,6 +41,7 @@ _ALLOWED = {
     "tfmp.core.graph_variables": {"tfmp.types"},
     "tfmp.core.state": {"tfmp.core.graph_variables", "tfmp.types"},
     "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
+    "tfmp.core.overflow_counts": {"tfmp.core.overflow", "tfmp.core.state"},
     "tfmp.core.outcomes": set(),
     "tfmp.core.managers": {f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed")},
     "tfmp.core.managers.base": _BELOW_MANAGERS,
@@ -45,7 +57,6 @@ _ALLOWED = {
     "tfmp.optimizers.keras3": {"tfmp.optimizers.keras", "tfmp.optimizers.keras3_update", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras3_update": {
         "tfmp.core.compilation",
-        "tfmp.core.reductions",
         "tfmp.core.xla",
         "tfmp.types",
         *_CORE,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
+    from tfmp.core.overflow import OverflowDetector as OverflowDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
@@ -30,6 +31,7 @@ _MODULE_OF = {
     "LossScaleManager": "tfmp.core.managers",
     "LossScaleOptimizer": "tfmp.optimizers.base",
     "NonFiniteDetector": "tfmp.core.overflow",
+    "OverflowDetector": "tfmp.core.overflow",
     "SaturationDetector": "tfmp.core.overflow",
     "float32_variable_storage_getter": "tfmp.precision.storage",
 }

@@ -1,9 +1,8 @@
 """The unions that tfmp's modules share, named once."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
 #: What a host's autodiff returns for one variable; None where the loss does not depend on it.
@@ -12,8 +11,8 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 #: One gradient for each variable, in the variables' order.
 Gradients: TypeAlias = Sequence[Gradient]
 
-#: Makes one non-trainable scalar variable from its name and initial value.
-AddVariable: TypeAlias = Callable[[str, np.generic], tf.Variable]
+#: Makes one non-trainable variable from its name and initial value; scalars are all that Keras is asked to hold.
+AddVariable: TypeAlias = Callable[[str, Any], tf.Variable]
 
 #: A loss, or what computes it (eager execution).
 Loss: TypeAlias = tf.Tensor | Callable[[], tf.Tensor]

@@ -18,8 +18,8 @@ def test_several_devices_without_a_strategy_are_refused() -> None:
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_step_that_xla_compiles_is_applied_once_or_not_at_all(flag: bool) -> None:
-    weight, rows = tf.Variable([1.0, 2.0]), tf.Variable([[1.0], [2.0], [3.0]])
+def test_step_that_xla_compiles_is_applied_or_counted_once(flag: bool) -> None:
+    weight, rows, counted = tf.Variable([1.0, 2.0]), tf.Variable([[1.0], [2.0], [3.0]]), tf.Variable(0.0)
 
     def apply(grads: Gradients) -> tf.Operation:
         assert grads[1] is None
@@ -28,11 +28,13 @@ def test_step_that_xla_compiles_is_applied_once_or_not_at_all(flag: bool) -> Non
     @tf.function(jit_compile=True)
     def step(finite: tf.Tensor, grad: tf.Tensor) -> None:
         slices = tf.IndexedSlices(grad[:, tf.newaxis], tf.constant([2, 2]), tf.constant([3, 1]))
-        SingleProcess().apply_if(finite, apply, [grad, None, slices])
+        grads = [grad, None, slices]
+        SingleProcess().apply_or_count(finite, grads, apply, lambda grads: grads[0][0], counted.assign_add)
 
     step(tf.constant(flag), tf.constant([0.5, 0.25]))
     assert weight.numpy().tolist() == ([0.5, 1.75] if flag else [1, 2])
     assert rows.numpy().tolist() == [[1], [2], [2.25 if flag else 3]]
+    assert float(counted) == (0 if flag else 0.5)
 
 
 @pytest.mark.parametrize("is_distributed", [False, True])

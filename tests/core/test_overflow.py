@@ -4,12 +4,23 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core import numerics
 from tfmp.core.overflow import OverflowDetector
+from tfmp.types import Gradients
 
 _SCALE = 1024.0
+
+
+class _OfTheUsers(tfmp.OverflowDetector):
+    def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in numerics.values_of(grads)])
+
+
 _DETECTORS = {
     "non-finite": tfmp.NonFiniteDetector(),
     "saturation": tfmp.SaturationDetector(),
+    "saturation of bfloat16": tfmp.SaturationDetector(dtype="bfloat16"),
+    "user's own": _OfTheUsers(),
 }
 
 
@@ -37,6 +48,47 @@ def test_every_detector_passes_ordinary_values(detector: OverflowDetector) -> No
 
 def test_every_detector_passes_no_gradient_at_all(detector: OverflowDetector) -> None:
     assert bool(detector.all_finite([None], tf.constant(_SCALE)))
+
+
+def test_every_detector_counts_what_is_infinite_and_what_is_nan(detector: OverflowDetector) -> None:
+    rows = tf.IndexedSlices(tf.constant([[math.nan, math.nan], [1.0, -math.inf]]), tf.constant([2, 0]))
+    grads = [tf.constant([1.0, 2.0]), None, rows, tf.zeros([0, 3]), tf.constant(math.inf, tf.float16)]
+    counts = detector.counts(grads, tf.constant(_SCALE))
+    assert counts.dtype == tf.int64
+    assert counts.numpy().tolist() == [[0, 0, 0], [0, 0, 0], [1, 2, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_saturated_values_are_counted_apart() -> None:
+    grads = [tf.constant([-65504.0, 65504.0, math.inf, 60000.0]) / _SCALE]
+    assert tfmp.SaturationDetector().counts(grads, tf.constant(_SCALE)).numpy().tolist() == [[1, 0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "next_largest"),
+    [
+        ("float16", 65504.0, 65472.0),
+        ("bfloat16", 255 * 2.0**120, 254 * 2.0**120),
+        ("float32", (2**24 - 1) * 2.0**104, (2**24 - 2) * 2.0**104),
+        ("float8_e4m3fn", 448.0, 416.0),
+        ("float8_e5m2", 57344.0, 49152.0),
+    ],
+)
+def test_only_the_largest_value_of_a_type_is_saturated(dtype: str, largest: float, next_largest: float) -> None:
+    detector = tfmp.SaturationDetector(dtype=dtype)
+    for sign in (1, -1):
+        assert not bool(detector.all_finite([tf.constant(sign * largest)], tf.constant(1.0)))
+        assert bool(detector.all_finite([tf.constant(sign * next_largest)], tf.constant(1.0)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float11"])
+def test_type_that_cannot_saturate_is_refused(dtype: str) -> None:
+    with pytest.raises(TypeError, match=f"dtype must be a floating-point type .*, got '{dtype}'"):
+        tfmp.SaturationDetector(dtype=dtype)
+
+
+def test_limit_and_type_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match=r"pass limit or dtype, not both, got limit=8.0 and dtype='float16'"):
+        tfmp.SaturationDetector(8.0, dtype="float16")
 
 
 def test_saturated_values_are_told_by_their_scaled_magnitude() -> None:

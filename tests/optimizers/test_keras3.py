@@ -138,7 +138,7 @@ def test_float64_gradient_that_overflows_its_float32_variable_skips_the_step() -
 def test_detector_of_the_users_is_asked_about_unscaled_gradients() -> None:
     seen = []
 
-    class Detector:
+    class Detector(tfmp.OverflowDetector):
         def all_finite(self, grads: Any, loss_scale: tf.Tensor) -> tf.Tensor:
             seen.append(([grad.numpy().tolist() for grad in grads], float(loss_scale)))
             return tf.constant(True)

@@ -52,13 +52,29 @@ class Distribution(Protocol):
             names: The names of their variables, for errors.
         """
 
-    def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
-        """Call `apply_fn` with the replica's own gradients if the flag is true.
+    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the largest of the replicas' values, the same on each; NaN is not to be among them.
+
+        Args:
+            values: The replica's values, of any shape: one comes out for each of them.
+        """
+
+    def apply_or_count(
+        self,
+        flag: tf.Tensor,
+        grads: Gradients,
+        apply_fn: ApplyGradients,
+        count_fn: Callable[[Gradients], tf.Tensor],
+        record_fn: Callable[[tf.Tensor], tf.Operation],
+    ) -> tf.Operation:
+        """Apply each replica's gradients if the flag is true; else count what is wrong with them, and record that once.
 
         Args:
             flag: A boolean scalar on which all replicas agree.
-            apply_fn: Applies gradients; may itself reduce them across replicas.
             grads: The replica's gradients.
+            apply_fn: Applies gradients; may itself reduce them across replicas.
+            count_fn: Called on each replica; gives the same on all.
+            record_fn: Called with what that gave, once for all replicas.
 
         Returns:
             The op that does so; None in eager mode.
@@ -139,11 +155,27 @@ class SingleProcess:
         del grads, names
         return flag
 
-    def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
-        """Call `apply_fn` if the flag is true."""
+    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the values."""
+        return values
+
+    def apply_or_count(
+        self,
+        flag: tf.Tensor,
+        grads: Gradients,
+        apply_fn: ApplyGradients,
+        count_fn: Callable[[Gradients], tf.Tensor],
+        record_fn: Callable[[tf.Tensor], tf.Operation],
+    ) -> tf.Operation:
+        """Apply the gradients if the flag is true; else count and record."""
+
+        def count(grads: Gradients) -> tf.Operation:
+            return record_fn(count_fn(grads))
+
         if within_xla():
-            return _apply_if_within_xla(flag, apply_fn, grads)
-        return _run_if(flag, lambda: apply_fn(grads))
+            counted = _run_if_within_xla(tf.logical_not(flag), count, grads)
+            return tf.group(_run_if_within_xla(flag, apply_fn, grads), counted)
+        return _run_either(flag, lambda: apply_fn(grads), lambda: count(grads))
 
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         """Call the function."""
@@ -176,16 +208,33 @@ class Mirrored:
         false_count = tf.cast(tf.logical_not(flag), tf.float32)
         return tf.equal(_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, false_count), 0)
 
-    def apply_if(self, flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
-        """Call `apply_fn` on each replica if the flag is true."""
+    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the largest of the replicas' values."""
+        context = _replica_context()
+        own = _in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        return tf.reduce_max(context.all_reduce(tf.distribute.ReduceOp.SUM, own), axis=0)
 
-        def apply_on_all(strategy: _Strategy, flags: tf.Tensor, grads: Gradients) -> tf.Operation:
-            def run() -> tf.Operation:
-                return tf.group(strategy.experimental_local_results(strategy.run(apply_fn, args=(grads,))))
+    def apply_or_count(
+        self,
+        flag: tf.Tensor,
+        grads: Gradients,
+        apply_fn: ApplyGradients,
+        count_fn: Callable[[Gradients], tf.Tensor],
+        record_fn: Callable[[tf.Tensor], tf.Operation],
+    ) -> tf.Operation:
+        """Apply the gradients on each replica if the flag is true; else count on each and record for all."""
 
-            return _run_if(strategy.experimental_local_results(flags)[0], run)
+        def on_all(strategy: _Strategy, flags: tf.Tensor, grads: Gradients) -> tf.Operation:
+            def run(function: Callable[[Gradients], Any]) -> Sequence[Any]:
+                return strategy.experimental_local_results(strategy.run(function, args=(grads,)))
 
-        return _replica_context().merge_call(apply_on_all, args=(flag, list(grads)))
+            return _run_either(
+                strategy.experimental_local_results(flags)[0],
+                lambda: tf.group(run(apply_fn)),
+                lambda: record_fn(run(count_fn)[0]),
+            )
+
+        return _replica_context().merge_call(on_all, args=(flag, list(grads)))
 
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         """Call the function in the cross-replica context."""
@@ -261,6 +310,20 @@ class Horovod(SingleProcess):
         false_count = _of_each_step(tf.cast(tf.logical_not(flag), tf.float32))
         return tf.equal(self._horovod.allreduce(false_count, op=self._horovod.Sum, name="steps_not_finite"), 0)
 
+    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the largest of the processes' values."""
+        own = _of_each_step(_in_slot(values, self._horovod.rank(), self._horovod.size()))
+        return tf.reduce_max(self._horovod.allreduce(own, op=self._horovod.Sum, name="values_of_each"), axis=0)
+
+
+def _in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Tensor:
+    """Return the values as one slot of many that are 0: the sum over the replicas then holds those of each.
+
+    Sums are what every strategy knows; a maximum is not.
+    """
+    is_own = tf.reshape(tf.equal(tf.range(replicas), replica), [replicas] + [1] * values.shape.rank)
+    return tf.where(is_own, values, tf.zeros([], values.dtype))
+
 
 def _assert_alike(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:
     """Stop unless what `numerics.forms` tells holds on no replica or on all; `counts` says on how many."""
@@ -281,28 +344,30 @@ def _of_each_step(value: tf.Tensor) -> tf.Tensor:
     return value + tf.cast(tf.timestamp() < 0, value.dtype)
 
 
-def _apply_if_within_xla(flag: tf.Tensor, apply_fn: ApplyGradients, grads: Gradients) -> tf.Operation:
-    """Call `apply_fn` once or not at all, by a loop, which updates variables in place: a conditional copies them."""
+def _run_if_within_xla(flag: tf.Tensor, function: ApplyGradients, grads: Gradients) -> tf.Operation:
+    """Call a function once or not at all, by a loop, which updates variables in place: a conditional copies them."""
 
-    def apply(times: tf.Tensor) -> tf.Tensor:
+    def run(times: tf.Tensor) -> tf.Tensor:
         # The 1 that is left is no constant of the loop. Without it, XLA would take arithmetic on gradients out of the
         # loop, and store what it gives.
         factor = tf.cast(times, tf.float32)
         grads_here = [
             numerics.map_values(lambda values: values * tf.cast(factor, values.dtype), grad) for grad in grads
         ]
-        with tf.control_dependencies([apply_fn(grads_here)]):
+        with tf.control_dependencies([function(grads_here)]):
             return times - 1
 
-    return tf.group(tf.while_loop(lambda times: times > 0, apply, [tf.cast(flag, tf.int32)]))
+    return tf.group(tf.while_loop(lambda times: times > 0, run, [tf.cast(flag, tf.int32)]))
 
 
-def _run_if(flag: tf.Tensor, function: Callable[[], tf.Operation]) -> tf.Operation:
-    def run() -> tf.Tensor:
+def _run_either(
+    flag: tf.Tensor, if_true: Callable[[], tf.Operation], if_false: Callable[[], tf.Operation]
+) -> tf.Operation:
+    def done(function: Callable[[], tf.Operation], value: bool) -> tf.Tensor:
         with tf.control_dependencies([function()]):
-            return tf.constant(True)
+            return tf.constant(value)
 
-    return tf.group(tf.cond(flag, run, lambda: tf.constant(False)))
+    return tf.group(tf.cond(flag, lambda: done(if_true, True), lambda: done(if_false, False)))
 
 
 def _replica_context() -> Any:  # noqa: ANN401 - TensorFlow ships no types

@@ -40,12 +40,12 @@ def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
     return variable
 
 
-def add_transient_variable(name: str, initial_value: np.generic) -> tf.Variable:
+def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
     """Make a variable that no initializer call and no Saver knows of.
 
     Args:
         name: Its name.
-        initial_value: Its initial value, a scalar.
+        initial_value: Its initial value.
 
     Returns:
         A resource variable in no collection, uninitialised in every new session.

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfmp.core.numerics import HALF_TYPES, map_values, values_of, widen
 from tfmp.core.xla import within_xla
-from tfmp.types import Gradients
+from tfmp.types import Gradient, Gradients
 
 #: Tensors of fewer values are read together.
 _SMALL = 2**13
@@ -56,6 +56,30 @@ def max_abs(grads: Gradients) -> tf.Tensor:
     """
     tops = [tf.reduce_max(tf.abs(tf.cast(values, tf.float32))) for values in values_of(grads)]
     return tf.reduce_max(tf.stack([tf.constant(0.0), *tops]))
+
+
+def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tensor]]) -> tf.Tensor:
+    """Count, in each gradient, the values that each of some predicates holds for.
+
+    Args:
+        grads: Gradients; None has no values.
+        predicates: Each from a tensor to booleans of its shape.
+
+    Returns:
+        An int64 matrix, with a row for each gradient and a column for each predicate.
+
+    Example:
+        >>> counts([tf.constant([1.0, -2.0]), None], [lambda values: values > 0, lambda values: values < 3])
+        <tf.Tensor: shape=(2, 2), dtype=int64, numpy=
+        array([[1, 2],
+               [0, 0]])>
+    """
+
+    def row(grad: Gradient) -> tf.Tensor:
+        held = [[tf.math.count_nonzero(holds(values)) for holds in predicates] for values in values_of([grad])]
+        return tf.stack(held[0]) if held else tf.zeros([len(predicates)], tf.int64)
+
+    return tf.stack([row(grad) for grad in grads])
 
 
 def half_squares(grads: Gradients) -> tf.Tensor:

@@ -5,17 +5,18 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core import numerics, reductions
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
+from tfmp.core.overflow import OverflowDetector
+from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
 
 #: Not a string, so that TensorFlow does not try to export what the collection holds.
-_MANAGERS_OF_GRAPH = ("tfmp", "managers")
+_STEPS_OF_GRAPH = ("tfmp", "steps")
 
 
 class LossScaler:
@@ -26,7 +27,7 @@ class LossScaler:
         unscale    grads / scale                         float32, true magnitude
         step       grads = reduce_fn(grads)
                    finite = all replicas agree that the detector saw no overflow
-                   apply_fn(grads) if finite
+                   apply_fn(grads) if finite, else count by variable what overflowed
                    manager.update_loss_scale(finite)
 
     The state is the manager's, and the distribution is looked up at each step.
@@ -60,6 +61,7 @@ class LossScaler:
         self._is_distributed = is_distributed
         self._aggregation_dtype = aggregation_dtype
         self._told_of_horovod = False
+        self._counts: dict[tuple[str, ...], OverflowCounts] = {}
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the loss times the current scale, in float32 or float64.
@@ -135,21 +137,60 @@ class LossScaler:
             The op of the whole step; None in eager mode.
         """
         distribution = current_distribution(self._is_distributed)
+        counts = self._counts_for(names)
         if reduce_fn is not None:
             grads = reduce_fn(grads)
-        # Whether it is finite, scaling does not change; other detectors ask what a gradient truly is.
-        as_they_are = not scaled or type(self._detector) is NonFiniteDetector
-        checked = grads if as_they_are else self.unscale(grads)
-        finite_here = self._detector.all_finite(checked, self._manager.get_loss_scale())
-        finite = distribution.all_true(finite_here, grads, names)
-        applied = distribution.apply_if(finite, apply_fn, grads)
-        updated = distribution.once(lambda: self._update(finite, note_fn))
-        return tf.group(applied, updated)
+        loss_scale = self._manager.get_loss_scale()
+        # Whether it is finite, scaling does not change, unless by less than 1.
+        scaled_will_do = self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
 
-    def _update(self, finite: tf.Tensor, note_fn: Callable[[tf.Tensor], tf.Operation] | None) -> tf.Operation:
-        _note_in_graph(self._manager)
-        noted = [] if note_fn is None else [note_fn(finite)]
-        return tf.group(self._manager.update_loss_scale(finite), self._manager.note_step(finite), *noted)
+        def as_checked(grads: Gradients) -> Gradients:
+            return self.unscale(grads) if scaled and not scaled_will_do else grads
+
+        checked = as_checked(grads)
+        finite = distribution.all_true(self._detector.all_finite(checked, loss_scale), grads, names)
+        seen = [finite]
+        if self._manager.needs_max_abs:
+            largest = reductions.max_abs(checked)
+            seen.append(distribution.maximum(largest / loss_scale if scaled and scaled_will_do else largest))
+
+        def count_fn(grads: Gradients) -> tf.Tensor:
+            return distribution.maximum(self._detector.counts(as_checked(grads), loss_scale))
+
+        applied = distribution.apply_or_count(finite, grads, apply_fn, count_fn, counts.record)
+
+        def update() -> tf.Operation:
+            _note_in_graph(self._manager, counts)
+            noted = [] if note_fn is None else [note_fn(finite)]
+            return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(finite), *noted)
+
+        return tf.group(applied, distribution.once(update))
+
+    def overflow_reports(self) -> list[OverflowReport]:
+        """Return whose gradients overflowed, a report for each list of variables that steps were taken for.
+
+        In a graph they hold tensors, to be fetched, of the steps that were built in it.
+        """
+        with tf.init_scope():
+            here = self._counts.values() if tf.executing_eagerly() else _counts_of_graph(self._manager)
+            return [counts.report() for counts in self._counts.values() if counts in here]
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Make what a step needs for a list of variables, before it is traced.
+
+        A `tf.function` in which variables are made is traced twice.
+
+        Args:
+            names: The names of the variables.
+        """
+        # Replicas would each make their own.
+        if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
+            self._counts_for(names).create()
+
+    def _counts_for(self, names: Sequence[str]) -> OverflowCounts:
+        if tuple(names) not in self._counts:
+            self._counts[tuple(names)] = OverflowCounts(names)
+        return self._counts[tuple(names)]
 
 
 def managers_of_graph() -> list[LossScaleManager]:
@@ -160,10 +201,30 @@ def managers_of_graph() -> list[LossScaleManager]:
         ...     managers_of_graph()
         []
     """
-    return list(dict.fromkeys(tf.compat.v1.get_collection(_MANAGERS_OF_GRAPH)))
+    return list(dict.fromkeys(manager for manager, _ in tf.compat.v1.get_collection(_STEPS_OF_GRAPH)))
 
 
-def _note_in_graph(manager: LossScaleManager) -> None:
+def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]:
+    """Return whose gradients overflowed in the steps of a manager that were built in the current graph.
+
+    Args:
+        manager: The manager.
+
+    Example:
+        >>> import tfmp
+        >>> with tf.Graph().as_default():
+        ...     overflow_reports_of_graph(tfmp.FixedLossScaleManager(8))
+        []
+    """
+    return [counts.report() for counts in _counts_of_graph(manager)]
+
+
+def _counts_of_graph(manager: LossScaleManager) -> list[OverflowCounts]:
+    noted = tf.compat.v1.get_collection(_STEPS_OF_GRAPH)
+    return list(dict.fromkeys(counts for of_manager, counts in noted if of_manager is manager))
+
+
+def _note_in_graph(manager: LossScaleManager, counts: OverflowCounts) -> None:
     with tf.init_scope():
         if not tf.executing_eagerly():
-            tf.compat.v1.add_to_collection(_MANAGERS_OF_GRAPH, manager)
+            tf.compat.v1.add_to_collection(_STEPS_OF_GRAPH, (manager, counts))

@@ -1,4 +1,4 @@
-"""Keep a NamedTuple of scalars in variables: one set for each graph, one for eager code."""
+"""Keep a NamedTuple of numbers in variables: one set for each graph, one for eager code."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -62,7 +62,7 @@ class StateVariables(tf.Module, Generic[State]):
     """The storage of one state.
 
     Args:
-        initial: The state to start from: a NamedTuple of NumPy scalars.
+        initial: The state to start from: a NamedTuple of NumPy scalars, or of arrays.
         saved: In a graph, whether the variables are initialised and saved as a script's own are. Otherwise no
             initializer and no Saver knows of them, and every session starts from the initial state.
     """
@@ -104,7 +104,7 @@ class StateVariables(tf.Module, Generic[State]):
             return self.values
 
     def read(self) -> State:
-        """Return the state as scalar tensors.
+        """Return the state as tensors.
 
         In a graph, where nothing says when to read, these are the same tensors at every call: a loop that asks again
         and again does not grow the graph. Under control dependencies and in conditionals they are read anew.
@@ -118,7 +118,7 @@ class StateVariables(tf.Module, Generic[State]):
         """Store a state, each field once all of them are computed.
 
         Args:
-            state: The new state, as scalar tensors. They must be new values: a reference variable's read shares
+            state: The new state, as tensors. They must be new values: a reference variable's read shares
                 the variable's memory.
 
         Returns:
@@ -150,5 +150,5 @@ class StateVariables(tf.Module, Generic[State]):
         return type(self._initial)._make(values)
 
 
-def _add_eager_variable(name: str, initial_value: np.generic) -> tf.Variable:
+def _add_eager_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
     return tf.Variable(initial_value, name=name, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

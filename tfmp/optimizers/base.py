@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
+from tfmp.core.overflow_counts import OverflowReport
+from tfmp.core.scaler import LossScaler
 
 
 class LossScaleOptimizer:
@@ -54,6 +56,7 @@ class LossScaleOptimizer:
     """
 
     _loss_scale_manager: LossScaleManager
+    _scaler: LossScaler
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - the front-end's arguments
         """Make an object of the front-end for the optimizer that is wrapped."""
@@ -142,6 +145,28 @@ class LossScaleOptimizer:
         """Steps skipped since the last one that was applied; an int64 scalar."""
         return self._loss_scale_manager.get_step_outcomes().consecutive_skipped_steps
 
+    def overflow_reports(self) -> list[OverflowReport]:
+        """Return whose gradients overflowed since the session, or the eager program, began.
+
+        Counted on skipped steps only, on the device. With several replicas a count is the largest of theirs.
+
+        Returns:
+            A report for each list of variables that steps were taken for, of which there is one as a rule: `names`,
+            and the int64 tensors `last` (a row for each variable: how many values were infinite, NaN, saturated on the
+            last skipped step) and `steps` (on how many skipped steps it had any).
+
+        Example:
+            >>> import tfmp
+            >>> w = tf.Variable([1.0, 2.0], name="w")
+            >>> opt = tfmp.LossScaleOptimizer(
+            ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
+            >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, float("inf")]), var_list=[w])
+            >>> report, = opt.overflow_reports()
+            >>> report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()
+            (['w:0'], [[1, 0, 0]], [1])
+        """
+        return self._scaler.overflow_reports()
+
 
 def validated_manager(manager: LossScaleManager) -> LossScaleManager:
     """Return the manager, or say that it is none.
@@ -171,10 +196,10 @@ def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
     """
     if detector is None:
         return NonFiniteDetector()
-    if isinstance(detector, type) or not callable(getattr(detector, "all_finite", None)):
+    if not isinstance(detector, OverflowDetector):
         raise TypeError(
-            f"overflow_detector must be an object with a method all_finite(grads, loss_scale), got {detector!r} of "
-            f"type {type(detector).__name__}: pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
+            f"overflow_detector must be a tfmp.OverflowDetector, got {detector!r} of type {type(detector).__name__}: "
+            "pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
         )
     return detector
 

@@ -126,6 +126,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             var_list: The variables to train.
         """
         self.inner_optimizer.build(var_list)
+        self._scaler.prepare([variable.name for variable in var_list])
 
     def compute_gradients(
         self, loss: Loss, var_list: Sequence[tf.Variable], tape: tf.GradientTape | None = None

@@ -93,6 +93,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
+        self._scaler.prepare(_names(var_list))
         self._update = Keras3Update(self.inner_optimizer, self._trainable_variables, self._jit_compile)
 
     def get_config(self) -> dict[str, Any]:
@@ -142,9 +143,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 "Horovod is supported for optimizers of Keras 2.15 and TF1, not for those of Keras 3: distribute the "
                 "training by tf.distribute.MultiWorkerMirroredStrategy."
             )
-
-        # Keras' variables have paths; it also takes TensorFlow's own.
-        names = [getattr(variable, "path", variable.name) for variable in variables]
+        names = _names(variables)
         if len(grads) != len(variables):
             raise ValueError(
                 f"there are {len(grads)} gradients for {len(variables)} variables: pass one for each, None where the "
@@ -223,6 +222,11 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer) -> None:
             f"inner_optimizer has loss_scale_factor={inner_optimizer.loss_scale_factor!r}: the loss would be scaled "
             "twice. Leave it out, and pass tfmp.FixedLossScaleManager(factor) for a fixed scale."
         )
+
+
+def _names(variables: Iterable[keras.Variable]) -> list[str]:
+    # Keras' variables have paths; it also takes TensorFlow's own.
+    return [getattr(variable, "path", variable.name) for variable in variables]
 
 
 def _can_be_unscaled_late(grad: Gradient, variable: keras.Variable) -> bool:

@@ -1,0 +1,100 @@
+"""Whose gradients overflowed, as a step of the core counts it; the front-ends have tests of their own."""
+
+import math
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.scaler import LossScaler
+
+_NAMES = ["kernel", "bias"]
+
+
+def _scaler(detector: tfmp.OverflowDetector) -> LossScaler:
+    return LossScaler(tfmp.FixedLossScaleManager(1024), detector, is_distributed=False)
+
+
+def _numbers(report: OverflowReport) -> tuple[list[str], list[list[int]], list[int]]:
+    return report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()
+
+
+def test_last_skipped_step_is_kept_and_all_are_counted() -> None:
+    scaler = _scaler(tfmp.NonFiniteDetector())
+    for kernel, bias in [([math.nan, 1.0], math.inf), ([math.inf, math.nan], 0.0), ([1.0, 1.0], 1.0)]:
+        scaler.step([tf.constant(kernel), tf.constant(bias)], _NAMES, lambda grads: None)
+    (report,) = scaler.overflow_reports()
+    assert _numbers(report) == (_NAMES, [[1, 1, 0], [0, 0, 0]], [2, 1])
+
+
+def test_saturated_values_name_their_variable() -> None:
+    scaler = _scaler(tfmp.SaturationDetector(dtype="float8_e4m3fn"))
+    scaler.step([tf.constant([448.0, -448.0]) / 1024, tf.constant(1.0) / 1024], _NAMES, lambda grads: None)
+    assert _numbers(*scaler.overflow_reports()) == (_NAMES, [[0, 0, 2], [0, 0, 0]], [1, 0])
+
+
+@pytest.mark.parametrize("detector", [tfmp.NonFiniteDetector(), tfmp.SaturationDetector()])
+def test_scaled_gradients_are_counted_in_true_magnitude(detector: tfmp.OverflowDetector) -> None:
+    # 65504 is the scaled value: saturated for the one that asks, ordinary for the other, which sees the NaN.
+    scaler = _scaler(detector)
+    scaler.step([tf.constant([65504.0, math.nan]), None], _NAMES, lambda grads: None, scaled=True)
+    saturated = int(isinstance(detector, tfmp.SaturationDetector))
+    assert _numbers(*scaler.overflow_reports()) == (_NAMES, [[0, 1, saturated], [0, 0, 0]], [1, 0])
+
+
+def test_each_list_of_variables_has_a_report() -> None:
+    scaler = _scaler(tfmp.NonFiniteDetector())
+    scaler.step([tf.constant(math.inf)], ["generator"], lambda grads: None)
+    scaler.step([tf.constant(math.nan)], ["discriminator"], lambda grads: None)
+    assert [_numbers(report) for report in scaler.overflow_reports()] == [
+        (["generator"], [[1, 0, 0]], [1]),
+        (["discriminator"], [[0, 1, 0]], [1]),
+    ]
+
+
+def test_good_steps_count_nothing() -> None:
+    seen = []
+
+    class Detector(tfmp.NonFiniteDetector):
+        def counts(self, *args: tf.Tensor) -> tf.Tensor:
+            seen.append(args)
+            return super().counts(*args)
+
+    scaler = _scaler(Detector())
+    scaler.step([tf.constant(1.0), None], _NAMES, lambda grads: None)
+    assert seen == []
+    scaler.step([tf.constant(math.inf), None], _NAMES, lambda grads: None)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_making_the_counts_before_spares_a_second_trace(prepared: bool) -> None:
+    scaler = _scaler(tfmp.NonFiniteDetector())
+    traces = []
+
+    @tf.function
+    def step(grad: tf.Tensor) -> None:
+        traces.append(1)
+        scaler.step([grad], ["kernel"], lambda grads: tf.no_op())
+
+    # The counts of steps are made on first use too, unless Keras keeps them.
+    scaler._manager.get_step_outcomes()
+    if prepared:
+        scaler.prepare(["kernel"])
+    step(tf.constant(math.inf))
+    assert _numbers(*scaler.overflow_reports()) == (["kernel"], [[1, 0, 0]], [1])
+    assert len(traces) == (1 if prepared else 2)
+
+
+@pytest.mark.graph
+def test_session_that_took_no_step_reports_zeros(session: tf.compat.v1.Session) -> None:
+    counts = OverflowCounts(_NAMES)
+    report = counts.report()
+    record = counts.record(tf.constant([[1, 2, 3], [0, 0, 0]], tf.int64))
+    assert session.run(report.last).tolist() == [[0, 0, 0], [0, 0, 0]]
+    session.run(record)
+    session.run(record)
+    assert session.run(report.steps).tolist() == [2, 0]
+    with tf.compat.v1.Session() as other:
+        assert other.run(report.steps).tolist() == [0, 0]

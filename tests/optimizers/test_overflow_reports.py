@@ -1,0 +1,148 @@
+"""Whose gradients overflowed, told by every front-end."""
+
+import math
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, wrap
+
+import tfmp
+
+#: For each step the gradients' last values; then what is counted, of the last skipped step and of all.
+_KERNELS = [[1.0, 1.0], [math.inf, math.nan], [math.nan, math.nan], [1.0, 1.0]]
+_BIASES = [1.0, -math.inf, 1.0, 1.0]
+_LAST = [[0, 2, 0], [0, 0, 0]]
+_STEPS = [2, 1]
+
+
+def _opt() -> tfmp.LossScaleOptimizer:
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    return tfmp.LossScaleOptimizer(tf.compat.v1.train.MomentumOptimizer(0.5, 0.5), manager)
+
+
+@pytest.mark.graph
+def test_report_in_a_graph_is_fetched(session: tf.compat.v1.Session) -> None:
+    kernel_factor, bias_factor = (tf.compat.v1.placeholder(tf.float32, shape) for shape in ([2], []))
+    kernel = tf.compat.v1.get_variable("dense/kernel", initializer=[1.0, 2.0])
+    bias = tf.compat.v1.get_variable("dense/bias", initializer=1.0)
+    opt = _opt()
+    train_op = opt.minimize(tf.reduce_sum(kernel * kernel_factor) + bias * bias_factor)
+    (report,) = opt.overflow_reports()
+    session.run(tf.compat.v1.global_variables_initializer())
+    tf.compat.v1.get_default_graph().finalize()
+    for fed in zip(_KERNELS, _BIASES, strict=True):
+        session.run(train_op, dict(zip((kernel_factor, bias_factor), fed, strict=True)))
+    assert report.names == ["dense/kernel:0", "dense/bias:0"]
+    assert session.run(report.last).tolist() == _LAST
+    assert session.run(report.steps).tolist() == _STEPS
+    (again,) = opt.overflow_reports()
+    assert again.last is report.last
+
+
+@pytest.mark.graph
+def test_report_of_a_graph_is_of_that_graph() -> None:
+    opt = _opt()
+    for name in ("one", "other"):
+        with tf.Graph().as_default():
+            opt.minimize(tf.compat.v1.get_variable(name, initializer=1.0) * 1.0)
+            assert [report.names for report in opt.overflow_reports()] == [[f"{name}:0"]]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_report_in_eager_code_holds_values(compiled: bool) -> None:
+    kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(1.0, name="bias")
+    opt = _opt()
+
+    def step(kernel_factor: tf.Tensor, bias_factor: tf.Tensor) -> None:
+        opt.minimize(lambda: tf.reduce_sum(kernel * kernel_factor) + bias * bias_factor, var_list=[kernel, bias])
+
+    run = tf.function(step) if compiled else step
+    for fed in zip(_KERNELS, _BIASES, strict=True):
+        run(*map(tf.constant, fed))
+    (report,) = opt.overflow_reports()
+    assert (report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()) == (
+        ["kernel:0", "bias:0"],
+        _LAST,
+        _STEPS,
+    )
+
+
+@for_every_keras()
+@pytest.mark.parametrize("way", ["eager", "function", "xla"])
+def test_every_keras_names_its_variables(keras: ModuleType, way: str) -> None:
+    variables = kernel_and_bias(keras)
+    opt = wrap(optimizer(keras))
+    opt.build(variables)
+    traces = []
+
+    def step(kernel: tf.Tensor, bias: tf.Tensor) -> None:
+        traces.append(1)
+        take_step(opt, variables, [tf.stack([kernel, tf.ones([2])]), tf.stack([1.0, bias])])
+
+    run = step if way == "eager" else tf.function(step, jit_compile=way == "xla")
+    for fed in zip(_KERNELS, _BIASES, strict=True):
+        run(*map(tf.constant, fed))
+    (report,) = opt.overflow_reports()
+    assert report.names == [getattr(variable, "path", variable.name) for variable in variables]
+    assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == (_LAST, _STEPS)
+    # What is counted is made beside the optimizer's own variables, before a function is traced.
+    assert len(traces) == (4 if way == "eager" else 1)
+
+
+@for_every_keras()
+def test_what_is_counted_is_not_saved(keras: ModuleType) -> None:
+    variables = kernel_and_bias(keras)
+    opt = wrap(optimizer(keras))
+    opt.build(variables)
+    take_step(opt, variables, [tf.constant([[math.inf, 1], [1, 1]]), tf.ones([2])])
+    shapes = [list(variable.shape) for variable in opt.variables]
+    assert [2, 3] not in shapes
+
+
+def _step_on(strategy: tf.distribute.Strategy, opt: Any, variable: Any, factors: tf.Tensor) -> None:
+    def step() -> None:
+        context = tf.distribute.get_replica_context()
+        take_step(opt, [variable], [tf.gather(factors, context.replica_id_in_sync_group)])
+
+    strategy.run(step)
+
+
+@for_every_keras()
+def test_replicas_report_the_largest_of_their_counts(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        kernel, _ = kernel_and_bias(keras)
+        opt = wrap(optimizer(keras))
+        opt.build([kernel])
+    run = tf.function(lambda factors: _step_on(two_replicas, opt, kernel, factors))
+    good = [[1.0, 1.0], [1.0, 1.0]]
+    run(tf.constant([good, [[math.inf, 1.0], [math.inf, math.nan]]]))
+    (report,) = opt.overflow_reports()
+    # Keras 2 sums the gradients before they are checked, and so every replica finds the same.
+    assert report.last.numpy().tolist() == [[2, 1, 0]]
+    run(tf.constant([[[math.nan, 1.0], [1.0, 1.0]], good]))
+    run(tf.constant([good, good]))
+    (report,) = opt.overflow_reports()
+    assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == ([[0, 1, 0]], [2])
+
+
+@pytest.mark.graph
+def test_replicas_of_a_graph_report_together(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session, two_replicas.scope():
+        factors = tf.compat.v1.placeholder(tf.float32, [2])
+        w = tf.compat.v1.get_variable("w", initializer=1.0, use_resource=True)
+        opt = _opt()
+
+        def step() -> tf.Operation:
+            return opt.minimize(w * factors[tf.distribute.get_replica_context().replica_id_in_sync_group])
+
+        train_op = two_replicas.experimental_local_results(two_replicas.run(step))
+        (report,) = opt.overflow_reports()
+        session.run(tf.compat.v1.global_variables_initializer())
+        for fed in ([1.0, 1.0], [1.0, math.inf], [math.nan, 1.0], [1.0, 1.0]):
+            session.run(train_op, {factors: fed})
+        assert session.run(report.last).tolist() == [[0, 1, 0]]
+        assert session.run(report.steps).tolist() == [2]
