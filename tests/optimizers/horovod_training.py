@@ -21,6 +21,7 @@ import replica_training
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.scaler import overflow_reports_of_graph
 
 tf1 = tf.compat.v1
 
@@ -62,10 +63,12 @@ class SessionTraining:
         self._train_op = opt.minimize(loss, tf1.train.get_or_create_global_step(), weights)
         self._variables = tf1.global_variables()
         self._outcomes = loss_scale_manager.get_step_outcomes()
+        (report,) = overflow_reports_of_graph(loss_scale_manager)
+        self._overflows = [report.last, report.steps]
         self._saver = tf1.train.Saver()
 
     def states(self, fed: np.ndarray, restore: str | None = None, save: str | None = None) -> Iterator[dict[str, Any]]:
-        """Take the steps; yield the variables and the counts after each.
+        """Take the steps; yield the variables, the counts of steps, and whose gradients overflowed after each.
 
         Args:
             fed: The inputs, a row for each step.
@@ -80,11 +83,9 @@ class SessionTraining:
                 session.run(self._train_op, dict(zip(self._inputs, values, strict=True)))
                 if save is not None:
                     self._saver.save(session, save, taken)
-                variables, outcomes = session.run([self._variables, self._outcomes])
-                yield {
-                    "variables": [value.tolist() for value in variables],
-                    "outcomes": [value.tolist() for value in outcomes],
-                }
+                names = ("variables", "outcomes", "overflows")
+                fetched = session.run([self._variables, self._outcomes, self._overflows])
+                yield {name: [value.tolist() for value in part] for name, part in zip(names, fetched, strict=True)}
 
 
 def _loss(weights: Sequence[Any], ranks: Sequence[int], inputs: Sequence[tf.Tensor]) -> tf.Tensor:
