@@ -12,6 +12,7 @@ from tfmp.optional import require_tensorflow
 if TYPE_CHECKING:
     from tfmp.core.managers import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
+    from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
+    "LogMaxLossScaleManager": "tfmp.core.managers",
     "LossScaleCallback": "tfmp.monitoring.callbacks",
     "LossScaleLoggingHook": "tfmp.monitoring.hooks",
     "LossScaleManager": "tfmp.core.managers",

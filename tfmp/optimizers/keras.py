@@ -12,6 +12,7 @@ from tfmp.core import numerics
 from tfmp.core.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
+    LogMaxLossScaleManager,
     LossScaleManager,
 )
 from tfmp.core.overflow import OverflowDetector
@@ -233,7 +234,7 @@ def register_managers(keras: ModuleType) -> None:
     Args:
         keras: The Keras.
     """
-    for manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager):
+    for manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager, LogMaxLossScaleManager):
         keras.saving.register_keras_serializable(package="tfmp")(manager)
 
 
