@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
+    from tfmp.core.managers import get_loss_scale_manager as get_loss_scale_manager
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
@@ -34,6 +35,7 @@ _MODULE_OF = {
     "NonFiniteDetector": "tfmp.core.overflow",
     "SaturationDetector": "tfmp.core.overflow",
     "float32_variable_storage_getter": "tfmp.precision.storage",
+    "get_loss_scale_manager": "tfmp.core.managers",
 }
 
 __all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings

@@ -9,17 +9,26 @@ import numpy as np
 LOWEST_LOSS_SCALE = 2.0**-126
 
 
+def is_number(value: object) -> bool:
+    """Tell whether a setting is a number. A bool is none, though Python counts it among the integers.
+
+    Args:
+        value: What the user gave; NumPy's scalars are numbers too.
+    """
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def real(name: str, value: float) -> float:
     """Return a setting as a float, which may be infinite or NaN.
 
     Args:
         name: The setting's name, for the error.
-        value: What the user gave; NumPy's scalars are numbers too.
+        value: What the user gave.
 
     Raises:
-        TypeError: It is no number. A bool is none, though Python counts it among the integers.
+        TypeError: It is no number.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     return float(value)
 
