@@ -43,10 +43,17 @@ _ALLOWED = {
     "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
     "tfmp.core.overflow_counts": {"tfmp.core.overflow", "tfmp.core.state"},
     "tfmp.core.outcomes": set(),
-    "tfmp.core.managers": {f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed")},
+    "tfmp.core.managers": {
+        f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed", "log_max", "specification")
+    },
     "tfmp.core.managers.base": _BELOW_MANAGERS,
     "tfmp.core.managers.fixed": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
     "tfmp.core.managers.exponential": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
+    "tfmp.core.managers.log_max": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
+    "tfmp.core.managers.specification": {
+        "tfmp.core.settings",
+        *(f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed", "log_max")),
+    },
     "tfmp.core.horovods": set(),
     "tfmp.core.distribute": {"tfmp.core.horovods", "tfmp.core.numerics", "tfmp.core.xla", *_LEAVES},
     "tfmp.core.scaler": {"tfmp.types", *_CORE} - {"tfmp.core.scaler"},

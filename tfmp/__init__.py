@@ -12,7 +12,9 @@ from tfmp.optional import require_tensorflow
 if TYPE_CHECKING:
     from tfmp.core.managers import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
+    from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
+    from tfmp.core.managers import get_loss_scale_manager as get_loss_scale_manager
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
     from tfmp.core.overflow import OverflowDetector as OverflowDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
@@ -26,6 +28,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
+    "LogMaxLossScaleManager": "tfmp.core.managers",
     "LossScaleCallback": "tfmp.monitoring.callbacks",
     "LossScaleLoggingHook": "tfmp.monitoring.hooks",
     "LossScaleManager": "tfmp.core.managers",
@@ -34,6 +37,7 @@ _MODULE_OF = {
     "OverflowDetector": "tfmp.core.overflow",
     "SaturationDetector": "tfmp.core.overflow",
     "float32_variable_storage_getter": "tfmp.precision.storage",
+    "get_loss_scale_manager": "tfmp.core.managers",
 }
 
 __all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings

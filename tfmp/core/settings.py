@@ -5,16 +5,43 @@ import numbers
 
 import numpy as np
 
+#: The smallest positive float32 that is normal: processors may take what is less for 0.
+LOWEST_LOSS_SCALE = 2.0**-126
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a setting is a number. A bool is none, though Python counts it among the integers.
+
+    Args:
+        value: What the user gave; NumPy's scalars are numbers too.
+    """
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def real(name: str, value: float) -> float:
+    """Return a setting as a float, which may be infinite or NaN.
+
+    Args:
+        name: The setting's name, for the error.
+        value: What the user gave.
+
+    Raises:
+        TypeError: It is no number.
+    """
+    if not is_number(value):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
+    return float(value)
+
 
 def number(name: str, value: float) -> float:
     """Return a setting as a finite float.
 
     Args:
         name: The setting's name, for the error.
-        value: What the user gave; NumPy's scalars are numbers too.
+        value: What the user gave.
 
     Raises:
-        TypeError: It is no number. A bool is none, though Python counts it among the integers.
+        TypeError: It is no number.
         ValueError: It is infinite or NaN.
 
     Example:
@@ -23,9 +50,7 @@ def number(name: str, value: float) -> float:
             ...
         TypeError: decr_ratio must be a number, got '0.5' of type str.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
-    if not math.isfinite(value):
+    if not math.isfinite(real(name, value)):
         raise ValueError(f"{name} must be finite, got {value!r}.")
     return float(value)
 
@@ -46,35 +71,86 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
-def count(name: str, value: int) -> int:
-    """Return a setting as a whole number from 1 to the largest int32.
-
-    Args:
-        name: The setting's name, for the error.
-        value: What the user gave; 1000.0 is a whole number too.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is not whole, or out of range.
-    """
-    if not (number(name, value).is_integer() and 1 <= value < 2**31):
-        raise ValueError(f"{name} must be a whole number from 1 to 2**31 - 1, got {value!r}.")
-    return int(value)
-
-
-def loss_scale(name: str, value: float) -> np.float32:
-    """Return a setting as a loss scale, in the type that it is kept in: 1e39 is infinite there.
+def flag(name: str, value: bool) -> bool:
+    """Return a setting that is True or False.
 
     Args:
         name: The setting's name, for the error.
         value: What the user gave.
 
     Raises:
+        TypeError: It is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}.")
+    return bool(value)
+
+
+def count(name: str, value: int, least: int = 1) -> int:
+    """Return a setting as a whole number, up to the largest int32.
+
+    Args:
+        name: The setting's name, for the error.
+        value: What the user gave; 1000.0 is a whole number too.
+        least: The smallest number that is taken.
+
+    Raises:
         TypeError: It is no number.
-        ValueError: It is not finite as a float32, or below 1.
+        ValueError: It is not whole, or out of range.
+    """
+    if not (number(name, value).is_integer() and least <= value < 2**31):
+        raise ValueError(f"{name} must be a whole number from {least} to 2**31 - 1, got {value!r}.")
+    return int(value)
+
+
+def loss_scale(name: str, value: float, least: float = 1.0) -> np.float32:
+    """Return a setting as a loss scale, in the type that it is kept in: 1e39 is infinite there.
+
+    Args:
+        name: The setting's name, for the error.
+        value: What the user gave.
+        least: The lowest scale that is taken.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not finite as a float32, or below `least`.
     """
     with np.errstate(over="ignore"):
         scale = np.float32(number(name, value))
-    if not (np.isfinite(scale) and scale >= 1):
-        raise ValueError(f"{name} must be a float32 number of at least 1, got {value!r}.")
+    if not (np.isfinite(scale) and scale >= least):
+        raise ValueError(f"{name} must be a float32 number of at least {least:g}, got {value!r}.")
     return scale
+
+
+def loss_scale_bounds(
+    init_loss_scale: float, min_loss_scale: float, max_loss_scale: float
+) -> tuple[np.float32, np.float32, np.float32]:
+    """Return a manager's first, lowest and highest scale.
+
+    Args:
+        init_loss_scale: The first scale.
+        min_loss_scale: The lowest; at least 2**-126, since the reciprocal of what is less can be infinite.
+        max_loss_scale: The highest.
+
+    Raises:
+        TypeError: One is no number.
+        ValueError: One is out of range, or they are not in order.
+
+    Example:
+        >>> loss_scale_bounds(0.5, 1, 1024)
+        Traceback (most recent call last):
+            ...
+        ValueError: init_loss_scale must be a float32 number of at least 1, got 0.5.
+    """
+    lowest = loss_scale("min_loss_scale", min_loss_scale, least=LOWEST_LOSS_SCALE)
+    highest = loss_scale("max_loss_scale", max_loss_scale, least=LOWEST_LOSS_SCALE)
+    if not lowest <= highest:
+        raise ValueError(
+            f"min_loss_scale must not be greater than max_loss_scale, got {min_loss_scale!r} and {max_loss_scale!r}."
+        )
+    first = loss_scale("init_loss_scale", init_loss_scale, least=float(lowest))
+    if not first <= highest:
+        raise ValueError(
+            f"init_loss_scale must not be greater than max_loss_scale, got {init_loss_scale!r} and {max_loss_scale!r}."
+        )
+    return first, lowest, highest

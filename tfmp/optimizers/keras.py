@@ -12,8 +12,8 @@ from tfmp.core import numerics
 from tfmp.core.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
+    LogMaxLossScaleManager,
     LossScaleManager,
-    LossScaleState,
 )
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.scaler import LossScaler
@@ -234,7 +234,7 @@ def register_managers(keras: ModuleType) -> None:
     Args:
         keras: The Keras.
     """
-    for manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager):
+    for manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager, LogMaxLossScaleManager):
         keras.saving.register_keras_serializable(package="tfmp")(manager)
 
 
@@ -259,8 +259,7 @@ def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -
         good_steps: Finite steps since the scale last changed.
     """
     if isinstance(manager, ExponentialUpdateLossScaleManager):
-        scale = tf.constant(nearest_allowed(loss_scale), tf.float32)
-        manager.state.assign(LossScaleState(scale, tf.constant(good_steps, tf.int32), tf.constant(0)))
+        manager.continue_from(loss_scale, good_steps)
 
 
 def nearest_allowed(loss_scale: float) -> float:

@@ -8,3 +8,7 @@ from tfmp.core.managers.base import LossScaleManager as LossScaleManager
 from tfmp.core.managers.exponential import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
 from tfmp.core.managers.exponential import LossScaleState as LossScaleState
 from tfmp.core.managers.fixed import FixedLossScaleManager as FixedLossScaleManager
+from tfmp.core.managers.log_max import LogMaxLossScaleManager as LogMaxLossScaleManager
+from tfmp.core.managers.log_max import LogMaxState as LogMaxState
+from tfmp.core.managers.specification import Specification as Specification
+from tfmp.core.managers.specification import get_loss_scale_manager as get_loss_scale_manager

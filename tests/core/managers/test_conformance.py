@@ -1,0 +1,225 @@
+"""What holds for every manager, with every setting: a new one adds a row."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.outcomes import StepOutcomes
+
+
+class _Legacy(tfmp.LossScaleManager):
+    """As scripts wrote them for tf.contrib: no call of the base class' constructor."""
+
+    def __init__(self) -> None:
+        self.seen: list[tf.Tensor] = []
+
+    def get_loss_scale(self) -> tf.Tensor:
+        return tf.constant(8.0)
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
+        self.seen = [*self.seen, finite_grads]
+        return tf.no_op()
+
+
+def _exponential(**settings: Any) -> Callable[[], tfmp.LossScaleManager]:
+    return lambda: tfmp.ExponentialUpdateLossScaleManager(8, 3, 2, 4, 0.25, **settings)
+
+
+_WITH_STATE: dict[str, Callable[[], tfmp.LossScaleManager]] = {
+    "exponential": _exponential(),
+    "bounds": _exponential(min_loss_scale=0.125, max_loss_scale=64),
+    "hysteresis": _exponential(hysteresis=2),
+    "consecutive": _exponential(hysteresis=2, consecutive_hysteresis=True),
+    "tolerance": _exponential(tolerance=0.25),
+    "log max": lambda: tfmp.LogMaxLossScaleManager(init_loss_scale=8, limit=1000, incr_every_n_steps=2),
+    "log max, bounds": lambda: tfmp.LogMaxLossScaleManager(init_loss_scale=8, min_loss_scale=0.25, max_loss_scale=16),
+    "all settings": _exponential(min_loss_scale=2, hysteresis=3, consecutive_hysteresis=True, tolerance=0.5),
+}
+_WITH_CONFIG = {"fixed": lambda: tfmp.FixedLossScaleManager(8)} | _WITH_STATE
+_MANAGERS = _WITH_CONFIG | {"legacy": _Legacy}
+
+
+def _each(managers: dict[str, Callable[[], tfmp.LossScaleManager]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("make_manager", managers.values(), ids=managers)
+
+
+def _update(manager: tfmp.LossScaleManager, finite: Any) -> tf.Operation:
+    """Take note of a step whose gradients reach 1, or infinity."""
+    max_abs = [tf.where(finite, 1.0, math.inf)] if manager.needs_max_abs else []
+    return tf.group(manager.update_loss_scale(tf.convert_to_tensor(finite), *max_abs))
+
+
+def _state(manager: tfmp.LossScaleManager) -> list[float]:
+    return [field.numpy().item() for field in manager.state.read()]
+
+
+@_each(_MANAGERS)
+def test_every_manager_gives_a_float32_scalar(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    scale = make_manager().get_loss_scale()
+    assert (scale.dtype, scale.shape, float(scale)) == (tf.float32, [], 8)
+
+
+@_each(_MANAGERS)
+def test_every_manager_counts_steps(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    manager = make_manager()
+    for finite in [True, False, True, False, False]:
+        manager.note_step(tf.constant(finite))
+    outcomes = manager.get_step_outcomes()
+    assert outcomes == StepOutcomes(
+        applied_steps=2, skipped_steps=3, consecutive_skipped_steps=2, last_step_finite=False
+    )
+    assert [field.dtype for field in outcomes] == [tf.int64, tf.int64, tf.int64, tf.bool]
+
+
+@_each(_WITH_STATE)
+def test_scale_falls_to_the_floor_that_the_manager_names(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    manager = make_manager()
+    for _ in range(25):
+        _update(manager, False)
+    assert float(manager.get_loss_scale()) == manager.lowest_loss_scale < 8
+
+
+@_each(_MANAGERS)
+def test_scale_shrinks_after_as_many_skips_in_a_row_as_the_manager_says(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    manager = make_manager()
+    if manager.skips_per_backoff is None:
+        pytest.skip("it does not say")
+    for _ in range(manager.skips_per_backoff - 1):
+        _update(manager, False)
+        assert float(manager.get_loss_scale()) == 8
+    _update(manager, False)
+    assert float(manager.get_loss_scale()) < 8
+
+
+@pytest.mark.graph
+@_each(_MANAGERS)
+def test_every_manager_works_in_a_graph_it_was_not_made_in(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    manager = make_manager()
+    for _ in range(2):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            finite = tf.compat.v1.placeholder(tf.bool, [])
+            step = [_update(manager, finite), manager.note_step(finite)]
+            watched = [manager.get_loss_scale(), *manager.get_step_outcomes()]
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert session.run(watched) == [8, 0, 0, 0, True]
+            session.run(step, {finite: True})
+            session.run(step, {finite: False})
+            assert session.run(watched)[1:] == [1, 1, 1, False]
+
+
+_STEPS = [False, True, False, False, True, True, True, False, False, True, *[False] * 8]
+
+
+@_each(_WITH_STATE)
+def test_graph_function_and_eager_code_go_the_same_way(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    eager, traced = make_manager(), make_manager()
+
+    @tf.function
+    def function(finite: tf.Tensor) -> None:
+        _update(traced, finite)
+
+    expected = []
+    for finite in _STEPS:
+        _update(eager, finite)
+        function(tf.constant(finite))
+        expected.append(_state(eager))
+        assert _state(traced) == expected[-1]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        built = make_manager()
+        fed = tf.compat.v1.placeholder(tf.bool, [])
+        with tf.control_dependencies([_update(built, fed)]):
+            after = built.state.read()
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert [list(session.run(after, {fed: finite})) for finite in _STEPS] == expected
+    scales = [scale for scale, *_ in expected]
+    assert min(scales) < max(scales)
+
+
+@_each(_WITH_STATE)
+def test_eager_state_is_saved_by_a_checkpoint(
+    make_manager: Callable[[], tfmp.LossScaleManager], tmp_path: Path
+) -> None:
+    manager, restored = make_manager(), make_manager()
+    for finite in _STEPS[:3]:
+        _update(manager, finite)
+    assert _state(manager) != _state(restored)
+    path = tf.train.Checkpoint(manager=manager).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(manager=restored).restore(path).assert_consumed()
+    assert {name for name, _ in tf.train.list_variables(path) if name.startswith("manager")} == {
+        f"manager/state/values/{field}/.ATTRIBUTES/VARIABLE_VALUE" for field in manager.state.read()._fields
+    }
+    assert _state(restored) == _state(manager)
+
+
+@pytest.mark.graph
+@_each(_WITH_STATE)
+def test_saver_keeps_the_state_of_a_graph(
+    make_manager: Callable[[], tfmp.LossScaleManager], session: tf.compat.v1.Session, tmp_path: Path
+) -> None:
+    manager = make_manager()
+    steps = [_update(manager, False), manager.note_step(tf.constant(False))]
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(steps)
+    path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+    saved = dict(zip(manager.state.read()._fields, session.run(manager.state.read()), strict=True))
+    assert {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)} == saved
+
+
+@_each(_WITH_STATE)
+def test_host_takes_over_the_present_state(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    manager = make_manager()
+    _update(manager, False)
+    manager.note_step(tf.constant(False))
+    made = {}
+
+    def add_variable(name: str, initial_value: np.generic) -> tf.Variable:
+        made[name] = tf.Variable(initial_value, trainable=False)
+        return made[name]
+
+    before = manager.state.read()._asdict()
+    manager.store_in(add_variable)
+    assert {name: variable.numpy().item() for name, variable in made.items()} == {
+        **{name: value.numpy().item() for name, value in before.items()},
+        **{"applied_steps": 0, "skipped_steps": 1, "consecutive_skipped_steps": 1, "last_step_finite": False},
+    }
+    for _ in range(4):
+        _update(manager, False)
+    assert float(made["loss_scale"]) == float(manager.get_loss_scale()) < 8
+
+
+@_each(_WITH_STATE)
+@pytest.mark.parametrize("restored", [0.0, -8.0, math.inf, -math.inf, math.nan, 1e-42, 3e38])
+@pytest.mark.parametrize("finite", [True, False])
+def test_scale_that_was_restored_from_elsewhere_survives_no_step(
+    make_manager: Callable[[], tfmp.LossScaleManager], restored: float, finite: bool
+) -> None:
+    manager = make_manager()
+    manager.state.create().loss_scale.assign(restored)
+    _update(manager, finite)
+    highest = manager.get_config()["max_loss_scale"] or float(np.finfo(np.float32).max)
+    assert manager.lowest_loss_scale <= float(manager.get_loss_scale()) <= highest
+
+
+def test_manager_that_cannot_be_saved_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="_Legacy has no get_config, which saving a model needs"):
+        _Legacy().get_config()
+
+
+@_each(_WITH_CONFIG)
+def test_config_makes_the_same_manager_again(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    manager = make_manager()
+    again = type(manager).from_config(manager.get_config())
+    assert again.get_config() == manager.get_config()
+    if not isinstance(manager, tfmp.FixedLossScaleManager):
+        for finite in _STEPS:
+            _update(manager, finite)
+            _update(again, finite)
+        assert _state(again) == _state(manager)

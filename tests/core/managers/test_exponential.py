@@ -1,0 +1,311 @@
+"""The rule of tf.contrib and its extensions, against references in plain Python."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfmp
+from tfmp.core.managers.exponential import LossScaleState, TolerantLossScaleState
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+# As many sequences of outcomes are run for each example of settings, at once.
+_SEQUENCES, _STEPS = 24, 40
+
+
+def _manager(init_loss_scale: float = 1024, **settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
+    defaults = {"incr_every_n_steps": 3, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
+    return tfmp.ExponentialUpdateLossScaleManager(init_loss_scale, **defaults | settings)
+
+
+def _states(manager: tfmp.ExponentialUpdateLossScaleManager, outcomes: np.ndarray) -> list[list[np.ndarray]]:
+    """Return the states after each step, for many sequences at once: the first axis of `outcomes` is the step."""
+    shape = outcomes.shape[1:]
+    state = manager.state.read()
+    state = type(state)(*(tf.fill(shape, field) for field in state))
+    after = []
+    for finite in outcomes:
+        state = manager.next_state(state, tf.constant(finite))
+        after.append([field.numpy() for field in state])
+    return after
+
+
+def _scales(manager: tfmp.ExponentialUpdateLossScaleManager, outcomes: list[bool]) -> list[float]:
+    return [float(scale) for scale, *_ in _states(manager, np.array(outcomes))]
+
+
+def _documented_step(state: list[Any], finite: bool, rule: dict[str, Any]) -> list[Any]:
+    """The rule of the docstring, in NumPy's float32."""
+    scale, good, bad, steps = state
+    forgiving = 1 - rule["hysteresis"]
+    steps += 1
+    if finite:
+        good += 1
+        bad = forgiving if rule["consecutive_hysteresis"] else bad
+        if good >= rule["incr_every_n_steps"]:
+            with np.errstate(over="ignore"):
+                grown = scale * np.float32(rule["incr_ratio"])
+            if rule["max_loss_scale"] is not None:
+                scale = min(grown, np.float32(rule["max_loss_scale"]))
+            elif np.isfinite(grown):
+                scale = grown
+            return [scale, 0, forgiving, 0]
+        return [scale, good, bad, steps]
+    bad += 1
+    if bad >= rule["decr_every_n_nan_or_inf"] and bad / steps >= rule["tolerance"]:
+        return [max(np.float32(rule["min_loss_scale"]), scale * np.float32(rule["decr_ratio"])), 0, 0, 0]
+    return [scale, 0, bad, steps]
+
+
+@st.composite
+def _rules(draw: st.DrawFn) -> dict[str, Any]:
+    lowest, first, highest = sorted(draw(st.floats(2.0**-126, _LARGEST, width=32)) for _ in range(3))
+    if draw(st.booleans()):
+        lowest, first = min(lowest, 1.0), max(first, 1.0)
+    return {
+        "init_loss_scale": first,
+        "min_loss_scale": lowest,
+        "max_loss_scale": draw(st.sampled_from([None, max(first, highest)])),
+        "incr_every_n_steps": draw(st.integers(1, 4)),
+        "decr_every_n_nan_or_inf": draw(st.integers(1, 3)),
+        "incr_ratio": draw(st.floats(1.0625, 1e6, width=32)),
+        "decr_ratio": draw(st.floats(2.0**-20, 0.9375, width=32)),
+        "hysteresis": draw(st.integers(1, 3)),
+        "consecutive_hysteresis": draw(st.booleans()),
+        "tolerance": draw(st.sampled_from([0, 0, 0.05, 1 / 3, 0.5, 0.9])),
+    }
+
+
+@settings(max_examples=50, deadline=None)
+@given(rule=_rules(), seed=st.integers(0, 2**32 - 1))
+def test_rule_is_the_documented_one(rule: dict[str, Any], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    outcomes = rng.random([_STEPS, _SEQUENCES]) < rng.random(_SEQUENCES)
+    first = [np.float32(rule["init_loss_scale"]), 0, 1 - rule["hysteresis"], 0]
+    expected = [first] * _SEQUENCES
+    for finite, state in zip(outcomes, _states(tfmp.ExponentialUpdateLossScaleManager(**rule), outcomes), strict=True):
+        expected = [_documented_step(*each, rule) for each in zip(expected, finite, strict=True)]
+        assert np.array_equal(state, np.array(expected, np.float64).T[: len(state)])
+        highest = _LARGEST if rule["max_loss_scale"] is None else rule["max_loss_scale"]
+        assert np.all((rule["min_loss_scale"] <= state[0]) & (state[0] <= highest))
+
+
+def _deepspeed(outcomes: np.ndarray, window: int, hysteresis: int, consecutive: bool) -> list[float]:
+    """DeepSpeed's rule, from 1024 and down to 1, which doubles and halves."""
+    scale, left, last_overflow, scales = 1024.0, hysteresis, -1, []
+    for step, finite in enumerate(outcomes):
+        if not finite:
+            last_overflow = step
+            if left == 1:
+                scale = max(scale / 2, 1.0)
+            else:
+                left -= 1
+        else:
+            grows = (step - last_overflow) % window == 0
+            left = hysteresis if consecutive or grows else left
+            scale = scale * 2 if grows else scale
+        scales.append(scale)
+    return scales
+
+
+def _megatron(outcomes: np.ndarray, window: int, hysteresis: int) -> list[float]:
+    """Megatron's rule, from 1024 and down to 1, which doubles and halves."""
+    scale, growth_tracker, hysteresis_tracker, scales = 1024.0, 0, hysteresis, []
+    for finite in outcomes:
+        if finite:
+            growth_tracker += 1
+            if growth_tracker == window:
+                scale, growth_tracker, hysteresis_tracker = 2 * scale, 0, hysteresis
+        else:
+            growth_tracker, hysteresis_tracker = 0, hysteresis_tracker - 1
+            scale = scale if hysteresis_tracker > 0 else max(scale / 2, 1.0)
+        scales.append(scale)
+    return scales
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("hysteresis", [1, 2, 4])
+def test_hysteresis_is_that_of_deepspeed_and_megatron(window: int, hysteresis: int) -> None:
+    rng = np.random.default_rng(window)
+    outcomes = rng.random([60, 100]) < np.linspace(0.05, 0.95, 100)
+    for consecutive in (False, True):
+        manager = _manager(incr_every_n_steps=window, hysteresis=hysteresis, consecutive_hysteresis=consecutive)
+        ours = np.array([scale for scale, *_ in _states(manager, outcomes)]).T
+        theirs = [_deepspeed(sequence, window, hysteresis, consecutive) for sequence in outcomes.T]
+        assert np.array_equal(ours, theirs)
+        if not consecutive:
+            assert np.array_equal(ours, [_megatron(sequence, window, hysteresis) for sequence in outcomes.T])
+
+
+def test_hysteresis_is_used_up_once_until_the_scale_grows() -> None:
+    manager = _manager(hysteresis=3)
+    outcomes = [False, False, False, False, True, True, True, False, False, False]
+    assert _scales(manager, outcomes) == [1024, 1024, 512, 256, 256, 256, 512, 512, 512, 256]
+
+
+def test_finite_step_gives_consecutive_hysteresis_back() -> None:
+    outcomes = [False, True, False, True, False, False, False]
+    assert _scales(_manager(hysteresis=2, consecutive_hysteresis=True), outcomes)[-3:] == [1024, 512, 256]
+    assert _scales(_manager(hysteresis=2), outcomes)[-3:] == [256, 128, 64]
+
+
+def _fairseq(outcomes: np.ndarray, window: int, tolerance: float) -> list[float]:
+    """Fairseq's rule, from 1024 and down to 1; but growth too lets overflows be forgotten, as it does steps."""
+    scale, last_overflow, last_rescale, overflows, scales = 1024.0, -1, -1, 0, []
+    for step, finite in enumerate(outcomes):
+        if not finite:
+            last_overflow, overflows = step, overflows + 1
+            if overflows / (step - last_rescale) >= tolerance:
+                scale, last_rescale, overflows = max(scale / 2, 1.0), step, 0
+        elif (step - last_overflow) % window == 0:
+            scale, last_rescale, overflows = scale * 2, step, 0
+        scales.append(scale)
+    return scales
+
+
+@pytest.mark.parametrize("tolerance", [0.05, 0.25, 0.5])
+def test_tolerance_is_that_of_fairseq(tolerance: float) -> None:
+    # A window grows after so many finite steps since the last overflow or growth.
+    outcomes = np.random.default_rng(1).random([80, 100]) < np.linspace(0.3, 0.98, 100)
+    ours = [scale for scale, *_ in _states(_manager(incr_every_n_steps=8, tolerance=tolerance), outcomes)]
+    theirs = [_fairseq(sequence, 8, tolerance) for sequence in outcomes.T]
+    assert np.array_equal(np.array(ours).T, theirs)
+    assert len(np.unique(theirs)) > 4
+
+
+def test_share_that_equals_the_tolerance_lowers_the_scale() -> None:
+    manager = _manager(incr_every_n_steps=1000, tolerance=0.05)
+    assert _scales(manager, [True] * 19 + [False])[-1] == 512
+    assert _scales(manager, [True] * 20 + [False])[-1] == 1024
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("tolerance", [0, 0.5])
+def test_tolerance_alone_makes_a_fourth_variable(session: tf.compat.v1.Session, tolerance: float) -> None:
+    _manager(hysteresis=2, min_loss_scale=0.5, tolerance=tolerance)
+    names = {variable.op.name.removesuffix("/value") for variable in tf.compat.v1.global_variables()}
+    fields = TolerantLossScaleState._fields if tolerance else LossScaleState._fields
+    assert names == set(fields)
+    session.run(tf.compat.v1.global_variables_initializer())
+    assert session.run(["loss_scale:0", "bad_steps:0"]) == [1024, -1]
+
+
+def test_bad_steps_are_not_reset_by_finite_ones() -> None:
+    manager = _manager(decr_every_n_nan_or_inf=2, incr_every_n_steps=1000)
+    assert _scales(manager, [False, True, True, False]) == [1024, 1024, 1024, 512]
+
+
+def test_scale_stops_at_its_bounds() -> None:
+    assert _scales(_manager(4, decr_ratio=0.3), [False] * 3)[1:] == [1, 1]
+    assert _scales(_manager(1, min_loss_scale=0.25), [False] * 4) == [0.5, 0.25, 0.25, 0.25]
+    rising = {"incr_every_n_steps": 1, "incr_ratio": 4}
+    assert _scales(_manager(2.0**126, **rising), [True] * 3) == [2.0**126] * 3
+    assert _scales(_manager(max_loss_scale=6000, **rising), [True] * 2) == [4096, 6000]
+
+
+_MEANT = {0.0: 2, -math.inf: 2, math.nan: 1024, math.inf: 4096, 1.0: 2, 1e39: 4096, 512.0: 512}
+
+
+@pytest.mark.parametrize(("restored", "meant"), _MEANT.items())
+def test_restored_scale_is_brought_within_the_bounds(restored: float, meant: float) -> None:
+    manager = _manager(min_loss_scale=2, max_loss_scale=4096)
+    manager.state.create().loss_scale.assign(math.inf if restored > _LARGEST else restored)
+    manager.update_loss_scale(tf.constant(True))
+    assert float(manager.get_loss_scale()) == meant
+
+
+@pytest.mark.parametrize(("loss_scale", "meant"), _MEANT.items())
+@pytest.mark.parametrize("tolerance", [0, 0.5])
+def test_manager_goes_on_from_a_scale_within_the_bounds(loss_scale: float, meant: float, tolerance: float) -> None:
+    manager = _manager(min_loss_scale=2, max_loss_scale=4096, tolerance=tolerance)
+    manager.update_loss_scale(tf.constant(True))
+    assert manager.continue_from(loss_scale, good_steps=2) is None
+    assert [int(field) for field in manager.state.read()] == [meant, 2, 0, *[0] * bool(tolerance)]
+
+
+@pytest.mark.graph
+def test_manager_goes_on_in_a_graph_by_an_op(session: tf.compat.v1.Session) -> None:
+    manager = _manager(hysteresis=2, tolerance=0.5)
+    set_state = manager.continue_from(math.nan, good_steps=1, bad_steps=-1)
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(manager.update_loss_scale(tf.constant(False)))
+    session.run(set_state)
+    assert list(session.run(manager.state.read())) == [1024, 1, -1, 0]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"good_steps": -1}, "good_steps must be a whole number from 0 to .*, got -1"),
+        ({"bad_steps": -2}, "bad_steps must be a whole number from -1 to .*, got -2"),
+    ],
+)
+def test_count_to_go_on_from_that_is_out_of_range_is_refused(given: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        _manager(hysteresis=2).continue_from(8, **given)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("bad", [None, "8", True, [8]])
+def test_scale_to_go_on_from_that_is_no_number_is_refused(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"^loss_scale must be a number, got .* of type "):
+        _manager().continue_from(bad)
+    with pytest.raises(TypeError, match=r"^loss_scale must be a number, got .* of type "):
+        tfmp.FixedLossScaleManager(bad)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("bad", [0, 0.5, -8, math.inf, math.nan, 1e39])
+def test_scale_out_of_range_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match=rf"^loss_scale must be .*got {re.escape(repr(bad))}\.$"):
+        tfmp.FixedLossScaleManager(bad)
+    with pytest.raises(ValueError, match=rf"^init_loss_scale must be .*got {re.escape(repr(bad))}\.$"):
+        _manager(bad)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"incr_every_n_steps": 0}, "incr_every_n_steps must be a whole number from 1 to .*, got 0"),
+        ({"incr_every_n_steps": 2.5}, "incr_every_n_steps must be a whole number from 1 to .*, got 2.5"),
+        ({"incr_every_n_steps": 2**31}, "incr_every_n_steps must be a whole number from 1 to .*, got 2147483648"),
+        ({"decr_every_n_nan_or_inf": -1}, "decr_every_n_nan_or_inf must be a whole number from 1 to .*, got -1"),
+        ({"incr_ratio": 1}, "incr_ratio must be greater than 1, got 1"),
+        ({"incr_ratio": 0.5}, "incr_ratio must be greater than 1, got 0.5"),
+        ({"incr_ratio": math.inf}, "incr_ratio must be finite, got inf"),
+        ({"decr_ratio": 1}, "decr_ratio must lie between 0 and 1, got 1"),
+        ({"decr_ratio": 0}, "decr_ratio must lie between 0 and 1, got 0"),
+        ({"decr_ratio": 2}, "decr_ratio must lie between 0 and 1, got 2"),
+        ({"decr_ratio": math.nan}, "decr_ratio must be finite, got nan"),
+        ({"min_loss_scale": 0}, "min_loss_scale must be a float32 number of at least 1.17549e-38, got 0"),
+        ({"min_loss_scale": 2.0**-127}, "min_loss_scale must be a float32 number of at least 1.17549e-38, got 5.8"),
+        ({"max_loss_scale": math.inf}, "max_loss_scale must be finite, got inf"),
+        ({"max_loss_scale": 0.5}, "min_loss_scale must not be greater than max_loss_scale, got 1 and 0.5"),
+        ({"min_loss_scale": 2048}, "init_loss_scale must be a float32 number of at least 2048, got 1024"),
+        ({"max_loss_scale": 512}, "init_loss_scale must not be greater than max_loss_scale, got 1024 and 512"),
+        ({"hysteresis": 0}, "hysteresis must be a whole number from 1 to .*, got 0"),
+        ({"tolerance": -0.1}, "tolerance must be at least 0 and less than 1, got -0.1"),
+        ({"tolerance": 1}, "tolerance must be at least 0 and less than 1, got 1"),
+    ],
+)
+def test_setting_out_of_range_is_refused(bad: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        _manager(**bad)
+
+
+def test_hysteresis_given_back_is_no_number() -> None:
+    with pytest.raises(TypeError, match=r"^consecutive_hysteresis must be True or False, got 1 of type int\."):
+        _manager(consecutive_hysteresis=1)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    manager = _manager(np.float32(8), incr_every_n_steps=np.int64(10), incr_ratio=np.float64(4))
+    assert float(manager.get_loss_scale()) == 8

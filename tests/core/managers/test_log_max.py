@@ -1,0 +1,196 @@
+"""The rule that follows the magnitude of gradients."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfmp
+from tfmp.core.managers.log_max import LogMaxState
+
+# As many sequences of steps are run for each example of settings, at once.
+_SEQUENCES, _STEPS = 64, 40
+
+
+def _run(manager: tfmp.LogMaxLossScaleManager, max_abs: Any, state: LogMaxState | None = None) -> list[LogMaxState]:
+    """Return the states after each step; infinity and NaN overflow. There may be many sequences at once."""
+    max_abs = np.array(max_abs, np.float32)
+    if state is None:
+        state = LogMaxState(*(tf.fill(max_abs.shape[1:], field) for field in manager.state.read()))
+    # Tracing takes as long as some hundred steps.
+    next_state = tf.function(manager.next_state) if len(max_abs) > 500 else manager.next_state
+    states = []
+    for magnitude in max_abs:
+        state = next_state(state, tf.constant(np.isfinite(magnitude)), tf.constant(magnitude))
+        states.append(LogMaxState(*(field.numpy() for field in state)))
+    return states
+
+
+def _scales(max_abs: Sequence[float], **settings: Any) -> list[float]:
+    return [float(state.loss_scale) for state in _run(tfmp.LogMaxLossScaleManager(**settings), max_abs)]
+
+
+# Starts at 8; gradients of 1 may then be scaled by 1024.
+_KILO: dict[str, Any] = {"init_loss_scale": 8, "limit": 1024}
+
+
+def test_constant_magnitude_is_scaled_to_the_limit() -> None:
+    assert _scales([1, 1, 1], **_KILO) == [1024] * 3
+    assert _scales([0.75] * 3, **_KILO) == [1024] * 3
+    assert _scales([2**-10], **_KILO) == [2**20]
+
+
+def test_scale_stays_within_its_bounds() -> None:
+    assert _scales([2**-10] * 2, max_loss_scale=2**12, **_KILO) == [2**12] * 2
+    assert _scales([2**20] * 2, **_KILO) == [1] * 2
+    assert _scales([2**20] * 2, min_loss_scale=2**-6, **_KILO) == [2**-6] * 2
+    assert _scales([2**20] * 2, min_loss_scale=2**-12, **_KILO) == [2**-10] * 2
+
+
+def test_mean_and_variance_are_plain_ones_at_first_and_moving_ones_then() -> None:
+    manager = tfmp.LogMaxLossScaleManager(mean_decay=0.5, deviation_decay=0.75)
+    states = _run(manager, [2**4, 2**8, 2**8, 2**8])
+    assert [float(state.log_mean) for state in states] == [4, 6, 7, 7.5]
+    # The errors of the predictions are 4, 2 and 1.
+    np.testing.assert_allclose([state.log_variance for state in states], [0, 16, (16 + 4) / 2, (16 + 4 + 1) / 3])
+
+
+def test_scale_leaves_room_for_the_deviation() -> None:
+    magnitudes = [2.0**4, 2.0**8] * 100
+    room = [1024 / (float(scale) * 2**8) for scale in _scales(magnitudes, min_loss_scale=2**-20, **_KILO)[100:]]
+    assert min(room) >= 4
+    assert max(room) <= 64
+    # The mean is a little more than 6.
+    assert _scales(magnitudes, deviations=0, min_loss_scale=2**-20, **_KILO)[-1] == 2**3
+
+
+def test_one_overflow_costs_one_back_off_until_as_many_steps_were_finite() -> None:
+    states = _run(
+        tfmp.LogMaxLossScaleManager(incr_every_n_steps=3, **_KILO), [1, 1, math.inf, math.inf, *[1] * 6, 1, math.inf]
+    )
+    assert [int(state.loss_scale) for state in states] == [
+        1024,
+        1024,
+        512,
+        256,
+        *[256] * 2,
+        *[512] * 3,
+        1024,
+        1024,
+        512,
+    ]
+    assert [int(state.margin) for state in states] == [0, 0, 1, 2, *[2] * 2, *[1] * 3, 0, 0, 1]
+
+
+def test_overflows_before_the_first_finite_step_leave_no_margin() -> None:
+    state = _run(tfmp.LogMaxLossScaleManager(init_loss_scale=2**15, limit=1024), [*[math.inf] * 10, 1])[-1]
+    assert (float(state.loss_scale), int(state.margin), int(state.observations)) == (1024, 0, 1)
+
+
+def test_margin_is_taken_from_what_the_bounds_allow() -> None:
+    # The magnitude would allow 2**30.
+    manager = tfmp.LogMaxLossScaleManager(max_loss_scale=2**12, **_KILO)
+    assert [int(state.margin) for state in _run(manager, [2**-20, math.inf, 2**-20])] == [0, 1, 1]
+    assert _scales([2**-20, math.inf, 2**-20], max_loss_scale=2**12, **_KILO) == [2**12, 2**11, 2**11]
+    low = _run(
+        tfmp.LogMaxLossScaleManager(min_loss_scale=2**8, **_KILO | {"init_loss_scale": 256}), [1, *[math.inf] * 9]
+    )
+    assert [(int(state.loss_scale), int(state.margin)) for state in low[-2:]] == [(256, 2)] * 2
+
+
+@pytest.mark.parametrize("nothing", [0.0, 1e-42])
+def test_gradients_without_a_magnitude_teach_nothing(nothing: float) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    assert _scales([nothing, nothing], **_KILO) == [8, 8]
+    before, *after = _run(manager, [1, nothing, nothing])
+    assert [state[:4] for state in after] == [before[:4]] * 2
+    assert [int(state.good_steps) for state in after] == [2, 3]
+
+
+def test_magnitude_that_is_not_finite_teaches_nothing_though_the_step_is_finite() -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    state = manager.state.read()
+    for magnitude in (math.inf, math.nan):
+        after = manager.next_state(state, tf.constant(True), tf.constant(magnitude))
+        assert [float(field) for field in after] == [8, 0, 0, 0, 0, 1]
+
+
+def test_phase_of_overflow_is_forgotten_where_the_original_stayed_at_its_minimum() -> None:
+    scales = _scales([*[0.01] * 100, math.nan, *[0.01] * 1100])
+    assert scales[99] == 2**22
+    assert scales[100:1100] == [2**21] * 1000
+    assert scales[1100] == 2**22
+
+
+_MAGNITUDES = np.float32([0, 1e-45, 2.0**-126, 1e-30, 1e-4, 1, 7, 65504, 1e30, 3.4e38, math.inf, math.nan])
+
+
+@st.composite
+def _settings(draw: st.DrawFn) -> dict[str, Any]:
+    lowest, first, highest = sorted(draw(st.integers(-126, 127)) for _ in range(3))
+    return {
+        "init_loss_scale": 2.0**first,
+        "min_loss_scale": 2.0**lowest,
+        "max_loss_scale": 2.0**highest,
+        "limit": draw(st.floats(1e-300, 1e300)),
+        "deviations": draw(st.floats(0, 1000)),
+        "mean_decay": draw(st.floats(0, 1, exclude_max=True)),
+        "deviation_decay": draw(st.floats(0, 1, exclude_max=True)),
+        "incr_every_n_steps": draw(st.integers(1, 4)),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(rule=_settings(), seed=st.integers(0, 2**32 - 1))
+def test_scale_is_a_power_of_two_within_its_bounds_whatever_happens(rule: dict[str, Any], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    magnitudes = rng.choice(_MAGNITUDES, [_STEPS, _SEQUENCES])
+    highest_margin = math.log2(rule["max_loss_scale"]) - math.log2(rule["min_loss_scale"])
+    for state in _run(tfmp.LogMaxLossScaleManager(**rule), magnitudes):
+        assert np.all((rule["min_loss_scale"] <= state.loss_scale) & (state.loss_scale <= rule["max_loss_scale"]))
+        assert np.all(np.frexp(state.loss_scale)[0] == 0.5)
+        assert np.all(np.isfinite(state.log_mean) & np.isfinite(state.log_variance) & (state.log_variance >= 0))
+        assert np.all((state.margin >= 0) & (state.margin <= highest_margin))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 0.0, 3e38])
+def test_state_from_elsewhere_survives_no_step(bad: float) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    for field in ("loss_scale", "log_mean", "log_variance"):
+        state = manager.state.read()._replace(observations=tf.constant(5), margin=tf.constant(-7), **{field: bad})
+        state = LogMaxState(*map(tf.convert_to_tensor, state))
+        for magnitudes in ([1, 1], [math.inf, 1], [0, 0]):
+            for after in _run(manager, magnitudes, state):
+                assert 1 <= after.loss_scale <= 2**24
+                assert math.frexp(after.loss_scale)[0] == 0.5
+
+
+def test_missing_magnitude_is_asked_for() -> None:
+    assert tfmp.LogMaxLossScaleManager.needs_max_abs
+    with pytest.raises(TypeError, match=r"^LogMaxLossScaleManager.update_loss_scale needs max_abs, got None: pass "):
+        tfmp.LogMaxLossScaleManager().update_loss_scale(tf.constant(True))
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"init_loss_scale": 0.5}, "init_loss_scale must be a float32 number of at least 1, got 0.5"),
+        ({"init_loss_scale": 1000}, "init_loss_scale must be a power of two, got 1000.0"),
+        ({"min_loss_scale": 0.3}, "min_loss_scale must be a power of two, got 0.3"),
+        ({"max_loss_scale": 2**24 + 2}, "max_loss_scale must be a power of two, got 16777218.0"),
+        ({"limit": 0}, "limit must be greater than 0, got 0"),
+        ({"deviations": -1}, "deviations must lie between 0 and 1000, got -1"),
+        ({"mean_decay": 1}, "mean_decay must be at least 0 and less than 1, got 1"),
+        ({"deviation_decay": -0.5}, "deviation_decay must be at least 0 and less than 1, got -0.5"),
+        ({"incr_every_n_steps": 0}, "incr_every_n_steps must be a whole number from 1 to .*, got 0"),
+    ],
+)
+def test_setting_out_of_range_is_refused(bad: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        tfmp.LogMaxLossScaleManager(**bad)

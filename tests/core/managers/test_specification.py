@@ -1,0 +1,113 @@
+"""A manager from one value."""
+
+import inspect
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tfmp
+
+pytestmark = pytest.mark.graph
+
+_DYNAMIC = tfmp.ExponentialUpdateLossScaleManager(2**16, 2000, 1, 2, 0.5).get_config()
+
+
+@pytest.mark.parametrize(
+    ("spec", "manager", "config"),
+    [
+        (None, tfmp.FixedLossScaleManager, {"loss_scale": 1}),
+        (512, tfmp.FixedLossScaleManager, {"loss_scale": 512}),
+        (np.float32(512), tfmp.FixedLossScaleManager, {"loss_scale": 512}),
+        ({"mode": "static", "init_scale": 512.0}, tfmp.FixedLossScaleManager, {"loss_scale": 512}),
+        ({"mode": "fixed", "loss_scale": 512}, tfmp.FixedLossScaleManager, {"loss_scale": 512}),
+        ("dynamic", tfmp.ExponentialUpdateLossScaleManager, _DYNAMIC),
+        ({}, tfmp.ExponentialUpdateLossScaleManager, _DYNAMIC),
+        (
+            {"init_scale": 512.0, "mode": "dynamic"},
+            tfmp.ExponentialUpdateLossScaleManager,
+            _DYNAMIC | {"init_loss_scale": 512},
+        ),
+        (
+            {"scale_factor": 4.0, "scale_window": 100},
+            tfmp.ExponentialUpdateLossScaleManager,
+            _DYNAMIC | {"incr_ratio": 4, "decr_ratio": 0.25, "incr_every_n_steps": 100},
+        ),
+        (
+            {"growth_factor": 3, "backoff_factor": 0.75, "growth_interval": 7, "hysteresis": 2, "min_loss_scale": 0.5},
+            tfmp.ExponentialUpdateLossScaleManager,
+            _DYNAMIC
+            | {"incr_ratio": 3, "decr_ratio": 0.75, "incr_every_n_steps": 7, "hysteresis": 2, "min_loss_scale": 0.5},
+        ),
+        ("log_max", tfmp.LogMaxLossScaleManager, tfmp.LogMaxLossScaleManager().get_config()),
+        (
+            {"mode": "log_max", "init_scale": 8, "deviations": 2},
+            tfmp.LogMaxLossScaleManager,
+            tfmp.LogMaxLossScaleManager(init_loss_scale=8, deviations=2).get_config(),
+        ),
+    ],
+)
+def test_value_describes_a_manager(spec: Any, manager: type, config: dict[str, Any]) -> None:
+    made = tfmp.get_loss_scale_manager(spec)
+    assert type(made) is manager
+    assert made.get_config() == config
+
+
+def test_manager_is_returned_as_it_is() -> None:
+    manager = tfmp.FixedLossScaleManager(8)
+    assert tfmp.get_loss_scale_manager(manager) is manager
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static", "log_max"])
+def test_every_argument_of_a_manager_is_a_setting_of_its_mode(mode: str) -> None:
+    spec = {"mode": mode, "init_scale": 8}
+    manager = tfmp.get_loss_scale_manager(spec)
+    for name in inspect.signature(type(manager)).parameters:
+        value = manager.get_config()[name]
+        spec = {"mode": mode, name: value}
+        if mode != "static":
+            spec["init_loss_scale"] = 8
+        assert tfmp.get_loss_scale_manager(spec).get_config() == manager.get_config()
+
+
+def test_description_is_left_as_it_is() -> None:
+    spec = {"mode": "static", "init_scale": 8}
+    tfmp.get_loss_scale_manager(spec)
+    assert spec == {"mode": "static", "init_scale": 8}
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("Dynamic", ValueError, "one of dynamic, static, fixed, log_max; got 'Dynamic'."),
+        ({"mode": None}, ValueError, "one of dynamic, static, fixed, log_max; got None."),
+        ({"mode": ["dynamic"]}, ValueError, "one of dynamic, static, fixed, log_max; got ['dynamic']."),
+        ({"mode": "static"}, ValueError, "mode 'static' needs one of loss_scale, init_loss_scale, init_scale."),
+        ("fixed", ValueError, "mode 'fixed' needs one of loss_scale, init_loss_scale, init_scale."),
+        ({"mode": "static", "scale_window": 8}, ValueError, "mode 'static' has no setting 'scale_window'; it takes lo"),
+        ({"growth": 8}, ValueError, "mode 'dynamic' has no setting 'growth'; it takes init_loss_scale, incr_every_n"),
+        ({"mode": "log_max", "scale_factor": 2}, ValueError, "mode 'log_max' has no setting 'scale_factor'; it takes"),
+        ({"init_scale": 8, "init_loss_scale": 8}, ValueError, "init_scale and init_loss_scale are the same setting"),
+        ({"scale_factor": 2, "growth_factor": 2}, ValueError, "scale_factor and growth_factor are the same setting"),
+        ({"decr_ratio": 0.5, "scale_factor": 2}, ValueError, "decr_ratio and scale_factor are the same setting"),
+        ({"scale_window": 1, "growth_interval": 1}, ValueError, "scale_window and growth_interval are the same"),
+        ({"scale_factor": 0}, ValueError, "scale_factor must be greater than 0, got 0."),
+        ({"scale_factor": "2"}, TypeError, "scale_factor must be a number, got '2' of type str."),
+        ({"init_scale": "512"}, TypeError, "init_loss_scale must be a number, got '512' of type str."),
+        ({"growth_factor": 0.5}, ValueError, "incr_ratio must be greater than 1, got 0.5."),
+        (0.5, ValueError, "loss_scale must be a float32 number of at least 1, got 0.5."),
+        (math.nan, ValueError, "loss_scale must be finite, got nan."),
+        (
+            True,
+            TypeError,
+            "a number, None, a name or a dict with one of the modes dynamic, static, fixed, log_max; got",
+        ),
+        ([512], TypeError, "got [512] of type list."),
+        (tfmp.FixedLossScaleManager, TypeError, "of type ABCMeta."),
+    ],
+)
+def test_what_describes_no_manager_is_refused(spec: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        tfmp.get_loss_scale_manager(spec)
