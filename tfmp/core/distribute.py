@@ -52,11 +52,12 @@ class Distribution(Protocol):
             names: The names of their variables, for errors.
         """
 
-    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the largest of the replicas' values, the same on each; NaN is not to be among them.
 
         Args:
             values: The replica's values, of any shape: one comes out for each of them.
+            name: What they are, a different name for each use in a step: Horovod tells tensors apart by that.
         """
 
     def apply_or_count(
@@ -155,8 +156,9 @@ class SingleProcess:
         del grads, names
         return flag
 
-    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the values."""
+        del name
         return values
 
     def apply_or_count(
@@ -208,8 +210,9 @@ class Mirrored:
         false_count = tf.cast(tf.logical_not(flag), tf.float32)
         return tf.equal(_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, false_count), 0)
 
-    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the largest of the replicas' values."""
+        del name
         context = _replica_context()
         own = _in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
         return tf.reduce_max(context.all_reduce(tf.distribute.ReduceOp.SUM, own), axis=0)
@@ -310,10 +313,10 @@ class Horovod(SingleProcess):
         false_count = _of_each_step(tf.cast(tf.logical_not(flag), tf.float32))
         return tf.equal(self._horovod.allreduce(false_count, op=self._horovod.Sum, name="steps_not_finite"), 0)
 
-    def maximum(self, values: tf.Tensor) -> tf.Tensor:
+    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the largest of the processes' values."""
         own = _of_each_step(_in_slot(values, self._horovod.rank(), self._horovod.size()))
-        return tf.reduce_max(self._horovod.allreduce(own, op=self._horovod.Sum, name="values_of_each"), axis=0)
+        return tf.reduce_max(self._horovod.allreduce(own, op=self._horovod.Sum, name=name), axis=0)
 
 
 def _in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Tensor:

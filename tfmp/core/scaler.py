@@ -152,10 +152,11 @@ class LossScaler:
         seen = [finite]
         if self._manager.needs_max_abs:
             largest = reductions.max_abs(checked)
-            seen.append(distribution.maximum(largest / loss_scale if scaled and scaled_will_do else largest))
+            largest = largest / loss_scale if scaled and scaled_will_do else largest
+            seen.append(distribution.maximum(largest, "largest_gradient"))
 
         def count_fn(grads: Gradients) -> tf.Tensor:
-            return distribution.maximum(self._detector.counts(as_checked(grads), loss_scale))
+            return distribution.maximum(self._detector.counts(as_checked(grads), loss_scale), "overflow_counts")
 
         applied = distribution.apply_or_count(finite, grads, apply_fn, count_fn, counts.record)
 

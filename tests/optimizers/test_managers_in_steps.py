@@ -1,0 +1,93 @@
+"""Managers that ask more of a step than whether it was finite: its magnitude, or a scale below 1."""
+
+import math
+from types import ModuleType
+
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, values
+
+import tfmp
+
+#: 2**15 / 4 is the largest power of two that four times it stays below 65504.
+_FOR_4 = 2.0**13
+
+
+def _manager() -> tfmp.LogMaxLossScaleManager:
+    return tfmp.LogMaxLossScaleManager(init_loss_scale=2**20)
+
+
+@for_every_keras()
+@pytest.mark.parametrize("way", ["eager", "function", "xla"])
+def test_true_magnitude_sets_the_scale(keras: ModuleType, way: str) -> None:
+    variables = kernel_and_bias(keras)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), _manager())
+    opt.build(variables)
+
+    def step(kernel: tf.Tensor) -> None:
+        take_step(opt, variables, [tf.fill([2, 2], kernel), tf.ones([2])])
+
+    run = step if way == "eager" else tf.function(step, jit_compile=way == "xla")
+    scales = []
+    for kernel in (math.inf, -4.0, math.nan, 0.25):
+        run(tf.constant(kernel))
+        scales.append(float(opt.loss_scale))
+    # An overflow halves it. The last step's largest gradient is that of the bias, 1.
+    assert scales[:3] == [2.0**19, _FOR_4, _FOR_4 / 2]
+    assert 1 <= scales[3] <= 2.0**15
+
+
+@pytest.mark.graph
+def test_true_magnitude_sets_the_scale_in_a_graph(session: tf.compat.v1.Session) -> None:
+    factor = tf.compat.v1.placeholder(tf.float32, [])
+    w = tf.compat.v1.get_variable("w", initializer=1.0)
+    opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), _manager())
+    train_op = opt.minimize(w * factor)
+    session.run(tf.compat.v1.global_variables_initializer())
+    scales = []
+    for fed in (math.inf, -4.0, math.nan):
+        session.run(train_op, {factor: fed})
+        scales.append(session.run("loss_scale:0"))
+    assert scales == [2.0**19, _FOR_4, _FOR_4 / 2]
+
+
+@for_every_keras()
+def test_replicas_take_the_largest_of_their_magnitudes(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        kernel, _ = kernel_and_bias(keras)
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), _manager())
+        opt.build([kernel])
+
+    def step(factors: tf.Tensor) -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        take_step(opt, [kernel], [tf.fill([2, 2], tf.gather(factors, replica))])
+
+    run = tf.function(lambda factors: two_replicas.run(step, [factors]))
+    # Keras 2 sums before it looks: 0 is what the other has, so that sum and maximum are the same.
+    run(tf.constant([0.0, 4.0]))
+    assert float(opt.loss_scale) == _FOR_4
+
+
+@for_every_keras()
+@pytest.mark.parametrize("way", ["eager", "function", "xla"])
+def test_scale_below_1_does_not_hide_what_unscaling_makes_infinite(keras: ModuleType, way: str) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(2.0**-10, 1000, min_loss_scale=2.0**-20)
+    variables = kernel_and_bias(keras)
+    before = values(variables)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), manager)
+    opt.build(variables)
+
+    def step(kernel: tf.Tensor) -> None:
+        opt.scale_loss(tf.constant(1.0))
+        opt.apply_gradients(zip([tf.fill([2, 2], kernel), tf.zeros([2])], variables, strict=True))
+
+    run = step if way == "eager" else tf.function(step, jit_compile=way == "xla")
+    # Finite as it is, infinite in true magnitude.
+    run(tf.constant(2.0**120))
+    assert (values(variables), int(opt.skipped_steps)) == (before, 1)
+    (report,) = opt.overflow_reports()
+    assert report.last.numpy().tolist() == [[4, 0, 0], [0, 0, 0]]
+    run(tf.constant(2.0**-10))
+    assert values(variables) == [[[0.5, 1.5], [2.5, 3.5]], [5, 6]]
