@@ -142,18 +142,15 @@ class LossScaler:
             grads = reduce_fn(grads)
         loss_scale = self._manager.get_loss_scale()
         # Whether it is finite, scaling does not change, unless by less than 1.
-        scaled_will_do = self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
-
-        def as_checked(grads: Gradients) -> Gradients:
-            return self.unscale(grads) if scaled and not scaled_will_do else grads
+        stay_scaled = scaled and self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
+        as_checked = self.unscale if scaled and not stay_scaled else list
 
         checked = as_checked(grads)
         finite = distribution.all_true(self._detector.all_finite(checked, loss_scale), grads, names)
         seen = [finite]
         if self._manager.needs_max_abs:
             largest = reductions.max_abs(checked)
-            largest = largest / loss_scale if scaled and scaled_will_do else largest
-            seen.append(distribution.maximum(largest, "largest_gradient"))
+            seen.append(distribution.maximum(largest / loss_scale if stay_scaled else largest, "largest_gradient"))
 
         def count_fn(grads: Gradients) -> tf.Tensor:
             return distribution.maximum(self._detector.counts(as_checked(grads), loss_scale), "overflow_counts")
