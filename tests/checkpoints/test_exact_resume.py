@@ -99,7 +99,7 @@ def _in_monitored_sessions(directory: Path, pieces: list[list[int]]) -> dict[str
 @pytest.mark.graph
 def test_monitored_session_resumes_exactly_after_applied_steps(tmp_path: Path) -> None:
     whole = _in_monitored_sessions(tmp_path / "whole", [list(range(_STEPS))])
-    pieces = [[0], [1, 2], [3], [4, 5, 6], [7], [8, 9]]
+    pieces = [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9]]
     assert _in_monitored_sessions(tmp_path / "pieces", pieces) == whole
 
 

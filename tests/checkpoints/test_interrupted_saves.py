@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import tfmp
 
 # Many, so that most of the time goes into saving.
 _WEIGHTS = 1_000_000
+
+#: How long a child process may take.
+_SECONDS = 120
 
 
 class SessionRun:
@@ -78,13 +82,17 @@ def factor(step: int) -> float:
     return float("inf") if step % 3 == 2 else 1.0 + step
 
 
-def saving_for_ever(make: Callable[[Path], Any], directory: Path) -> None:
-    """Take steps, save after each and say so, until killed."""
-    run = make(directory)
+_RUNS = (SessionRun, EagerRun)
+
+
+def saving_for_ever(directory: Path) -> None:
+    """Take steps with each run, save after each and say so, until killed."""
+    runs = [make(directory / make.__name__) for make in _RUNS]
     step = 0
     while True:
-        run.step(step)
-        run.save(step)
+        for run in runs:
+            run.step(step)
+            run.save(step)
         print(step, flush=True)  # noqa: T201 - the parent waits for it
         step += 1
 
@@ -92,8 +100,8 @@ def saving_for_ever(make: Callable[[Path], Any], directory: Path) -> None:
 _SAVE = """
 import sys
 from pathlib import Path
-import test_interrupted_saves as tests
-tests.saving_for_ever(getattr(tests, sys.argv[1]), Path(sys.argv[2]))
+import test_interrupted_saves
+test_interrupted_saves.saving_for_ever(Path(sys.argv[1]))
 """
 
 
@@ -108,25 +116,29 @@ def _check_going_on(make: Callable[[Path], Any], directory: Path, at_least: int)
         assert resumed.step(step) == uninterrupted.step(step)
 
 
-@pytest.mark.parametrize("make", [SessionRun, EagerRun])
-def test_process_killed_while_it_saves_leaves_a_checkpoint_to_go_on_from(
-    make: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_process_killed_while_it_saves_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     root, here = Path(tfmp.__file__).parent.parent, Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{here}", "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [sys.executable, "-c", _SAVE, make.__name__, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as child:
+    command = [sys.executable, "-c", _SAVE, str(tmp_path)]
+    with (
+        (tmp_path / "log").open("w+b") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment) as child,
+    ):
+        # A child that hangs is ended too.
+        limit = threading.Timer(_SECONDS, child.kill)
+        limit.start()
         try:
             assert child.stdout is not None
-            # Ends also when the child does; pytest's own limit ends a child that hangs.
-            saved = [int(line) for line in (child.stdout.readline() for _ in range(5)) if line]
+            saved = [child.stdout.readline() for _ in range(5)]
         finally:
             child.kill()
-    assert saved == [0, 1, 2, 3, 4]
-    _check_going_on(make, tmp_path, at_least=4)
+            limit.cancel()
+    assert saved == [f"{step}\n".encode() for step in range(5)], (tmp_path / "log").read_text()
+    for make in _RUNS:
+        _check_going_on(make, tmp_path / make.__name__, at_least=4)
 
 
-@pytest.mark.parametrize("make", [SessionRun, EagerRun])
+@pytest.mark.parametrize("make", _RUNS)
 def test_disk_that_is_full_while_saving_leaves_a_checkpoint_to_go_on_from(
     make: Callable[[Path], Any], tmp_path: Path
 ) -> None:
