@@ -73,7 +73,11 @@ _ALLOWED = {
     "tfmp.monitoring.callbacks": {"tfmp.optimizers.base"},
     "tfmp.monitoring.hooks": {*_LEAVES, *_CORE},
     "tfmp.precision.storage": {"tfmp.types", *_CORE},
-    **{f"tfmp.{package}": set() for package in ("core", "optimizers", "monitoring", "precision")},
+    "tfmp.checkpoints.files": set(),
+    "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},
+    "tfmp.checkpoints.states": {"tfmp.checkpoints.files", "tfmp.checkpoints.layouts"},
+    "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables"},
+    **{f"tfmp.{package}": set() for package in ("checkpoints", "core", "optimizers", "monitoring", "precision")},
 }
 # Only inside a function: importing the front door must not import what it opens to.
 _ALLOWED_INSIDE_FUNCTIONS = {
@@ -81,6 +85,8 @@ _ALLOWED_INSIDE_FUNCTIONS = {
 }
 _ALLOWED_PACKAGES = {"numpy", "tensorflow"}
 _ALLOWED_PACKAGES_OF = {
+    # A dependency of TensorFlow.
+    "tfmp.checkpoints.files": {"h5py"},
     "tfmp.monitoring.callbacks": {"keras", "tf_keras"},
     "tfmp.optimizers.keras215": {"keras"},
     "tfmp.optimizers.keras3": {"keras"},

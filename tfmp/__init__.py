@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tfmp.optional import require_tensorflow
 
 if TYPE_CHECKING:
+    from tfmp.checkpoints.names import checkpoint_variable_map as checkpoint_variable_map
+    from tfmp.checkpoints.states import read_loss_scale_state as read_loss_scale_state
     from tfmp.core.managers import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
@@ -36,8 +38,10 @@ _MODULE_OF = {
     "NonFiniteDetector": "tfmp.core.overflow",
     "OverflowDetector": "tfmp.core.overflow",
     "SaturationDetector": "tfmp.core.overflow",
+    "checkpoint_variable_map": "tfmp.checkpoints.names",
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
+    "read_loss_scale_state": "tfmp.checkpoints.states",
 }
 
 __all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings

@@ -55,6 +55,19 @@ def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) ->
     )
 
 
+def checkpoint_key(variable: tf.Variable) -> str:
+    """Return the key under which every Saver that takes variables as a list saves a variable of a graph.
+
+    Args:
+        variable: The variable, or a part of a partitioned one: all of its parts have one key.
+    """
+    # Private: see `_set_checkpoint_key`.
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return str(variable._common_name)
+    part = variable._get_save_slice_info()
+    return str(variable.op.name if part is None else part.full_name)
+
+
 def at_top_level_of_graph() -> bool:
     """Tell whether an op made now would stand in a graph, under no control dependency and in no conditional."""
     graph = tf.compat.v1.get_default_graph()

@@ -1,0 +1,221 @@
+"""Checkpoints whose names differ from the graph's restore through a map of names."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+pytestmark = pytest.mark.graph
+
+_RECORDINGS = Path(__file__).parent.parent / "recordings"
+_OPTIMIZERS = {
+    "adam": lambda: tf.compat.v1.train.AdamOptimizer(0.01),
+    "momentum": lambda: tf.compat.v1.train.MomentumOptimizer(0.0625, 0.875),
+}
+
+
+def _as_recorded(opt: Any, loss: tf.Tensor, x: tf.Tensor) -> Any:
+    del x
+    return opt.minimize(loss, tf.compat.v1.train.get_or_create_global_step())
+
+
+def _after_conditionals(opt: Any, loss: tf.Tensor, x: tf.Tensor) -> Any:
+    for _ in range(2):
+        loss += tf.cond(x[0] > 100, lambda: 1.0, lambda: 0.0)
+    return _as_recorded(opt, loss, x)
+
+
+def _inside_a_conditional(opt: Any, loss: tf.Tensor, x: tf.Tensor) -> Any:
+    global_step = tf.compat.v1.train.get_or_create_global_step()
+    grads_and_vars = opt.compute_gradients(loss)
+
+    def step() -> tf.Operation:
+        return tf.group(opt.apply_gradients(grads_and_vars, global_step))
+
+    return tf.cond(x[0] < 100, step, tf.no_op)
+
+
+def _wrapped(optimizer: str) -> Any:
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024.0, 3, 2, 2, 0.5)
+    return tfmp.LossScaleOptimizer(_OPTIMIZERS[optimizer](), manager)
+
+
+@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
+@pytest.mark.parametrize("build", [_as_recorded, _after_conditionals, _inside_a_conditional])
+def test_recorded_run_of_contrib_continues_in_a_graph_of_other_names(
+    session: tf.compat.v1.Session, optimizer: str, build: Callable[..., Any]
+) -> None:
+    expected = json.loads((_RECORDINGS / optimizer / "expected.json").read_text())
+    path = _RECORDINGS / optimizer / "model.ckpt"
+    x = tf.compat.v1.placeholder(tf.float32, [3])
+    factor = tf.compat.v1.placeholder(tf.float32, [])
+    w = tf.compat.v1.get_variable("w", initializer=tf.constant([0.5, -1.0, 2.0]))
+    b = tf.compat.v1.get_variable("b", initializer=tf.constant(0.25))
+    train_op = build(_wrapped(optimizer), factor * (tf.reduce_sum(w * x) + b), x)
+    key_to_variable = tfmp.checkpoint_variable_map(path)
+    assert set(key_to_variable) == {name for name, _ in tf.train.list_variables(str(path))}
+    if optimizer == "adam":
+        inside = key_to_variable["cond/beta1_power"].op.name
+        # Control flow v2 builds what is inside as a graph of its own, where the first conditional has no number.
+        nested = "cond/beta1_power" if tf.compat.v1.control_flow_v2_enabled() else "cond/cond/beta1_power"
+        names = {_as_recorded: "cond/beta1_power", _after_conditionals: "cond_2/beta1_power"}
+        assert inside == names.get(build, nested)
+    tf.compat.v1.train.Saver(key_to_variable).restore(session, str(path))
+    remaining = expected["steps"][expected["checkpoint_after_step"] :]
+    assert len(remaining) == 12
+    exact = ("global_step", "loss_scale", "good_steps", "bad_steps")
+    fetches = {"w": w, "b": b} | {name: key_to_variable[name] for name in exact}
+    for recorded in remaining:
+        session.run(train_op, {x: recorded["x"], factor: float(recorded["factor"])})
+        values = session.run(fetches)
+        assert {name: values[name] for name in exact} == {name: recorded[name] for name in exact}
+        for name in ("w", "b"):
+            np.testing.assert_allclose(values[name], recorded[name], rtol=1e-6)
+
+
+def _saved(build: Callable[[], Any], path: Path) -> dict[str, Any]:
+    """Build, give each variable a value of its own, save, and return the values by their keys."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        build()
+        for number, variable in enumerate(tf.compat.v1.global_variables(), 2):
+            variable.load(np.full(variable.shape, number, variable.dtype.base_dtype.as_numpy_dtype), session)
+        prefix = tf.compat.v1.train.Saver().save(session, str(path / "model.ckpt"))
+    reader = tf.train.load_checkpoint(prefix)
+    return {key: reader.get_tensor(key).tolist() for key in reader.get_variable_to_shape_map()}
+
+
+def _restored(build: Callable[[], Any], path: Path) -> dict[str, Any]:
+    """Build, restore through the map, and return the values by the names that a Saver gives the variables here."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        build()
+        prefix = str(path / "model.ckpt")
+        tf.compat.v1.train.Saver(tfmp.checkpoint_variable_map(prefix)).restore(session, prefix)
+        again = tf.compat.v1.train.Saver().save(session, str(path / "again.ckpt"))
+    reader = tf.train.load_checkpoint(again)
+    return {key: reader.get_tensor(key).tolist() for key in reader.get_variable_to_shape_map()}
+
+
+def _adams(
+    count: int, wrap: bool = True, conditionals: int = 0, names_taken: bool = False, parts: int | None = None
+) -> Callable[[], None]:
+    def build() -> None:
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        if names_taken:
+            tf.identity(x, name="loss_scale")
+        for _ in range(conditionals):
+            x = tf.cond(x > 0, lambda x=x: x, lambda x=x: -x)
+        partitioner = None if parts is None else tf.compat.v1.fixed_size_partitioner(parts)
+        w = tf.compat.v1.get_variable("w", [4], partitioner=partitioner)
+        for _ in range(count):
+            opt = tf.compat.v1.train.AdamOptimizer()
+            if wrap:
+                opt = tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(1024, 3))
+            opt.minimize(tf.reduce_sum(w) * x)
+
+    return build
+
+
+def test_optimizers_are_taken_in_their_order_whatever_their_numbers(tmp_path: Path) -> None:
+    # The first here, `cond_2`, is what the second was there.
+    saved = _saved(_adams(2), tmp_path)
+    restored = _restored(_adams(2, conditionals=2, names_taken=True), tmp_path)
+    for here, there in {
+        "cond_2/beta1_power": "cond/beta1_power",
+        "cond_4/beta1_power": "cond_2/beta1_power",
+        "loss_scale_1": "loss_scale",
+        "loss_scale_2": "loss_scale_1",
+        "bad_steps_1": "bad_steps_1",
+        "w/Adam_2": "w/Adam_2",
+    }.items():
+        assert restored[here] == saved[there], here
+    assert len(restored) == len(saved)
+
+
+def test_optimizers_without_loss_scaling_are_taken_in_their_order(tmp_path: Path) -> None:
+    saved = _saved(_adams(2, wrap=False), tmp_path)
+
+    def build() -> None:
+        w = tf.compat.v1.get_variable("w", [4])
+        for _ in range(2):
+            fixed = tfmp.FixedLossScaleManager(8)
+            tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), fixed).minimize(tf.reduce_sum(w))
+
+    restored = _restored(build, tmp_path)
+    powers = [key for key in restored if key.endswith("beta2_power")]
+    assert [restored[key] for key in sorted(powers)] == [saved["beta2_power"], saved["beta2_power_1"]]
+
+
+def test_partitioned_variable_is_restored_whole(tmp_path: Path) -> None:
+    saved = _saved(_adams(1, parts=2), tmp_path)
+    assert saved["w"] == [2, 2, 3, 3]
+    restored = _restored(_adams(1, conditionals=1, parts=2), tmp_path)
+    assert (restored["w"], restored["w/Adam"]) == (saved["w"], saved["w/Adam"])
+    assert restored["cond_1/beta1_power"] == saved["cond/beta1_power"]
+    assert _restored(_adams(1, conditionals=1), tmp_path)["w"] == saved["w"]
+
+
+def test_checkpoint_of_variables_by_their_ops_names_is_restored(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        _adams(1)()
+        session.run(tf.compat.v1.global_variables_initializer())
+        manager = tf.compat.v1.global_variables()[1]
+        manager.load(np.float32(64), session)
+        by_op_name = {variable.op.name: variable for variable in tf.compat.v1.global_variables()}
+        tf.compat.v1.train.Saver(by_op_name).save(session, str(tmp_path / "model.ckpt"))
+    assert _restored(_adams(1), tmp_path)["loss_scale"] == 64
+
+
+def test_what_is_missing_is_listed_with_what_is_nearest(tmp_path: Path) -> None:
+    _saved(_adams(1, wrap=False), tmp_path)
+    with tf.Graph().as_default():
+        _adams(1)()
+        with pytest.raises(ValueError, match=r"does not fit 3 of 8 variables: leave out") as raised:
+            tfmp.checkpoint_variable_map(tmp_path)
+        assert [line.split(":")[0].strip() for line in str(raised.value).splitlines()[1:]] == [
+            "loss_scale",
+            "good_steps",
+            "bad_steps",
+        ]
+        own = [v for v in tf.compat.v1.global_variables() if "scale" not in v.name and "steps" not in v.name]
+        assert set(tfmp.checkpoint_variable_map(tmp_path, own)) == {
+            *("w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power")
+        }
+        tf.compat.v1.get_variable("weights", [4])
+        with pytest.raises(ValueError, match="weights: missing") as raised:
+            tfmp.checkpoint_variable_map(tmp_path)
+
+
+def test_ambiguous_names_are_listed(tmp_path: Path) -> None:
+    _saved(_adams(2), tmp_path)
+    with tf.Graph().as_default():
+        _adams(1, conditionals=1)()
+        expected = (
+            "cond_1/beta1_power: ambiguous, there are cond_1/beta1_power in the graph "
+            "and cond/beta1_power, cond_2/beta1_power in the checkpoint"
+        )
+        with pytest.raises(ValueError, match=expected):
+            tfmp.checkpoint_variable_map(tmp_path)
+
+
+def test_another_shape_or_type_is_listed(tmp_path: Path) -> None:
+    _saved(_adams(1), tmp_path)
+    with tf.Graph().as_default():
+        variables = [
+            tf.compat.v1.get_variable("w", [3]),
+            tf.compat.v1.get_variable("good_steps", [], tf.int64, tf.compat.v1.zeros_initializer()),
+        ]
+        with pytest.raises(ValueError, match=r"w: float32 of shape \(3,\) in the graph, float32 of shape \(4,\) in"):
+            tfmp.checkpoint_variable_map(tmp_path, variables)
+        with pytest.raises(ValueError, match=r"good_steps: int64 of shape \(\) in the graph, int32 of shape \(\) in"):
+            tfmp.checkpoint_variable_map(tmp_path, variables)
+
+
+def test_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        tfmp.checkpoint_variable_map(tmp_path / "model.ckpt")

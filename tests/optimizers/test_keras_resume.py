@@ -1,0 +1,85 @@
+"""A model's run that is stopped anywhere and resumed equals the one that was not, bit for bit, in every Keras."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import dense_model, for_every_keras, optimizer, state, values, wrap
+
+# Keras 3 hands its variables to h5py, which asks NumPy for a copy.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+_STEPS = 8
+# Alone, in a streak that lowers the scale, and right before the end.
+_OVERFLOWS = (1, 4, 5, 7)
+
+# Saves a model in a file, and loads the file into another model.
+_Save: TypeAlias = Callable[[Any, str], object]
+_Load: TypeAlias = Callable[[Any, str], object]
+
+
+def _model(keras: ModuleType) -> Any:
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.125, 10)
+    inner = optimizer(keras, "Adam", learning_rate=schedule, use_ema=True, ema_overwrite_frequency=3)
+    model = dense_model(keras, wrap(inner, incr_every_n_steps=2, decr_every_n_nan_or_inf=2))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _step(model: Any, step: int) -> list[Any]:
+    """Take a step and return everything after it."""
+    x = np.random.default_rng(step).random((8, 3), np.float32)
+    x[0, 0] = np.inf if step in _OVERFLOWS else x[0, 0]
+    model.train_on_batch(x, np.ones([8, 1]))
+    return values([*model.weights, *model.optimizer.variables])
+
+
+def _save_weights(model: Any, path: str) -> None:
+    model.save_weights(f"{path}.weights.h5")
+
+
+def _load_weights(model: Any, path: str) -> None:
+    model.load_weights(f"{path}.weights.h5")
+
+
+def _save_checkpoint(model: Any, path: str) -> None:
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
+
+
+def _load_checkpoint(model: Any, path: str) -> None:
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).read(path).assert_consumed()
+
+
+@pytest.mark.parametrize(("save", "load"), [(_save_weights, _load_weights), (_save_checkpoint, _load_checkpoint)])
+@for_every_keras()
+def test_run_resumes_exactly_wherever_it_stopped(keras: ModuleType, save: _Save, load: _Load, tmp_path: Path) -> None:
+    model, resumed = _model(keras), _model(keras)
+    after = []
+    for step in range(_STEPS):
+        save(model, str(tmp_path / f"model-{step}"))
+        after.append(_step(model, step))
+    assert state(model.optimizer, "applied_steps", "skipped_steps", "last_step_finite") == [4, 4, False]
+    # Backwards, so that what is loaded into has always been further.
+    # Before the first step Keras 2 has no metrics to save.
+    for stop in reversed(range(1, _STEPS)):
+        load(resumed, str(tmp_path / f"model-{stop}"))
+        for step in range(stop, _STEPS):
+            assert _step(resumed, step) == after[step], (stop, step)
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_run_resumes_exactly_from_the_checkpoint_inside_a_saved_model(keras: ModuleType, tmp_path: Path) -> None:
+    model = _model(keras)
+    # The second overflow of a streak is to come.
+    for step in range(5):
+        _step(model, step)
+    model.save(tmp_path / "saved_model")
+    # Keras' load_model begins with a new optimizer, whichever it is.
+    resumed = _model(keras)
+    resumed.load_weights(tmp_path / "saved_model" / "variables" / "variables")
+    for step in range(5, _STEPS):
+        assert _step(resumed, step) == _step(model, step), step

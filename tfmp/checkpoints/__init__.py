@@ -1,0 +1,1 @@
+"""Reading what other systems, and older versions, saved."""
