@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tfmp
 from tfmp.core.managers import LossScaleState
-from tfmp.core.outcomes import StepOutcomes
+from tfmp.core.outcomes import LossScaleStatus, StepOutcomes
 
 
 class _Legacy(tfmp.LossScaleManager):
@@ -70,6 +70,38 @@ def test_every_manager_works_in_a_graph_it_was_not_made_in(make_manager: Callabl
             session.run(step, {finite: True})
             session.run(step, {finite: False})
             assert session.run(watched) == [8, 1, 1, 1, False]
+
+
+def test_every_manager_tells_its_status_anew_in_eager_code_and_in_functions(manager: tfmp.LossScaleManager) -> None:
+    asked_in_function = tf.function(manager.get_status)
+    for finite in [True, False, False]:
+        manager.note_step(tf.constant(finite))
+        assert manager.get_status() == asked_in_function()
+    assert manager.get_status() == LossScaleStatus(
+        loss_scale=8,
+        last_step_finite=False,
+        attempted_steps=3,
+        applied_steps=1,
+        skipped_steps=2,
+        consecutive_skipped_steps=2,
+    )
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("make_manager", _MANAGERS.values(), ids=_MANAGERS)
+def test_asking_a_graph_for_the_status_again_does_not_grow_it(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    manager = make_manager()
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        step = manager.note_step(tf.constant(False))
+        status = manager.get_status()
+        with tf.control_dependencies([step]):
+            after = manager.get_status()
+        graph.finalize()
+        assert all(again is tensor for again, tensor in zip(manager.get_status(), status, strict=True))
+        assert session.run(after.attempted_steps) == 1
+        assert session.run(status.attempted_steps) == 1
 
 
 def _reference(state: tuple[np.float32, int, int], finite: bool, rule: dict[str, Any]) -> tuple[np.float32, int, int]:
