@@ -9,6 +9,7 @@ from tfmp.core import numerics
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
+from tfmp.core.noted_losses import note_loss
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
@@ -67,6 +68,7 @@ class LossScaler:
         Args:
             loss: The loss, of a floating-point type.
         """
+        note_loss(self._manager, loss)
         return numerics.scale(loss, self._manager.get_loss_scale())
 
     def share(self, grads: Gradients, names: Sequence[str], *, scaled: bool = True) -> list[Gradient]:
