@@ -25,6 +25,7 @@ _CORE = {
         "scaler",
     )
 }
+_MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "stuck")}
 _BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
@@ -56,9 +57,11 @@ _ALLOWED = {
     },
     "tfmp.core.horovods": set(),
     "tfmp.core.distribute": {"tfmp.core.horovods", "tfmp.core.numerics", "tfmp.core.xla", *_LEAVES},
-    "tfmp.core.scaler": {"tfmp.types", *_CORE} - {"tfmp.core.scaler"},
+    "tfmp.core.noted_losses": set(),
+    "tfmp.core.call_sites": set(),
+    "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
     "tfmp.optimizers.base": {"tfmp.types", *_CORE},
-    "tfmp.optimizers.keras": {"tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.optimizers.keras": {"tfmp.core.call_sites", "tfmp.optimizers.base", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras2": {"tfmp.optimizers.base", "tfmp.optimizers.keras", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras215": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
     "tfmp.optimizers.keras3": {"tfmp.optimizers.keras", "tfmp.optimizers.keras3_update", "tfmp.types", *_CORE},
@@ -69,9 +72,19 @@ _ALLOWED = {
         *_CORE,
     },
     "tfmp.optimizers.tf_keras": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
-    "tfmp.optimizers.v1": {"tfmp.optimizers.base", "tfmp.types", *_CORE},
-    "tfmp.monitoring.callbacks": {"tfmp.optimizers.base"},
-    "tfmp.monitoring.hooks": {*_LEAVES, *_CORE},
+    "tfmp.optimizers.v1": {"tfmp.core.call_sites", "tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.monitoring.callbacks": {"tfmp.core.call_sites", "tfmp.optimizers.base", *_MONITORING, *_LEAVES, *_CORE},
+    "tfmp.monitoring.graph_losses": {"tfmp.core.noted_losses", *_CORE},
+    "tfmp.monitoring.guilty": {*_CORE},
+    "tfmp.monitoring.hooks": {
+        "tfmp.monitoring.graph_losses",
+        "tfmp.monitoring.step_counting",
+        *_MONITORING,
+        *_LEAVES,
+        *_CORE,
+    },
+    "tfmp.monitoring.step_counting": {"tfmp.core.call_sites"},
+    "tfmp.monitoring.stuck": {*_LEAVES, *_CORE},
     "tfmp.precision.storage": {"tfmp.types", *_CORE},
     "tfmp.checkpoints.files": set(),
     "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
+    from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
 
@@ -35,6 +36,7 @@ _MODULE_OF = {
     "LossScaleLoggingHook": "tfmp.monitoring.hooks",
     "LossScaleManager": "tfmp.core.managers",
     "LossScaleOptimizer": "tfmp.optimizers.base",
+    "LossScaleStuckError": "tfmp.monitoring.stuck",
     "NonFiniteDetector": "tfmp.core.overflow",
     "OverflowDetector": "tfmp.core.overflow",
     "SaturationDetector": "tfmp.core.overflow",

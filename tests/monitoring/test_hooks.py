@@ -15,12 +15,18 @@ import tfmp
 pytestmark = pytest.mark.graph
 
 
+@tf.custom_gradient
+def _times(w: tf.Tensor, factor: tf.Tensor) -> Any:
+    """Return `w`, whose gradient is the factor: the loss stays finite when that is infinite."""
+    return tf.identity(w), lambda upstream: (upstream * factor, None)
+
+
 def _train_op(factor: Any = 1.0, with_global_step: bool = True) -> tuple[tf.Operation, tfmp.LossScaleOptimizer]:
     w = tf.compat.v1.get_variable("w", initializer=1.0)
     manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
     global_step = tf.compat.v1.train.get_or_create_global_step() if with_global_step else None
-    return opt.minimize(w * factor, global_step), opt
+    return opt.minimize(_times(tf.identity(w), tf.convert_to_tensor(factor)), global_step), opt
 
 
 def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -131,6 +137,7 @@ def test_summaries_are_written_over_the_global_step(tmp_path: Path) -> None:
             seen.setdefault(value.tag, []).append((event.step, value.simple_value))
     assert seen == {
         "loss_scale": [(1, 1024), (1, 512), (2, 512)],
+        "attempted_steps": [(1, 1), (1, 2), (2, 3)],
         "applied_steps": [(1, 1), (1, 1), (2, 2)],
         "skipped_steps": [(1, 0), (1, 1), (2, 1)],
         "consecutive_skipped_steps": [(1, 0), (1, 1), (2, 0)],
@@ -164,16 +171,55 @@ with tf.Graph().as_default():
     assert "loss scale 8, steps applied 0, skipped 0 (0 in a row)\n" in done.stderr
 
 
+def _advance(step: tf.Operation, way: str) -> tf.Operation:
+    """Let a step advance the global step by hand as well."""
+    global_step = tf.compat.v1.train.get_global_step()
+    with tf.control_dependencies([step]):
+        if way == "assign":
+            return global_step.assign(global_step + 1, read_value=False)
+        return tf.group(tf.compat.v1.assign_add(global_step, 1))
+
+
+def _line_of_advance(way: str) -> str:
+    return f"test_hooks.py:{_advance.__code__.co_firstlineno + (5 if way == 'assign' else 6)}"
+
+
 @pytest.mark.usefixtures("graph")
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_script_that_counts_by_hand_is_warned_once(caplog: pytest.LogCaptureFixture, by_hand: bool) -> None:
+@pytest.mark.parametrize("use_resource", [True, False])
+@pytest.mark.parametrize("way", ["", "assign", "assign_add"])
+def test_script_that_counts_by_hand_is_told_its_line_once(
+    caplog: pytest.LogCaptureFixture, way: str, use_resource: bool
+) -> None:
+    if not use_resource and tf.compat.v1.control_flow_v2_enabled():
+        pytest.skip("control flow v2 updates no reference variable")
+    if not use_resource:
+        graph_keys = tf.compat.v1.GraphKeys
+        tf.compat.v1.get_variable(
+            "global_step",
+            initializer=np.int64(0),
+            trainable=False,
+            use_resource=False,
+            collections=[graph_keys.GLOBAL_STEP, graph_keys.GLOBAL_VARIABLES],
+        )
     train_op, _ = _train_op(_factors(1, math.inf, 1, 1, 1))
-    if by_hand:
-        with tf.control_dependencies([train_op]):
-            train_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_global_step(), 1)
-    _run(tfmp.LossScaleLoggingHook(every_n_steps=1), train_op, 5)
+    _run(tfmp.LossScaleLoggingHook(every_n_steps=1), _advance(train_op, way) if way else train_op, 5)
     warnings = [message for message in _messages(caplog) if message.startswith("global_step went up by more than")]
-    assert len(warnings) == by_hand
+    assert len(warnings) == bool(way)
+    assert all(f": {_line_of_advance(way)}, beside the optimizer, advances it too." in text for text in warnings)
+
+
+@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+def test_model_fn_that_counts_by_hand_is_told_its_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def model_fn(features: tf.Tensor, mode: str) -> Any:
+        tf.compat.v1.train.get_or_create_global_step()
+        train_op = _advance(_train_op()[0], "assign")
+        return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_sum(features), train_op=train_op)
+
+    config = tf.estimator.RunConfig(str(tmp_path), log_step_count_steps=None)
+    hook = tfmp.LossScaleLoggingHook(every_n_steps=1)
+    tf.estimator.Estimator(model_fn, config=config).train(lambda: tf.data.Dataset.from_tensors([1.0]).repeat(4), [hook])
+    (warning,) = [message for message in _messages(caplog) if message.startswith("global_step went up by more than")]
+    assert f": {_line_of_advance('assign')}, beside the optimizer, advances it too." in warning
 
 
 @pytest.mark.usefixtures("graph")

@@ -163,13 +163,42 @@ def test_loss_that_nobody_scaled_is_trained_with_a_warning(keras: ModuleType, ca
 
 
 @for_every_keras("keras3")
-def test_gradients_count_as_scaled_where_nothing_was_called_before(
+def test_gradients_count_as_scaled_where_nothing_was_called_before_with_a_warning(
     keras: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     weight = variable(keras, [1, 2])
     opt = wrap(optimizer(keras))
-    opt.apply_gradients([(tf.constant([SCALE, 0]), weight)])
-    assert weight.numpy().tolist() == [0.5, 2]
+    for _ in range(2):
+        opt.apply_gradients([(tf.constant([SCALE, 0]), weight)])
+    assert weight.numpy().tolist() == [0, 2]
+    (warning,) = _warnings(caplog)
+    assert "divided by the loss scale, and scale_loss was not called before" in warning
+
+
+@for_every_keras()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_warning_names_the_line_once(keras: ModuleType, caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
+    weight = variable(keras, [1, 2])
+    opt = wrap(optimizer(keras))
+    opt.build([weight])
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * 2.0)
+        grads = tape.gradient(loss, [weight])  # the line, where there is a graph
+        opt.apply_gradients(zip(grads, [weight], strict=True))  # the line, in eager code
+
+    take = tf.function(step) if compiled else step
+    for _ in range(2):
+        take()
+    first = step.__code__.co_firstlineno
+    (warning,) = _warnings(caplog)
+    assert warning.startswith(f"test_keras_loops.py:{first + (3 if compiled else 4)}: ")
+
+
+@for_every_keras()
+def test_fit_never_warns(keras: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    fit_linear(linear_model(keras, wrap(optimizer(keras))), [1, 1])
     assert not _warnings(caplog)
 
 

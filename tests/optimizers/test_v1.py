@@ -105,15 +105,16 @@ def test_what_happened_is_known_as_tensors(session: tf.compat.v1.Session) -> Non
     watched = [
         opt.loss_scale,
         opt.last_step_finite,
+        opt.attempted_steps,
         opt.applied_steps,
         opt.skipped_steps,
         opt.consecutive_skipped_steps,
     ]
     _initialize(session)
-    assert session.run(watched) == [1024, True, 0, 0, 0]
+    assert session.run(watched) == [1024, True, 0, 0, 0, 0]
     for factor in (1.0, math.inf, math.inf):
         session.run(train_op, {problem.factor: [factor, 1.0]})
-    assert session.run(watched) == [256, False, 1, 2, 2]
+    assert session.run(watched) == [256, False, 3, 1, 2, 2]
 
 
 def test_gradients_come_unscaled_in_float32(session: tf.compat.v1.Session) -> None:

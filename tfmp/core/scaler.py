@@ -9,6 +9,7 @@ from tfmp.core import numerics, reductions
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
+from tfmp.core.noted_losses import note_loss
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
 from tfmp.types import ApplyGradients, Gradient, Gradients
@@ -69,6 +70,7 @@ class LossScaler:
         Args:
             loss: The loss, of a floating-point type.
         """
+        note_loss(self._manager, loss)
         return numerics.scale(loss, self._manager.get_loss_scale())
 
     def share(self, grads: Gradients, names: Sequence[str], *, scaled: bool = True) -> list[Gradient]:
@@ -86,7 +88,8 @@ class LossScaler:
         self.warn_if_nothing_averages()
         if scaled or self._aggregation_dtype is None:
             return distribution.mean(grads, names, self._aggregation_dtype)
-        scale_up = [numerics.map_values(self.scale, grad) for grad in grads]
+        loss_scale = self._manager.get_loss_scale()
+        scale_up = [numerics.map_values(lambda values: numerics.scale(values, loss_scale), grad) for grad in grads]
         means = self.unscale(distribution.mean(scale_up, names, self._aggregation_dtype))
         return [
             mean if grad is None else numerics.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)

@@ -45,6 +45,13 @@ class OncePerGraph(Generic[Kept]):
                 kept[:] = [self._make()]
             return kept[0]
 
+    def read(self) -> Kept:
+        """Return what is kept where nothing says when to read; under control dependencies and the like, make it anew.
+
+        For tensors: in a graph a loop that asks again and again then does not grow it, also once it is final.
+        """
+        return self.get() if graph_variables.at_top_level_of_graph() else self._make()
+
 
 class _InGraph(NamedTuple):
     """What a graph holds of a state.

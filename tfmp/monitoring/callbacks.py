@@ -1,10 +1,17 @@
 """A Keras callback that shows the loss scale: in the progress bar, and wherever else Keras shows its logs."""
 
+import logging
 import sys
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfmp.core import settings
+from tfmp.core.call_sites import line_of_call
+from tfmp.core.outcomes import LossScaleStatus
+from tfmp.monitoring.guilty import last_overflow, overflow_reports, overflow_table
+from tfmp.monitoring.stuck import OnStuck, StuckWatch
 from tfmp.optimizers.base import LossScaleOptimizer
 
 # TensorFlow has loaded the Keras that is `tf.keras`; where tf_keras is loaded too, the user asked for it. Either serves
@@ -13,6 +20,13 @@ if "tf_keras" in sys.modules:
     import tf_keras as keras
 else:
     import keras
+
+_logger = logging.getLogger("tfmp")
+
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
+    data_class=1,  # DATA_CLASS_SCALAR, which TensorFlow does not export
+)
 
 
 class LossScaleCallback(keras.callbacks.Callback):
@@ -27,10 +41,27 @@ class LossScaleCallback(keras.callbacks.Callback):
     behind this callback, or use `verbose=2`.
 
     Keras 2 reads the logs of a batch only with `verbose=1` or for a callback that needs numbers. Where it does not,
-    nothing is read or added for a batch: `TensorBoard(update_freq="batch")` alone shows the two by epochs.
+    nothing is added for a batch: `TensorBoard(update_freq="batch")` alone shows the two by epochs.
+
+    A report comes every N batches and at the end of each epoch. There, and where the logs are read anyway, numbers are
+    fetched from the device; nowhere else. A report writes summaries, and says, once, when training is stuck: the scale
+    sits at its floor and steps are skipped all the same, it was lowered again and again without one applied step, or
+    the loss itself is infinite or NaN.
+
+    A model in float16 whose optimizer is none of tfmp's is warned of, once, and left alone.
+
+    Args:
+        every_n_steps: Batches between two reports of an epoch.
+        summary_dir: A directory for TensorBoard summaries: the fields of `tfmp.core.outcomes.LossScaleStatus`, over
+            the optimizer's `iterations`. By default none are written.
+        on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end `fit`), or "raise".
+        stuck_after: After how many back-offs in a row without an applied step it is stuck.
 
     Raises:
-        TypeError: When training begins: the model was not compiled with a `tfmp.LossScaleOptimizer`.
+        TypeError: A number is none. When training begins: the model computes in float32, and was not compiled with a
+            `tfmp.LossScaleOptimizer`.
+        ValueError: An argument is out of range.
+        LossScaleStuckError: At a report: training is stuck, and `on_stuck` is "raise".
 
     Example:
         >>> import keras, tfmp
@@ -43,39 +74,75 @@ class LossScaleCallback(keras.callbacks.Callback):
         ([2048.0, 4096.0], [0, 0])
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        every_n_steps: int = 100,
+        summary_dir: str | None = None,
+        on_stuck: OnStuck = "warn",
+        stuck_after: int = 32,
+    ) -> None:
         super().__init__()
         self.params: dict[str, Any] = {}
+        self._every_n_steps = settings.count("every_n_steps", every_n_steps)
+        self._summary_dir = summary_dir
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._stuck = StuckWatch(on_stuck, stuck_after)
+        self._batches = 0
+        self._told_of_optimizer = False
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Take note of how `fit` was called.
+
+        Args:
+            params: The parameters, `verbose` among them.
+        """
+        super().set_params(params)
+        # Private API of Keras 2, which waits for every batch's logs unless all callbacks that it calls for a batch say
+        # this (its CallbackList asks after it set the parameters). With verbose=1 the progress bar waits anyway, and
+        # is to show what is added here.
+        self._supports_tf_logs = params.get("verbose", 1) != 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuse a model that has no loss scale.
+        """Refuse a model that has no loss scale; warn of one that needs it.
 
         Args:
             logs: Not used.
         """
         del logs
+        self._stuck.start()
+        self._batches = 0
         opt = self.model.optimizer
-        if not isinstance(opt, LossScaleOptimizer):
+        if self._opt is not None:
+            return
+        if not _computes_in_float16(self.model):
             raise TypeError(
                 f"LossScaleCallback shows the scale of a tfmp.LossScaleOptimizer, got a model with {opt!r} of type "
                 f"{type(opt).__module__}.{type(opt).__qualname__}: compile it with "
                 "tfmp.LossScaleOptimizer(optimizer, manager)."
             )
+        if not self._told_of_optimizer:
+            self._told_of_optimizer = True
+            _logger.warning("%s", _advice(opt, line_of_call()))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the two to the logs of a batch, if those are read.
+        """Add the two to the logs of a batch, if those are read; report if it is time to.
 
         Args:
-            batch: Not used.
+            batch: Its index in the epoch.
             logs: The logs.
         """
-        del batch
+        # The index, since `steps_per_execution` leaves batches out.
+        before = self._batches if self._batches <= batch else 0
+        self._batches = batch + 1
         # Tensors come in Keras 2's own dict, which it takes for the epoch's logs once it holds more than the metrics.
         if not any(isinstance(value, tf.Tensor) for value in (logs or {}).values()):
             self._add_to(logs)
+        if self._batches // self._every_n_steps > before // self._every_n_steps:
+            self._report(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the two to the logs of an epoch.
+        """Add the two to the logs of an epoch, and report.
 
         Args:
             epoch: Not used.
@@ -83,20 +150,90 @@ class LossScaleCallback(keras.callbacks.Callback):
         """
         del epoch
         self._add_to(logs)
+        self._report(logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Tell which variables overflowed how often.
+
+        Args:
+            logs: Not used.
+        """
+        del logs
+        if self._opt is None:
+            return
+        for report in overflow_reports(self._opt._loss_scale_manager):
+            table = overflow_table(report.names, np.asarray(report.last), np.asarray(report.steps))
+            if table:
+                _logger.info("overflows by variable:\n%s", table)
+
+    @property
+    def _opt(self) -> Any:  # noqa: ANN401 - of any Keras
+        """The model's optimizer, if it is one of ours."""
+        return self.model.optimizer if isinstance(self.model.optimizer, LossScaleOptimizer) else None
 
     def _add_to(self, logs: dict[str, Any] | None) -> None:
-        if logs is not None:
-            opt = self.model.optimizer
-            logs.update(loss_scale=float(opt.loss_scale), skipped_steps=int(opt.skipped_steps))
+        if logs is not None and self._opt is not None:
+            logs.update(loss_scale=float(self._opt.loss_scale), skipped_steps=int(self._opt.skipped_steps))
 
-    # Private API of Keras 2, whose own answers would have it wait for every batch's logs; with verbose=1 it does so
-    # anyway. A callback is called all the same when another one says yes. The other two are for Keras 3's base, which
-    # has none of them.
+    def _report(self, logs: dict[str, Any] | None) -> None:
+        if self._opt is None:
+            return
+        manager = self._opt._loss_scale_manager
+        status = _numbers(manager.get_status())
+        if self._summary_dir is not None:
+            self._write_summaries(status)
+        if status.last_step_finite:
+            return
+        for report in overflow_reports(manager):
+            sentence = last_overflow(report.names, np.asarray(report.last))
+            if sentence:
+                _logger.info("%s", sentence)
+        losses = [float(logs["loss"])] if logs and "loss" in logs else []
+        if self._stuck.wants_stop(manager, status, losses):
+            self.model.stop_training = True
+
+    def _write_summaries(self, status: LossScaleStatus) -> None:
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._summary_dir)
+        # Keras' TensorBoard says for all of `fit` what may be written.
+        with self._writer.as_default(int(self._opt.iterations)), tf.summary.record_if(True):
+            for tag, value in status._asdict().items():
+                # What tf.summary.scalar writes, which itself needs TensorBoard to be installed.
+                tf.summary.write(tag, np.float32(value), metadata=_SCALAR)
+        self._writer.flush()
+
+    # Private API of Keras 2, whose own answer would be that all three are implemented; Keras 3's base has none of them.
     def _implements_train_batch_hooks(self) -> bool:
-        return self.params.get("verbose", 1) == 1
+        return True
 
     def _implements_test_batch_hooks(self) -> bool:
         return False
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+def _numbers(status: LossScaleStatus) -> LossScaleStatus:
+    """Return a status as numbers of Python."""
+    loss_scale, last_step_finite, *counts = status
+    return LossScaleStatus(float(loss_scale), bool(last_step_finite), *map(int, counts))
+
+
+def _computes_in_float16(layer: Any) -> bool:  # noqa: ANN401 - of any Keras
+    return getattr(layer, "compute_dtype", None) == "float16" or any(
+        _computes_in_float16(part) for part in getattr(layer, "layers", ())
+    )
+
+
+def _advice(opt: Any, line: str) -> str:  # noqa: ANN401 - of any Keras
+    inner = getattr(opt, "inner_optimizer", None)
+    found = (
+        f"{type(opt).__name__} alone: small gradients become zero"
+        if inner is None
+        else "Keras' own LossScaleOptimizer, which tfmp does not watch, and whose limits docs/keras.md names"
+    )
+    return (
+        f"the model that {line} trains computes in float16 with {found}. Write model.compile(tfmp.LossScaleOptimizer("
+        f"{type(inner or opt).__name__}(...), tfmp.ExponentialUpdateLossScaleManager(2**15, 2000, "
+        "decr_every_n_nan_or_inf=1, decr_ratio=0.5)), ...). LossScaleCallback shows nothing here."
+    )

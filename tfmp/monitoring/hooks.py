@@ -1,21 +1,18 @@
 """A SessionRunHook that shows the loss scale: in the log, and in TensorBoard."""
 
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.outcomes import StepOutcomes
+from tfmp.core.outcomes import LossScaleStatus
 from tfmp.core.scaler import managers_of_graph
-
-
-class _Report(NamedTuple):
-    """What is shown of one manager: tensors of the graph, or numbers once they are fetched."""
-
-    loss_scale: tf.Tensor
-    outcomes: StepOutcomes
+from tfmp.monitoring.graph_losses import GraphLosses, values_of
+from tfmp.monitoring.guilty import last_overflow, overflow_reports, overflow_table
+from tfmp.monitoring.step_counting import lines_that_assign
+from tfmp.monitoring.stuck import OnStuck, StuckWatch
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
@@ -26,7 +23,11 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     reports nothing is fetched.
 
     It warns, once, when `global_step` goes up faster than steps are applied: a script that advances it by hand counts
-    twice.
+    twice. The warning names the line, if the graph tells it.
+
+    It says, once, when training is stuck: the scale sits at its floor and steps are skipped all the same, it was
+    lowered again and again without one applied step, or the loss itself is infinite or NaN. For the latter it
+    fetches the loss of the steps that it reports, in the run that takes them.
 
     Reports go to `logging.getLogger("tfmp")` at level INFO, which the hook turns on unless the program gave that logger
     a level of its own; and to standard error where no handler is set up.
@@ -36,14 +37,18 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             holds when the session begins.
         every_n_steps: Steps between two reports; 100 if `every_n_secs` is not given either.
         every_n_secs: Seconds between two reports, in place of `every_n_steps`.
-        summary_dir: A directory for TensorBoard summaries at each report: `loss_scale`, `applied_steps`,
-            `skipped_steps`, `consecutive_skipped_steps` and `last_step_finite`, over `global_step`. By default none
-            are written.
+        summary_dir: A directory for TensorBoard summaries at each report: the fields of
+            `tfmp.core.outcomes.LossScaleStatus`, over `global_step`. By default none are written.
+        on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end the training), or "raise".
+        stuck_after: After how many back-offs in a row without an applied step it is stuck.
+        loss: The unscaled loss, a tensor or its name; by default all losses that were scaled in the graph, as
+            `compute_gradients` does.
 
     Raises:
         TypeError: `manager` is neither a manager nor an optimizer that holds one.
-        ValueError: Both intervals are given, or one is not positive. When the session begins: there is no manager
-            to report on.
+        ValueError: Both intervals are given, or one is not positive; or `on_stuck` or `stuck_after` is out of range.
+            When the session begins: there is no manager to report on, or `loss` is none of the graph.
+        LossScaleStuckError: At a report: training is stuck, and `on_stuck` is "raise".
 
     Example:
         >>> import tfmp
@@ -64,63 +69,104 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         every_n_steps: int | None = None,
         every_n_secs: float | None = None,
         summary_dir: str | None = None,
+        *,
+        on_stuck: OnStuck = "warn",
+        stuck_after: int = 32,
+        loss: tf.Tensor | str | None = None,
     ) -> None:
         self._given_managers = [] if manager is None else [_manager_of(manager)]
         self._timer = _timer(every_n_steps, every_n_secs)
         self._summary_dir = summary_dir
+        self._stuck = StuckWatch(on_stuck, stuck_after)
+        self._given_loss = loss
 
     def begin(self) -> None:
         """Build the fetches, while the graph can still grow."""
-        managers = self._given_managers or managers_of_graph()
-        if not managers:
+        self._managers = self._given_managers or managers_of_graph()
+        if not self._managers:
             raise ValueError(
                 "the graph holds no step of a tfmp.LossScaleOptimizer: build the train op before the session, or pass "
                 "LossScaleLoggingHook a manager."
             )
-        global_step = tf.compat.v1.train.get_global_step()
+        self._losses = GraphLosses(self._managers, self._given_loss)
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._overflows = [report for manager in self._managers for report in overflow_reports(manager)]
         self._fetches = {
-            "reports": [_Report(manager.get_loss_scale(), manager.get_step_outcomes()) for manager in managers],
+            "statuses": [manager.get_status() for manager in self._managers],
             # A fetch cannot be None.
-            "global_step": [] if global_step is None else [global_step.read_value()],
+            "global_step": [] if self._global_step is None else [self._global_step.read_value()],
             "applied_steps": [
-                manager.get_step_outcomes().applied_steps
-                for manager in dict.fromkeys([*managers, *managers_of_graph()])
+                manager.get_status().applied_steps for manager in dict.fromkeys([*self._managers, *managers_of_graph()])
             ],
+            "overflows": [(report.last, report.steps) for report in self._overflows],
         }
         self._ahead: int | None = None
         self._warned = False
+        self._stuck.start()
         self._logger = _visible_logger()
         self._writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir) if self._summary_dir else None
         self._timer.reset()
         self._steps = 0
+        self._due = False
+
+    def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> tf.compat.v1.train.SessionRunArgs | None:
+        """Ask for the losses of a step that is reported."""
+        self._due = self._timer.should_trigger_for_step(self._steps + 1)
+        losses = [self._losses.of(manager) for manager in self._managers]
+        if not (self._due and any(losses) and self._losses.are_computed_by(run_context.original_args.fetches)):
+            return None
+        return tf.compat.v1.train.SessionRunArgs(losses)
 
     def after_run(
         self, run_context: tf.compat.v1.train.SessionRunContext, run_values: tf.compat.v1.train.SessionRunValues
     ) -> None:
         """Report if it is time to."""
-        del run_values
         self._steps += 1
-        if self._timer.should_trigger_for_step(self._steps):
-            self._report(run_context.session)
+        if self._due and self._report(run_context.session, run_values.results):
+            run_context.request_stop()
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Report the last step, unless that was done."""
-        if self._timer.last_triggered_step() != self._steps:
-            self._report(session)
-        if self._writer:
-            self._writer.flush()
+        """Report the last step, unless that was done, and who overflowed how often."""
+        try:
+            if self._timer.last_triggered_step() != self._steps:
+                self._report(session)
+            fetched = session.run(self._fetches["overflows"])
+            for report, (last, steps) in zip(self._overflows, fetched, strict=True):
+                table = overflow_table(report.names, last, steps)
+                if table:
+                    self._logger.info("overflows by variable:\n%s", table)
+        finally:
+            if self._writer:
+                self._writer.flush()
 
-    def _report(self, session: tf.compat.v1.Session) -> None:
+    def _report(self, session: tf.compat.v1.Session, losses: list[list[Any]] | None = None) -> bool:
+        """Show everything, and tell whether training should stop."""
         self._timer.update_last_triggered_step(self._steps)
         fetched = session.run(self._fetches)
         global_step = fetched["global_step"][0] if fetched["global_step"] else None
         if global_step is not None:
             self._warn_if_counted_twice(global_step - sum(fetched["applied_steps"]))
-        for index, report in enumerate(fetched["reports"]):
-            self._logger.info("%s", _line(report, global_step))
+        for index, status in enumerate(fetched["statuses"]):
+            self._logger.info("%s", _line(status, global_step))
             if self._writer:
-                summary = _summary(report, suffix=f"_{index}" if index else "")
+                summary = _summary(status, suffix=f"_{index}" if index else "")
                 self._writer.add_summary(summary, self._steps if global_step is None else global_step)
+        self._name_overflows(fetched)
+        losses = losses or [[] for _ in self._managers]
+        # All of them, so that each is heard.
+        stops = [
+            self._stuck.wants_stop(manager, status, values_of(values))
+            for manager, status, values in zip(self._managers, fetched["statuses"], losses, strict=True)
+        ]
+        return any(stops)
+
+    def _name_overflows(self, fetched: dict[str, Any]) -> None:
+        if all(status.last_step_finite for status in fetched["statuses"]):
+            return
+        for report, (last, _) in zip(self._overflows, fetched["overflows"], strict=True):
+            sentence = last_overflow(report.names, last)
+            if sentence:
+                self._logger.info("%s", sentence)
 
     def _warn_if_counted_twice(self, ahead: int) -> None:
         """Warn, once, when the global step goes up by more than the steps that were applied."""
@@ -128,9 +174,11 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             self._ahead = ahead
         elif ahead > self._ahead and not self._warned:
             self._warned = True
+            lines = lines_that_assign(self._global_step)
             self._logger.warning(
-                "global_step went up by more than the applied steps: something beside the optimizer advances it too. "
-                "A script that assigns global_step + 1 itself must leave that to LossScaleOptimizer."
+                "global_step went up by more than the applied steps: %s advances it too. A script that assigns "
+                "global_step + 1 itself must leave that to LossScaleOptimizer.",
+                f"{', '.join(lines)}, beside the optimizer," if lines else "something beside the optimizer",
             )
 
 
@@ -166,17 +214,18 @@ def _visible_logger() -> logging.Logger:
     return logger
 
 
-def _line(report: _Report, global_step: int | None) -> str:
-    outcomes = report.outcomes
+def _line(status: LossScaleStatus, global_step: int | None) -> str:
     step = "" if global_step is None else f", global step {global_step}"
     return (
-        f"loss scale {report.loss_scale:.10g}{step}, steps applied {outcomes.applied_steps}, "
-        f"skipped {outcomes.skipped_steps} ({outcomes.consecutive_skipped_steps} in a row)"
+        f"loss scale {status.loss_scale:.10g}{step}, steps applied {status.applied_steps}, "
+        f"skipped {status.skipped_steps} ({status.consecutive_skipped_steps} in a row)"
     )
 
 
-def _summary(report: _Report, suffix: str) -> tf.compat.v1.Summary:
-    values = {"loss_scale": report.loss_scale, **report.outcomes._asdict()}
+def _summary(status: LossScaleStatus, suffix: str) -> tf.compat.v1.Summary:
     return tf.compat.v1.Summary(
-        value=[tf.compat.v1.Summary.Value(tag=tag + suffix, simple_value=float(value)) for tag, value in values.items()]
+        value=[
+            tf.compat.v1.Summary.Value(tag=tag + suffix, simple_value=float(value))
+            for tag, value in status._asdict().items()
+        ]
     )

@@ -131,6 +131,11 @@ class LossScaleOptimizer:
         return self._loss_scale_manager.get_step_outcomes().last_step_finite
 
     @property
+    def attempted_steps(self) -> tf.Tensor:
+        """Steps applied or skipped since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_status().attempted_steps
+
+    @property
     def applied_steps(self) -> tf.Tensor:
         """Steps applied since the session, or the eager program, began; an int64 scalar."""
         return self._loss_scale_manager.get_step_outcomes().applied_steps

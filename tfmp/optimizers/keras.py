@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core import call_sites, numerics
 from tfmp.core.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -57,6 +57,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             self._loss_scale_manager, validated_detector(overflow_detector), is_distributed, aggregation_dtype
         )
         self._last_call: str | None = None
+        self._told: set[str] = set()
         # Now, and not in `build`: a checkpoint that is restored before finds the variables.
         self._loss_scale_manager.store_in(self._add_state_variable)
 
@@ -103,9 +104,10 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             The gradients in true magnitude, in float32 or float64.
         """
         if self._last_call is None:
-            _logger.warning(
+            self._warn_once(
+                grads,
                 "gradients are unscaled, and the loss was not scaled before: differentiate what get_scaled_loss "
-                "returns, not the loss itself."
+                "returns, not the loss itself.",
             )
         self._last_call = "get_unscaled_gradients"
         return self._scaler.unscale(grads)
@@ -178,13 +180,27 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the trainable variables.")
         scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
-        if not scaled and self._last_call not in {"get_unscaled_gradients", "compute_gradients"}:
-            _logger.warning(
-                "gradients are applied as they are, and %s was not called before: scale the loss by get_scaled_loss "
-                "and the gradients by get_unscaled_gradients, or call scale_loss alone.",
-                "get_scaled_loss" if self._last_call is None else "get_unscaled_gradients",
+        if scaled and self._last_call is None:
+            self._warn_once(
+                grads,
+                "gradients are divided by the loss scale, and scale_loss was not called before: differentiate what "
+                "scale_loss returns, not the loss itself.",
+            )
+        elif not scaled and self._last_call not in {"get_unscaled_gradients", "compute_gradients"}:
+            missing = "get_scaled_loss" if self._last_call is None else "get_unscaled_gradients"
+            self._warn_once(
+                grads,
+                f"gradients are applied as they are, and {missing} was not called before: scale the loss by "
+                "get_scaled_loss and the gradients by get_unscaled_gradients, or call scale_loss alone.",
             )
         return scaled
+
+    def _warn_once(self, grads: Gradients, message: str) -> None:
+        """Warn of what is done to gradients, and name the line where they were made, or else the present one."""
+        if message in self._told:
+            return
+        self._told.add(message)
+        _logger.warning("%s: %s", call_sites.line_of_gradients(grads), message)
 
     def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled: bool) -> list[Gradient]:
         """Return the gradients in true magnitude and in the variables' types."""

@@ -1,11 +1,12 @@
 """The front-end for TF1-style optimizers: graph mode, Estimator, and eager code with a callable loss."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core import call_sites, numerics
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager
@@ -18,6 +19,8 @@ from tfmp.optimizers.base import (
     validated_manager,
 )
 from tfmp.types import Gradient, Gradients, Loss
+
+_logger = logging.getLogger("tfmp")
 
 _GradsAndVars: TypeAlias = Iterable[tuple[Gradient, tf.Variable]]
 
@@ -66,6 +69,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._loss_scale_manager = validated_manager(loss_scale_manager)
         self._sparse_as_dense = sparse_as_dense
         self._is_distributed = is_distributed
+        # Whether it is known that gradients come from `compute_gradients`, or the user was told that they do not.
+        self._origin_known = False
         refuse_unsupported_horovods(opt)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
         self._scaler = LossScaler(
@@ -108,6 +113,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             NotImplementedError: The active `tf.distribute` strategy is not supported.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
         """
+        self._origin_known = True
         grads_and_vars = self._opt.compute_gradients(
             (lambda: self._scaler.scale(loss())) if callable(loss) else self._scaler.scale(loss),
             var_list=var_list,
@@ -152,6 +158,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         variables = [variable for _, variable in pairs]
         grads = [grad for grad, _ in pairs]
         _validate(grads, variables, global_step)
+        self._warn_if_never_scaled(grads)
         # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
         grads = [
             numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
@@ -167,6 +174,23 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         step = self._scaler.step(grads, [variable.name for variable in variables], apply_fn)
         _note_train_op(step)
         return step
+
+    def _warn_if_never_scaled(self, grads: Gradients) -> None:
+        """Warn, once, of gradients that no `compute_gradients` of a wrapper gave: their loss was not scaled."""
+        if self._origin_known:
+            return
+        self._origin_known = True
+        op = call_sites.gradient_op(grads)
+        if op is not None and call_sites.made_by_tfmp(op):
+            # Of another wrapper, whose variables two optimizers share out.
+            return
+        line = call_sites.line_of_gradients(grads) if op is None else call_sites.line_of_op(op)
+        _logger.warning(
+            "%s: these gradients reach apply_gradients, and their loss was never scaled: compute_gradients of "
+            "tfmp.LossScaleOptimizer was not called. Write grads_and_vars = opt.compute_gradients(loss, variables) in "
+            "place of tf.gradients(loss, variables) or a tape.",
+            line,
+        )
 
     def _apply(self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None, name: str | None) -> tf.Operation:
         """Apply one replica's gradients; see that the step is counted once."""

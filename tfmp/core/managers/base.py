@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.outcomes import NO_STEPS, StepOutcomes, next_outcomes
-from tfmp.core.state import StateVariables
+from tfmp.core.outcomes import NO_STEPS, LossScaleStatus, StepOutcomes, next_outcomes, status_of
+from tfmp.core.state import OncePerGraph, StateVariables
 from tfmp.types import AddVariable
 
 
@@ -57,6 +57,24 @@ class LossScaleManager(tf.Module, abc.ABC):
     def skips_per_backoff(self) -> int | None:
         """After how many skipped steps in a row the scale shrinks; None if it never does, or is not known."""
         return None
+
+    def get_status(self) -> LossScaleStatus:
+        """Return the loss scale and the counts of steps, as monitors show them.
+
+        In a graph these are the same tensors at every call, to be fetched also when it is final; under control
+        dependencies, in conditionals, in a `tf.function` and eagerly they are read anew.
+
+        Returns:
+            A `LossScaleStatus` of scalars.
+
+        Example:
+            >>> import tfmp
+            >>> status = tfmp.FixedLossScaleManager(128.0).get_status()
+            >>> {tag: value.numpy().item() for tag, value in status._asdict().items()}
+            {'loss_scale': 128.0, 'last_step_finite': True, 'attempted_steps': 0, 'applied_steps': 0,
+             'skipped_steps': 0, 'consecutive_skipped_steps': 0}
+        """
+        return self._status.read()
 
     def get_step_outcomes(self) -> StepOutcomes:
         """Return how many steps were applied and skipped since the session, or the eager program, began.
@@ -111,6 +129,13 @@ class LossScaleManager(tf.Module, abc.ABC):
             ValueError: Another host keeps the state already.
         """
         self._outcomes.store_in(add_variable)
+
+    @functools.cached_property
+    def _status(self) -> OncePerGraph[LossScaleStatus]:
+        return OncePerGraph(self._make_status)
+
+    def _make_status(self) -> LossScaleStatus:
+        return status_of(self.get_loss_scale(), self.get_step_outcomes())
 
     @functools.cached_property
     def _outcomes(self) -> StateVariables[StepOutcomes]:

@@ -1,0 +1,42 @@
+import inspect
+
+import pytest
+import tensorflow as tf
+
+from tfmp.core import call_sites
+
+pytestmark = pytest.mark.graph
+
+
+def _here() -> str:
+    """Return the line of the caller."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return f"test_call_sites.py:{frame.f_back.f_lineno}"
+
+
+def test_line_of_a_call_is_not_the_librarys_own() -> None:
+    # Called back by the standard library and by TensorFlow.
+    assert list(map(lambda _: call_sites.line_of_call(), [0])) == [_here()]  # noqa: C417 - a call through another
+    assert tf.nest.map_structure(lambda _: call_sites.line_of_call(), [0]) == [_here()]
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_gradients_are_traced_back_over_clipping(clipped: bool) -> None:
+    with tf.Graph().as_default():
+        w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
+        grads, line = tf.gradients(tf.reduce_sum(w * w), [w]), _here()
+        if clipped:
+            grads, _ = tf.clip_by_global_norm(grads, 1.0)
+        op = call_sites.gradient_op(grads)
+        assert op is not None
+        assert call_sites.line_of_op(op) == line
+
+
+def test_sparse_gradients_and_none_are_traced_too() -> None:
+    with tf.Graph().as_default():
+        w = tf.compat.v1.get_variable("w", initializer=[[1.0], [2.0]])
+        (grad,), line = tf.gradients(tf.reduce_sum(tf.gather(w, [0])), [w]), _here()
+        assert isinstance(grad, tf.IndexedSlices)
+        assert call_sites.line_of_gradients([None, grad]) == line

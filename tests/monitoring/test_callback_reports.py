@@ -1,0 +1,126 @@
+"""What the callback does at its reports, in the `fit` of every Keras there is."""
+
+import importlib
+import importlib.util
+import logging
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.outcomes import LossScaleStatus
+
+_KERASES = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
+
+
+@pytest.fixture(params=_KERASES)
+def keras(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="tfmp")
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+
+
+def _model(keras: ModuleType, opt: Any = None, policy: str = "float32") -> Any:
+    """Return a model of one weight, whose gradient is the target, and whose loss is that too while it is 1."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype=policy)
+    model = keras.Sequential([keras.Input([1]), layer])
+    manager = tfmp.ExponentialUpdateLossScaleManager(4, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    opt = opt or tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), manager)
+    model.compile(opt, loss=lambda target, output: target * tf.cast(output, tf.float32))
+    return model
+
+
+def _fit(model: Any, targets: Any, *callbacks: Any, **settings: Any) -> Any:
+    y = np.float32(targets).reshape(-1, 1)
+    settings = {"batch_size": 1, "shuffle": False, "verbose": 0} | settings
+    return model.fit(np.ones_like(y), y, callbacks=list(callbacks), **settings)
+
+
+# Times a scale of 4 it is infinite as float32; times the scale that comes then, 2, it is not.
+_OVERFLOW = 2.0**126
+
+
+def test_summaries_hold_every_tag_at_each_report(keras: ModuleType, tmp_path: Path) -> None:
+    callback = tfmp.LossScaleCallback(every_n_steps=2, summary_dir=str(tmp_path))
+    _fit(_model(keras), [_OVERFLOW, 1, 1, 1, 1], callback)
+    seen: dict[str, list[tuple[int, float]]] = {}
+    (path,) = tmp_path.iterdir()
+    for record in tf.data.TFRecordDataset(str(path)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        for value in event.summary.value:
+            seen.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+    assert set(seen) == set(LossScaleStatus._fields)
+    assert seen["loss_scale"] == [(1, 2), (3, 2), (4, 2)]
+    assert seen["attempted_steps"] == [(1, 2), (3, 4), (4, 5)]
+    assert seen["last_step_finite"] == [(1, 1), (3, 1), (4, 1)]
+
+
+@pytest.mark.parametrize("policy", ["warn", "stop", "raise"])
+def test_loss_that_is_nan_is_not_the_scales_fault(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture, policy: Any
+) -> None:
+    model = _model(keras)
+    callback = tfmp.LossScaleCallback(every_n_steps=1, on_stuck=policy)
+    targets = [1, math.nan, math.nan, math.nan]
+    if policy == "raise":
+        with pytest.raises(tfmp.LossScaleStuckError, match="the loss is NaN before it is scaled"):
+            _fit(model, targets, callback, verbose=2)
+    else:
+        _fit(model, targets, callback, verbose=2)
+        (warning,) = _warnings(caplog)
+        assert "the loss is NaN before it is scaled" in warning
+    assert int(model.optimizer.attempted_steps) == (4 if policy == "warn" else 2)
+    assert model.get_weights()[0].item() == 0.5
+
+
+def test_overflow_without_end_is_told_at_the_end_of_the_epoch(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = _model(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(4)))
+    _fit(model, [_OVERFLOW] * 3, tfmp.LossScaleCallback(stuck_after=3, on_stuck="stop"), epochs=5)
+    (warning,) = _warnings(caplog)
+    assert "the last 3 steps were skipped at a loss scale of 4, which nothing lowers" in warning
+    assert int(model.optimizer.attempted_steps) == 3
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_float16_without_a_wrapper_is_warned_of_once(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture, own: bool
+) -> None:
+    inner = keras.optimizers.Adam(0.5)
+    layer = keras.layers.Dense(1, dtype="mixed_float16")
+    model = keras.Sequential([keras.Input([1]), keras.Sequential([layer])])
+    # A model that is in float32 as a whole is not wrapped by `compile`.
+    model.compile(keras.mixed_precision.LossScaleOptimizer(inner) if own else inner, "mse")
+    callback, x = tfmp.LossScaleCallback(every_n_steps=1), np.ones([2, 1], np.float32)
+
+    def fit() -> Any:
+        return model.fit(x, x, verbose=0, callbacks=[callback])
+
+    for _ in range(2):
+        history = fit().history
+    (warning,) = _warnings(caplog)
+    assert warning.startswith(
+        f"the model that test_callback_reports.py:{fit.__code__.co_firstlineno + 1} trains computes in float16 with "
+        + ("Keras' own LossScaleOptimizer" if own else "Adam alone")
+    )
+    assert "model.compile(tfmp.LossScaleOptimizer(Adam(...), " in warning
+    assert set(history) == {"loss"}
+
+
+def test_kerass_own_wrapper_in_float32_is_refused(keras: ModuleType) -> None:
+    model = _model(keras, keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD()))
+    with pytest.raises(TypeError, match=r"compile it with tfmp\.LossScaleOptimizer"):
+        _fit(model, [1], tfmp.LossScaleCallback())

@@ -1,0 +1,31 @@
+import numpy as np
+
+from tfmp.monitoring.guilty import last_overflow, overflow_table
+
+
+def test_largest_counts_are_named_first_and_the_rest_counted() -> None:
+    names = [f"layer_{index}" for index in range(6)]
+    last = np.array([[0, 1, 0], [0, 0, 0], [3, 1, 0], [0, 0, 12], [1, 0, 0], [0, 2, 2]])
+    assert last_overflow(names, last, at_most=3) == (
+        "overflow in layer_3: 12 saturated; layer_2: 3 inf, 1 nan; layer_5: 2 nan, 2 saturated; and 2 more"
+    )
+
+
+def test_nothing_is_said_where_nothing_overflowed() -> None:
+    assert last_overflow(["kernel"], np.zeros([1, 3], np.int64)) is None
+    assert overflow_table(["kernel"], np.zeros([1, 3], np.int64), np.zeros([1], np.int64)) is None
+
+
+def test_table_shows_twenty_rows_the_most_often_first() -> None:
+    names = [f"layer_{index}" for index in range(30)]
+    last = np.zeros([30, 3], np.int64)
+    last[29] = [0, 7, 0]
+    table = overflow_table(names, last, np.arange(30))
+    assert table is not None
+    rows = table.splitlines()
+    assert rows[:3] == [
+        "variable  skipped steps  at the last one",
+        "layer_29             29  7 nan",
+        "layer_28             28",
+    ]
+    assert rows[20:] == ["layer_10             10", "and 9 more"]

@@ -1,0 +1,243 @@
+import logging
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.outcomes import LossScaleStatus
+from tfmp.monitoring.stuck import StuckWatch, why_stuck
+
+tf1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="tfmp")
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:
+    return LossScaleStatus(scale, skips == 0, applied + skips, applied, skips, skips)
+
+
+@pytest.mark.parametrize(
+    ("scale", "skips", "per_backoff", "loss", "reason"),
+    [
+        (1.0, 2, 2, 3.0, "is at its floor, 1, and the last 2 steps overflowed"),
+        (1.0, 1, 2, 3.0, None),  # fewer than a back-off takes
+        (1.0, 0, 1, 3.0, None),
+        (2.0, 7, 1, 3.0, None),
+        (2.0, 8, 1, None, "was lowered 8 times in a row, to 2, and no step was applied"),
+        (2.0, 15, 2, None, None),
+        (2.0, 16, 2, None, "was lowered 8 times in a row"),
+        (1.0, 7, None, None, None),  # a fixed scale of 1
+        (1.0, 8, None, None, "last 8 steps were skipped at a loss scale of 1, which nothing lowers"),
+        (2.0, 1, 2, math.nan, "the loss is NaN before it is scaled"),
+        (2.0, 1, 2, -math.inf, "the loss is infinite before it is scaled"),
+        (2.0, 0, 2, math.nan, None),  # the step was applied
+    ],
+)
+def test_stuck_is_told_from_too_high(
+    scale: float, skips: int, per_backoff: int | None, loss: float | None, reason: str | None
+) -> None:
+    found = why_stuck(_status(scale, skips), 1.0, per_backoff, stuck_after=8, loss=loss)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_floor_is_the_managers() -> None:
+    assert why_stuck(_status(0.25, 1), 0.25, 1, 8) is not None
+    assert why_stuck(_status(0.5, 1), 0.25, 1, 8) is None
+
+
+def test_it_is_said_once_until_a_step_is_applied(caplog: pytest.LogCaptureFixture) -> None:
+    watch, manager = StuckWatch("stop", 8), tfmp.ExponentialUpdateLossScaleManager(1, 1000, decr_every_n_nan_or_inf=1)
+    statuses = [_status(1, 1), _status(1, 2), _status(1, 0, applied=6), _status(1, 3, applied=6)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [True, False, False, True]
+    assert len(_warnings(caplog)) == 2
+    watch.start()
+    assert watch.wants_stop(manager, statuses[-1])
+
+
+@pytest.mark.parametrize("make", [tfmp.LossScaleLoggingHook, tfmp.LossScaleCallback])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"on_stuck": "hold"}, 'on_stuck must be "warn", "raise" or "stop", got \'hold\'.'),
+        ({"stuck_after": 0}, "stuck_after must be a whole number from 1 to 2**31 - 1, got 0."),
+    ],
+)
+def test_bad_policy_is_refused(make: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(**settings)
+
+
+@tf.custom_gradient
+def _with_infinite_gradient(w: tf.Tensor) -> Any:
+    return tf.identity(w), lambda upstream: upstream * math.inf
+
+
+def _overflowing_train_op(scale: float = 4) -> tf.Operation:
+    """Return a step whose loss is finite, and whose gradient is not."""
+    w = tf1.get_variable("w", initializer=1.0)
+    manager = tfmp.ExponentialUpdateLossScaleManager(scale, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), manager)
+    return opt.minimize(_with_infinite_gradient(tf.identity(w)), tf1.train.get_or_create_global_step())
+
+
+def _run(hook: tfmp.LossScaleLoggingHook, train_op: Any, at_most: int) -> int:
+    """Run until a hook stops it, and return the number of steps."""
+    with tf1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as session:
+        for step in range(at_most):
+            if session.should_stop():
+                return step
+            session.run(train_op)
+    return at_most
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("policy", ["warn", "stop", "raise"])
+def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any) -> None:
+    with tf.Graph().as_default():
+        train_op = _overflowing_train_op()
+        hook = tfmp.LossScaleLoggingHook(every_n_steps=1, on_stuck=policy)
+        if policy == "raise":
+            with pytest.raises(tfmp.LossScaleStuckError, match=r"training is stuck: the loss scale is at its floor, 1"):
+                _run(hook, train_op, 9)
+            return
+        # 4, 2, 1: the second step finds the floor.
+        assert _run(hook, train_op, 9) == (2 if policy == "stop" else 9)
+        (warning,) = _warnings(caplog)
+        assert "the loss scale is at its floor, 1, and the last 2 steps overflowed" in warning
+        assert ("It stops here" in warning) == (policy == "stop")
+
+
+def _train_op(factors: list[float]) -> tuple[tf.Operation, tf.Variable, tf.Tensor]:
+    """Return a step whose loss is the weight times the next factor; the weight, and the loss."""
+    w = tf1.get_variable("w", initializer=1.0)
+    factor = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32(factors))).get_next()
+    opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
+    loss = tf.identity(w * factor, name="loss")
+    return opt.minimize(loss, tf1.train.get_or_create_global_step()), w, loss
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("given", ["nothing", "name", "tensor"])
+def test_loss_that_is_nan_stops_the_run_with_the_last_applied_weights(
+    caplog: pytest.LogCaptureFixture, given: str
+) -> None:
+    with tf.Graph().as_default():
+        train_op, w, loss = _train_op([1, math.nan, 1])
+        seen: list[float] = []
+        last = tf1.train.FinalOpsHook(w.read_value())
+        hook = tfmp.LossScaleLoggingHook(
+            every_n_steps=1, on_stuck="stop", loss={"nothing": None, "name": "loss", "tensor": loss}[given]
+        )
+        with tf1.train.MonitoredTrainingSession(hooks=[hook, last], log_step_count_steps=None) as session:
+            while not session.should_stop():
+                seen.append(session.run([train_op, loss])[1])
+        assert len(seen) == 2
+        assert last.final_ops_values == 0.5
+    assert "the loss is NaN before it is scaled" in _warnings(caplog)[0]
+
+
+class _Runs(tf1.train.SessionRunHook):
+    """Notes what a hook asks for, step by step."""
+
+    def __init__(self, hook: tfmp.LossScaleLoggingHook) -> None:
+        self._hook = hook
+        self.asked: list[Any] = []
+
+    def begin(self) -> None:
+        self._hook.begin()
+
+    def before_run(self, run_context: Any) -> Any:
+        asked = self._hook.before_run(run_context)
+        self.asked.append(asked and asked.fetches)
+        return asked
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._hook.after_run(run_context, run_values)
+
+    def end(self, session: Any) -> None:
+        self._hook.end(session)
+
+
+@pytest.mark.graph
+def test_loss_is_fetched_at_reported_steps_alone() -> None:
+    with tf.Graph().as_default():
+        train_op, _, loss = _train_op([1] * 6)
+        runs = _Runs(tfmp.LossScaleLoggingHook(every_n_steps=3))
+        _run(runs, tf.group(train_op), 6)
+        assert runs.asked == [[[loss]], None, None, [[loss]], None, None]
+
+
+@pytest.mark.graph
+def test_run_that_takes_no_step_is_not_asked_for_a_loss() -> None:
+    with tf.Graph().as_default():
+        fed = tf1.placeholder(tf.float32, [])
+        w = tf1.get_variable("w", initializer=1.0)
+        opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
+        train_op = opt.minimize(w * fed)
+        runs = _Runs(tfmp.LossScaleLoggingHook(every_n_steps=1))
+        with tf1.train.MonitoredTrainingSession(hooks=[runs], log_step_count_steps=None) as session:
+            session.run({"weight": w})
+            session.run(train_op, {fed: 1.0})
+        assert [asked is not None for asked in runs.asked] == [False, True]
+
+
+@pytest.mark.graph
+def test_loss_inside_a_conditional_is_left_alone() -> None:
+    with tf.Graph().as_default():
+        w = tf1.get_variable("w", initializer=1.0, use_resource=True)
+        opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
+
+        def gradient() -> tf.Tensor:
+            return opt.compute_gradients(w * 2.0, [w])[0][0]
+
+        train_op = opt.apply_gradients([(tf.cond(w > 0.0, gradient, gradient), w)])
+        runs = _Runs(tfmp.LossScaleLoggingHook(every_n_steps=1))
+        _run(runs, train_op, 1)
+        assert runs.asked == [None]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("loss", ["no_such_op", "train", 3.0])
+def test_loss_that_is_none_of_the_graph_is_refused(loss: Any) -> None:
+    with tf.Graph().as_default():
+        _train_op([1])
+        tf.no_op(name="train")
+        with pytest.raises(ValueError, match="loss must be a tensor of the graph, or the name of one, got "):
+            tfmp.LossScaleLoggingHook(loss=loss).begin()
+
+
+@pytest.mark.graph
+@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
+@pytest.mark.parametrize("bad_replica", [0, 1])
+def test_losses_of_all_replicas_of_an_estimator_count(
+    tmp_path: Any, two_replicas: tf.distribute.MirroredStrategy, caplog: pytest.LogCaptureFixture, bad_replica: int
+) -> None:
+    def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> Any:
+        del labels
+        w = tf1.get_variable("w", initializer=1.0)
+        opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
+        # Infinite and not NaN, which Estimator stops at itself.
+        loss = tf.reduce_sum(w * features)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=opt.minimize(loss, tf1.train.get_global_step()))
+
+    rows = np.ones([4, 2], np.float32)
+    rows[1, bad_replica] = math.inf
+    hook = tfmp.LossScaleLoggingHook(every_n_steps=1, on_stuck="stop")
+    config = tf.estimator.RunConfig(train_distribute=two_replicas, log_step_count_steps=None)
+    estimator = tf.estimator.Estimator(model_fn, tmp_path, config)
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices((rows.ravel(), np.zeros(8, np.float32))), hooks=[hook])
+    assert any("the loss is infinite before it is scaled" in warning for warning in _warnings(caplog))
+    assert estimator.get_variable_value("w") == 0.5
+    assert estimator.get_variable_value("global_step") == 1

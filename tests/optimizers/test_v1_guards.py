@@ -1,0 +1,103 @@
+"""Scripts whose gradients never met the loss scale are told so, and no others."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+_INNER = tf.compat.v1.train.GradientDescentOptimizer
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="tfmp")
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+
+
+def _wrap() -> Any:
+    return tfmp.LossScaleOptimizer(_INNER(0.5), tfmp.FixedLossScaleManager(8))
+
+
+def _variable(use_resource: bool = True) -> tf.Variable:
+    return tf.compat.v1.get_variable("w", initializer=[1.0, 2.0], use_resource=use_resource)
+
+
+@pytest.mark.graph
+# Control flow v2 updates resource variables only.
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_script_that_calls_tf_gradients_is_told_its_line_once(
+    caplog: pytest.LogCaptureFixture, use_resource: bool
+) -> None:
+    if not use_resource and tf.compat.v1.control_flow_v2_enabled():
+        pytest.skip("control flow v2 updates no reference variable")
+    with tf.Graph().as_default():
+        w, opt = _variable(use_resource), _wrap()
+
+        def gradients() -> list[tf.Tensor]:
+            return tf.gradients(tf.reduce_sum(w), [w])
+
+        for _ in range(2):
+            grads, _ = tf.clip_by_global_norm(gradients(), 1.0)
+            opt.apply_gradients(zip(grads, [w], strict=True))
+    (warning,) = _warnings(caplog)
+    assert warning.startswith(f"test_v1_guards.py:{gradients.__code__.co_firstlineno + 1}: ")
+    assert "grads_and_vars = opt.compute_gradients(loss, variables) in place of tf.gradients" in warning
+
+
+def _minimized(w: tf.Variable) -> None:
+    _wrap().minimize(tf.reduce_sum(w))
+
+
+def _clipped(w: tf.Variable) -> None:
+    opt = _wrap()
+    ((grad, _),) = opt.compute_gradients(tf.reduce_sum(w), [w])
+    opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
+
+
+def _shared_out(w: tf.Variable) -> None:
+    ((grad, _),) = _wrap().compute_gradients(tf.reduce_sum(w), [w])
+    _wrap().apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
+
+
+def _synchronized(w: tf.Variable) -> None:
+    opt = tf.compat.v1.train.SyncReplicasOptimizer(_wrap(), 1)
+    opt.minimize(tf.reduce_sum(w), tf.compat.v1.train.get_or_create_global_step())
+
+
+@pytest.mark.graph
+# TensorFlow's own, of SyncReplicasOptimizer.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", [_minimized, _clipped, _shared_out, _synchronized])
+def test_script_that_scales_its_loss_is_not_warned(
+    caplog: pytest.LogCaptureFixture, way: Callable[[tf.Variable], None]
+) -> None:
+    with tf.Graph().as_default():
+        way(_variable())
+    assert not _warnings(caplog)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_eager_code_is_warned_of_a_tape_and_not_of_minimize(caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
+    w, opt, other = tf.Variable([1.0, 2.0]), _wrap(), _wrap()
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w)
+        grad = tape.gradient(loss, w)  # the line, where there is a graph
+        opt.apply_gradients([(grad, w)])  # the line, in eager code
+
+    def minimize() -> None:
+        other.minimize(lambda: tf.reduce_sum(w), var_list=[w])
+
+    for take in (minimize, step):
+        for _ in range(2):
+            (tf.function(take) if compiled else take)()
+    (warning,) = _warnings(caplog)
+    assert warning.startswith(f"test_v1_guards.py:{step.__code__.co_firstlineno + (3 if compiled else 4)}: ")
