@@ -196,6 +196,22 @@ class _Own(tfmp.LossScaleManager):
         return self._scale.assign(self._scale / tf.where(finite_grads, 1.0, 4.0))
 
 
+@pytest.mark.parametrize("restore", [_keras_file, _legacy_file])
+@for_every_keras()
+def test_managers_with_a_state_of_their_own_are_saved_too(keras: ModuleType, restore: _Restore, tmp_path: Path) -> None:
+    tolerant = tfmp.ExponentialUpdateLossScaleManager(8, 4, tolerance=0.5, hysteresis=2, min_loss_scale=0.5)
+    log_max = tfmp.LogMaxLossScaleManager(init_loss_scale=8)
+    for manager, observed in ((tolerant, []), (log_max, [tf.constant(0.75)])):
+        model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), manager))
+        model.optimizer.build(model.trainable_variables)
+        manager.update_loss_scale(tf.constant(True), *observed)
+        restored = restore(keras, model, tmp_path, lambda: model)
+        assert values(restored.optimizer.variables) == values(model.optimizer.variables)
+        assert set(manager.state.read()._fields) <= {v.name.split(":")[0] for v in restored.optimizer.variables}
+        config = restored.optimizer.get_config()["loss_scale_manager"]
+        assert config == model.optimizer.get_config()["loss_scale_manager"]
+
+
 @for_every_keras()
 def test_manager_of_ones_own_is_saved_where_it_is_known(keras: ModuleType, tmp_path: Path) -> None:
     model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))
