@@ -25,7 +25,7 @@ _CORE = {
         "scaler",
     )
 }
-_MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "stuck")}
+_MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "log", "stuck")}
 _BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
@@ -76,6 +76,7 @@ _ALLOWED = {
     "tfmp.monitoring.callbacks": {"tfmp.core.call_sites", "tfmp.optimizers.base", *_MONITORING, *_LEAVES, *_CORE},
     "tfmp.monitoring.graph_losses": {"tfmp.core.noted_losses", *_CORE},
     "tfmp.monitoring.guilty": {*_CORE},
+    "tfmp.monitoring.log": set(),
     "tfmp.monitoring.hooks": {
         "tfmp.monitoring.graph_losses",
         "tfmp.monitoring.step_counting",

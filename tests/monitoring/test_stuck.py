@@ -30,8 +30,6 @@ def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:
 @pytest.mark.parametrize(
     ("scale", "skips", "per_backoff", "loss", "reason"),
     [
-        (1.0, 2, 2, 3.0, "is at its floor, 1, and the last 2 steps overflowed"),
-        (1.0, 1, 2, 3.0, None),  # fewer than a back-off takes
         (1.0, 0, 1, 3.0, None),
         (2.0, 7, 1, 3.0, None),
         (2.0, 8, 1, None, "was lowered 8 times in a row, to 2, and no step was applied"),
@@ -51,18 +49,47 @@ def test_stuck_is_told_from_too_high(
     assert found is None if reason is None else reason in str(found)
 
 
+@pytest.mark.parametrize(("skips_at_floor", "is_stuck"), [(0, False), (1, False), (2, True)])
+def test_floor_is_reached_when_a_back_off_there_changed_nothing(skips_at_floor: int, is_stuck: bool) -> None:
+    reason = why_stuck(_status(0.25, 7), 0.25, 2, 8, skips_at_floor)
+    assert reason is None or "is at its floor, 0.25, and 2 steps in a row overflowed" in reason
+    assert (reason is not None) is is_stuck
+
+
+def _watch(floor: float = 1) -> tuple[StuckWatch, tfmp.LossScaleManager]:
+    manager = tfmp.ExponentialUpdateLossScaleManager(1, 1000, decr_every_n_nan_or_inf=1, min_loss_scale=floor)
+    return StuckWatch("stop", 8), manager
+
+
+def test_steps_that_bring_the_scale_to_its_floor_are_not_held_against_it() -> None:
+    watch, manager = _watch()
+    # 4, 2, 1: no step was taken at 1 yet.
+    statuses = [_status(4, 1), _status(2, 2), _status(1, 3), _status(1, 4)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [False, False, False, True]
+
+
 def test_floor_is_the_managers() -> None:
-    assert why_stuck(_status(0.25, 1), 0.25, 1, 8) is not None
-    assert why_stuck(_status(0.5, 1), 0.25, 1, 8) is None
+    watch, manager = _watch(floor=0.25)
+    statuses = [_status(0.5, 1), _status(0.5, 2), _status(0.25, 3), _status(0.25, 4)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [False, False, False, True]
 
 
 def test_it_is_said_once_until_a_step_is_applied(caplog: pytest.LogCaptureFixture) -> None:
-    watch, manager = StuckWatch("stop", 8), tfmp.ExponentialUpdateLossScaleManager(1, 1000, decr_every_n_nan_or_inf=1)
-    statuses = [_status(1, 1), _status(1, 2), _status(1, 0, applied=6), _status(1, 3, applied=6)]
-    assert [watch.wants_stop(manager, status) for status in statuses] == [True, False, False, True]
+    watch, manager = _watch()
+    statuses = [_status(1, 1), _status(1, 2), _status(1, 3), _status(1, 0, applied=6), _status(1, 3, applied=6)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [False, True, False, False, True]
     assert len(_warnings(caplog)) == 2
     watch.start()
-    assert watch.wants_stop(manager, statuses[-1])
+    assert not watch.wants_stop(manager, statuses[0])
+    assert watch.wants_stop(manager, statuses[1])
+
+
+def test_at_the_end_of_training_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
+    _, manager = _watch()
+    watch = StuckWatch("raise", 8)
+    assert not watch.wants_stop(manager, _status(2, 1), [math.nan], at_end=True)
+    (warning,) = _warnings(caplog)
+    assert "the loss is NaN before it is scaled" in warning
 
 
 @pytest.mark.parametrize("make", [tfmp.LossScaleLoggingHook, tfmp.LossScaleCallback])
@@ -111,10 +138,10 @@ def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any
             with pytest.raises(tfmp.LossScaleStuckError, match=r"training is stuck: the loss scale is at its floor, 1"):
                 _run(hook, train_op, 9)
             return
-        # 4, 2, 1: the second step finds the floor.
-        assert _run(hook, train_op, 9) == (2 if policy == "stop" else 9)
+        # 4, 2, 1: the third step finds the floor.
+        assert _run(hook, train_op, 9) == (3 if policy == "stop" else 9)
         (warning,) = _warnings(caplog)
-        assert "the loss scale is at its floor, 1, and the last 2 steps overflowed" in warning
+        assert "the loss scale is at its floor, 1, and one step overflowed all the same" in warning
         assert ("It stops here" in warning) == (policy == "stop")
 
 

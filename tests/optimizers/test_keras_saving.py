@@ -196,6 +196,39 @@ class _Own(tfmp.LossScaleManager):
         return self._scale.assign(self._scale / tf.where(finite_grads, 1.0, 4.0))
 
 
+# Makes a manager with a state of its own, and what its update takes beside the outcome.
+_MANAGERS: dict[str, tuple[Callable[[], tfmp.LossScaleManager], list[float]]] = {
+    "tolerant": (lambda: tfmp.ExponentialUpdateLossScaleManager(8, 4, tolerance=0.5, hysteresis=2), []),
+    "log_max": (lambda: tfmp.LogMaxLossScaleManager(init_loss_scale=8), [0.75]),
+}
+
+
+def _check_manager(keras: ModuleType, restore: _Restore, path: Path, name: str) -> None:
+    make_manager, observed = _MANAGERS[name]
+    manager = make_manager()
+    model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), manager))
+    model.optimizer.build(model.trainable_variables)
+    manager.update_loss_scale(tf.constant(True), *map(tf.constant, observed))
+    restored = restore(keras, model, path, lambda: model).optimizer
+    fields = manager.state.read()._asdict()
+    assert state(restored, *fields) == [value.numpy() for value in fields.values()]
+    assert restored.get_config()["loss_scale_manager"] == model.optimizer.get_config()["loss_scale_manager"]
+
+
+@pytest.mark.parametrize("name", _MANAGERS)
+@for_every_keras()
+def test_every_manager_is_saved_with_its_state(keras: ModuleType, name: str, tmp_path: Path) -> None:
+    _check_manager(keras, _keras_file, tmp_path, name)
+
+
+@pytest.mark.parametrize("name", _MANAGERS)
+@for_every_keras("keras2", "tf_keras")
+def test_every_manager_is_saved_with_its_state_in_the_legacy_format(
+    keras: ModuleType, name: str, tmp_path: Path
+) -> None:
+    _check_manager(keras, _legacy_file, tmp_path, name)
+
+
 @for_every_keras()
 def test_manager_of_ones_own_is_saved_where_it_is_known(keras: ModuleType, tmp_path: Path) -> None:
     model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))

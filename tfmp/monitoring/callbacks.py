@@ -10,7 +10,8 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.core.call_sites import line_of_call
 from tfmp.core.outcomes import LossScaleStatus
-from tfmp.monitoring.guilty import last_overflow, overflow_reports, overflow_table
+from tfmp.monitoring.guilty import last_overflow, overflow_table
+from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.stuck import OnStuck, StuckWatch
 from tfmp.optimizers.base import LossScaleOptimizer
 
@@ -44,9 +45,12 @@ class LossScaleCallback(keras.callbacks.Callback):
     nothing is added for a batch: `TensorBoard(update_freq="batch")` alone shows the two by epochs.
 
     A report comes every N batches and at the end of each epoch. There, and where the logs are read anyway, numbers are
-    fetched from the device; nowhere else. A report writes summaries, and says, once, when training is stuck: the scale
-    sits at its floor and steps are skipped all the same, it was lowered again and again without one applied step, or
-    the loss itself is infinite or NaN.
+    fetched from the device; nowhere else. A report writes summaries, and after skipped steps it names the variables
+    whose gradients overflowed on the last of them; the end of `fit` tells how often each did. And it says, once, when
+    training is stuck: the scale sits at its floor and steps are skipped all the same, it was lowered again and again
+    without one applied step, or the loss itself is infinite or NaN.
+
+    All that is said goes to `logging.getLogger("tfmp")`, as the hook's reports do.
 
     A model in float16 whose optimizer is none of tfmp's is warned of, once, and left alone.
 
@@ -80,7 +84,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         every_n_steps: int = 100,
         summary_dir: str | None = None,
         on_stuck: OnStuck = "warn",
-        stuck_after: int = 32,
+        stuck_after: int = 64,
     ) -> None:
         super().__init__()
         self.params: dict[str, Any] = {}
@@ -89,6 +93,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._writer: tf.summary.SummaryWriter | None = None
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._batches = 0
+        self._named_until = 0
         self._told_of_optimizer = False
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -114,6 +119,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._batches = 0
         opt = self.model.optimizer
         if self._opt is not None:
+            self._named_until = int(self._opt.skipped_steps)
             return
         if not _computes_in_float16(self.model):
             raise TypeError(
@@ -161,10 +167,10 @@ class LossScaleCallback(keras.callbacks.Callback):
         del logs
         if self._opt is None:
             return
-        for report in overflow_reports(self._opt._loss_scale_manager):
+        for report in self._opt.overflow_reports():
             table = overflow_table(report.names, np.asarray(report.last), np.asarray(report.steps))
             if table:
-                _logger.info("overflows by variable:\n%s", table)
+                visible_logger().info("overflows by variable:\n%s", table)
 
     @property
     def _opt(self) -> Any:  # noqa: ANN401 - of any Keras
@@ -182,15 +188,18 @@ class LossScaleCallback(keras.callbacks.Callback):
         status = _numbers(manager.get_status())
         if self._summary_dir is not None:
             self._write_summaries(status)
-        if status.last_step_finite:
-            return
-        for report in overflow_reports(manager):
-            sentence = last_overflow(report.names, np.asarray(report.last))
-            if sentence:
-                _logger.info("%s", sentence)
+        if status.skipped_steps != self._named_until:
+            self._named_until = status.skipped_steps
+            self._name_overflows()
         losses = [float(logs["loss"])] if logs and "loss" in logs else []
         if self._stuck.wants_stop(manager, status, losses):
             self.model.stop_training = True
+
+    def _name_overflows(self) -> None:
+        for report in self._opt.overflow_reports():
+            sentence = last_overflow(report.names, np.asarray(report.last))
+            if sentence:
+                visible_logger().info("%s", sentence)
 
     def _write_summaries(self, status: LossScaleStatus) -> None:
         if self._writer is None:

@@ -1,38 +1,8 @@
 """Puts into words which variables' gradients overflowed."""
 
-from typing import Any, Protocol
-
 import numpy as np
 
-from tfmp.core.managers import LossScaleManager
-
-_KINDS = ("inf", "nan", "saturated")
-
-
-class OverflowCounts(Protocol):
-    """What is known of the overflows of one optimizer; in a graph tensors, until they are fetched."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the variables."""
-
-    @property
-    def last(self) -> Any:  # noqa: ANN401 - an array or a tensor
-        """How many elements were infinite, NaN and saturated at the last skipped step; int64 of shape [n, 3]."""
-
-    @property
-    def steps(self) -> Any:  # noqa: ANN401 - an array or a tensor
-        """In how many skipped steps each variable overflowed; int64 of shape [n]."""
-
-
-def overflow_reports(manager: LossScaleManager) -> list[OverflowCounts]:
-    """Return what is known of the overflows of the optimizers that a manager serves.
-
-    Args:
-        manager: The manager.
-    """
-    del manager
-    return []
+from tfmp.core.overflow import KINDS
 
 
 def last_overflow(names: list[str], last: np.ndarray, at_most: int = 4) -> str | None:
@@ -85,4 +55,4 @@ def overflow_table(names: list[str], last: np.ndarray, steps: np.ndarray, at_mos
 
 
 def _counts(row: np.ndarray) -> str:
-    return ", ".join(f"{count} {kind}" for count, kind in zip(row, _KINDS, strict=True) if count)
+    return ", ".join(f"{count} {kind}" for count, kind in zip(row, KINDS, strict=True) if count)

@@ -1,6 +1,5 @@
 """A SessionRunHook that shows the loss scale: in the log, and in TensorBoard."""
 
-import logging
 from typing import Any
 
 import tensorflow as tf
@@ -8,9 +7,10 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.outcomes import LossScaleStatus
-from tfmp.core.scaler import managers_of_graph
+from tfmp.core.scaler import managers_of_graph, overflow_reports_of_graph
 from tfmp.monitoring.graph_losses import GraphLosses, values_of
-from tfmp.monitoring.guilty import last_overflow, overflow_reports, overflow_table
+from tfmp.monitoring.guilty import last_overflow, overflow_table
+from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import OnStuck, StuckWatch
 
@@ -24,6 +24,9 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
     It warns, once, when `global_step` goes up faster than steps are applied: a script that advances it by hand counts
     twice. The warning names the line, if the graph tells it.
+
+    A report after skipped steps names the variables whose gradients overflowed on the last of them, and the end of the
+    session tells how often each did.
 
     It says, once, when training is stuck: the scale sits at its floor and steps are skipped all the same, it was
     lowered again and again without one applied step, or the loss itself is infinite or NaN. For the latter it
@@ -71,7 +74,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         summary_dir: str | None = None,
         *,
         on_stuck: OnStuck = "warn",
-        stuck_after: int = 32,
+        stuck_after: int = 64,
         loss: tf.Tensor | str | None = None,
     ) -> None:
         self._given_managers = [] if manager is None else [_manager_of(manager)]
@@ -90,7 +93,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             )
         self._losses = GraphLosses(self._managers, self._given_loss)
         self._global_step = tf.compat.v1.train.get_global_step()
-        self._overflows = [report for manager in self._managers for report in overflow_reports(manager)]
+        self._overflows = [report for manager in self._managers for report in overflow_reports_of_graph(manager)]
         self._fetches = {
             "statuses": [manager.get_status() for manager in self._managers],
             # A fetch cannot be None.
@@ -100,10 +103,11 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             ],
             "overflows": [(report.last, report.steps) for report in self._overflows],
         }
+        self._named_until = [0 for _ in self._managers]
         self._ahead: int | None = None
         self._warned = False
         self._stuck.start()
-        self._logger = _visible_logger()
+        self._logger = visible_logger()
         self._writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir) if self._summary_dir else None
         self._timer.reset()
         self._steps = 0
@@ -129,7 +133,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         """Report the last step, unless that was done, and who overflowed how often."""
         try:
             if self._timer.last_triggered_step() != self._steps:
-                self._report(session)
+                self._report(session, at_end=True)
             fetched = session.run(self._fetches["overflows"])
             for report, (last, steps) in zip(self._overflows, fetched, strict=True):
                 table = overflow_table(report.names, last, steps)
@@ -139,7 +143,9 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             if self._writer:
                 self._writer.flush()
 
-    def _report(self, session: tf.compat.v1.Session, losses: list[list[Any]] | None = None) -> bool:
+    def _report(
+        self, session: tf.compat.v1.Session, losses: list[list[Any]] | None = None, *, at_end: bool = False
+    ) -> bool:
         """Show everything, and tell whether training should stop."""
         self._timer.update_last_triggered_step(self._steps)
         fetched = session.run(self._fetches)
@@ -155,14 +161,17 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         losses = losses or [[] for _ in self._managers]
         # All of them, so that each is heard.
         stops = [
-            self._stuck.wants_stop(manager, status, values_of(values))
+            self._stuck.wants_stop(manager, status, values_of(values), at_end=at_end)
             for manager, status, values in zip(self._managers, fetched["statuses"], losses, strict=True)
         ]
         return any(stops)
 
     def _name_overflows(self, fetched: dict[str, Any]) -> None:
-        if all(status.last_step_finite for status in fetched["statuses"]):
+        """Name the variables that overflowed on the last of the steps that were skipped since the last report."""
+        skipped = [int(status.skipped_steps) for status in fetched["statuses"]]
+        if skipped == self._named_until:
             return
+        self._named_until = skipped
         for report, (last, _) in zip(self._overflows, fetched["overflows"], strict=True):
             sentence = last_overflow(report.names, last)
             if sentence:
@@ -202,16 +211,6 @@ def _timer(every_n_steps: int | None, every_n_secs: float | None) -> tf.compat.v
         return tf.compat.v1.train.SecondOrStepTimer(every_secs=settings.positive("every_n_secs", every_n_secs))
     steps = 100 if every_n_steps is None else settings.count("every_n_steps", every_n_steps)
     return tf.compat.v1.train.SecondOrStepTimer(every_steps=steps)
-
-
-def _visible_logger() -> logging.Logger:
-    """Return the library's logger, shown somewhere: whoever adds the hook wants to read it."""
-    logger = logging.getLogger("tfmp")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler())
-    return logger
 
 
 def _line(status: LossScaleStatus, global_step: int | None) -> str:

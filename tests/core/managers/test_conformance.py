@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.outcomes import StepOutcomes
+from tfmp.core.outcomes import LossScaleStatus, StepOutcomes
 
 
 class _Legacy(tfmp.LossScaleManager):
@@ -49,10 +49,13 @@ def _each(managers: dict[str, Callable[[], tfmp.LossScaleManager]]) -> pytest.Ma
     return pytest.mark.parametrize("make_manager", managers.values(), ids=managers)
 
 
+def _max_abs(manager: tfmp.LossScaleManager, finite: Any) -> list[tf.Tensor]:
+    """Return what an update takes beside `finite`, where gradients reach 1 or infinity."""
+    return [tf.where(finite, 1.0, math.inf)] if manager.needs_max_abs else []
+
+
 def _update(manager: tfmp.LossScaleManager, finite: Any) -> tf.Operation:
-    """Take note of a step whose gradients reach 1, or infinity."""
-    max_abs = [tf.where(finite, 1.0, math.inf)] if manager.needs_max_abs else []
-    return tf.group(manager.update_loss_scale(tf.convert_to_tensor(finite), *max_abs))
+    return tf.group(manager.update_loss_scale(tf.convert_to_tensor(finite), *_max_abs(manager, finite)))
 
 
 def _state(manager: tfmp.LossScaleManager) -> list[float]:
@@ -75,6 +78,42 @@ def test_every_manager_counts_steps(make_manager: Callable[[], tfmp.LossScaleMan
         applied_steps=2, skipped_steps=3, consecutive_skipped_steps=2, last_step_finite=False
     )
     assert [field.dtype for field in outcomes] == [tf.int64, tf.int64, tf.int64, tf.bool]
+
+
+@_each(_MANAGERS)
+def test_every_manager_tells_its_status_anew_in_eager_code_and_in_functions(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    manager = make_manager()
+    asked_in_function = tf.function(manager.get_status)
+    for finite in [True, False, False]:
+        manager.note_step(tf.constant(finite))
+        assert manager.get_status() == asked_in_function()
+    assert manager.get_status() == LossScaleStatus(
+        loss_scale=8,
+        last_step_finite=False,
+        attempted_steps=3,
+        applied_steps=1,
+        skipped_steps=2,
+        consecutive_skipped_steps=2,
+    )
+
+
+@pytest.mark.graph
+@_each(_MANAGERS)
+def test_asking_a_graph_for_the_status_again_does_not_grow_it(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    manager = make_manager()
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        step = manager.note_step(tf.constant(False))
+        status = manager.get_status()
+        with tf.control_dependencies([step]):
+            after = manager.get_status()
+        graph.finalize()
+        assert all(again is tensor for again, tensor in zip(manager.get_status(), status, strict=True))
+        assert session.run(after.attempted_steps) == 1
+        assert session.run(status.attempted_steps) == 1
 
 
 @_each(_WITH_STATE)
@@ -119,27 +158,40 @@ _STEPS = [False, True, False, False, True, True, True, False, False, True, *[Fal
 
 
 @_each(_WITH_STATE)
-def test_graph_function_and_eager_code_go_the_same_way(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+def test_function_and_eager_code_go_the_same_way(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
     eager, traced = make_manager(), make_manager()
 
     @tf.function
-    def function(finite: tf.Tensor) -> None:
+    def update(finite: tf.Tensor) -> None:
         _update(traced, finite)
 
-    expected = []
+    scales = []
     for finite in _STEPS:
         _update(eager, finite)
-        function(tf.constant(finite))
-        expected.append(_state(eager))
-        assert _state(traced) == expected[-1]
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        built = make_manager()
-        fed = tf.compat.v1.placeholder(tf.bool, [])
-        with tf.control_dependencies([_update(built, fed)]):
-            after = built.state.read()
-        session.run(tf.compat.v1.global_variables_initializer())
-        assert [list(session.run(after, {fed: finite})) for finite in _STEPS] == expected
-    scales = [scale for scale, *_ in expected]
+        update(tf.constant(finite))
+        assert _state(traced) == _state(eager)
+        scales.append(float(eager.get_loss_scale()))
+    assert min(scales) < max(scales)
+
+
+@pytest.mark.graph
+@_each(_WITH_STATE)
+def test_variables_of_a_graph_go_the_way_of_the_rule(
+    make_manager: Callable[[], tfmp.LossScaleManager], session: tf.compat.v1.Session
+) -> None:
+    manager = make_manager()
+    finite = tf.compat.v1.placeholder(tf.bool, [])
+    with tf.control_dependencies([_update(manager, finite)]):
+        after = manager.state.read()
+    before = type(after)(*(tf.compat.v1.placeholder(field.dtype, []) for field in after))
+    by_rule = manager.next_state(before, finite, *_max_abs(manager, finite))
+    session.run(tf.compat.v1.global_variables_initializer())
+    state = session.run(manager.state.read())
+    scales = []
+    for outcome in _STEPS:
+        state = session.run(by_rule, {finite: outcome, **dict(zip(before, state, strict=True))})
+        assert session.run(after, {finite: outcome}) == state
+        scales.append(float(state.loss_scale))
     assert min(scales) < max(scales)
 
 
