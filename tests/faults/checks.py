@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 import numpy as np
-from faults import INITIAL_SCALE, Fault, scales, sum_over_replicas
+from faults import Fault, Rule, scales, sum_over_replicas
 from front_ends import FrontEnd, State
 
 
@@ -30,13 +30,16 @@ def train_without_wrapper(plain: FrontEnd, fault: Fault) -> list[State]:
     return train(plain, Fault(fault.structure, steps, []))
 
 
-def violations(fault: Fault, states: Sequence[State], plain_states: Sequence[State]) -> list[str]:
+def violations(
+    fault: Fault, states: Sequence[State], plain_states: Sequence[State], rule: Rule | None = None
+) -> list[str]:
     """Return what is wrong, in sentences; nothing if all is as it must be.
 
     Args:
         fault: The fault.
         states: The states of the training.
         plain_states: Those of the training without a wrapper, by the steps that must be applied.
+        rule: The settings of the manager; the default ones otherwise.
     """
     if len(states) != len(fault.steps) + 1:
         return [f"{len(states) - 1} steps of {len(fault.steps)} were taken"]
@@ -56,7 +59,7 @@ def violations(fault: Fault, states: Sequence[State], plain_states: Sequence[Sta
         expected = (applied, step + 1 - applied, in_a_row, not skipped[step])
         if after.outcomes != expected:
             found.append(f"after step {step} the outcomes are {after.outcomes}, not {expected}")
-    seen, expected_scales = [state.loss_scale for state in states], [INITIAL_SCALE, *scales(skipped)]
+    seen, expected_scales = [state.loss_scale for state in states], scales(skipped, rule or Rule())
     if seen != expected_scales:
         found.append(f"the scales are {seen}, not {expected_scales}")
     return found

@@ -7,9 +7,16 @@ from typing import NamedTuple
 import numpy as np
 from structures import TEN_MILLION, Fed
 
-#: Where every training starts, and the rule that it follows.
-INITIAL_SCALE = 1024.0
-STEPS_TO_GROW = 3
+
+class Rule(NamedTuple):
+    """The settings of an exponential manager, with its names."""
+
+    init_loss_scale: float = 1024.0
+    incr_every_n_steps: int = 3
+    decr_every_n_nan_or_inf: int = 1
+    incr_ratio: float = 2.0
+    decr_ratio: float = 0.5
+
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -28,21 +35,22 @@ class Fault(NamedTuple):
     skipped: Sequence[int]
 
 
-def scales(skipped: Iterable[bool]) -> list[float]:
-    """Return the scale after each step, by the rule: halve at each overflow, double after some finite steps in a row.
+def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
+    """Return the scale before the first step, and after each.
 
     Args:
         skipped: Whether each step was skipped.
+        rule: The manager's settings.
     """
-    scale, good, after = INITIAL_SCALE, 0, []
+    scale, good, bad, seen = rule.init_loss_scale, 0, 0, [rule.init_loss_scale]
     for each in skipped:
-        good = 0 if each else good + 1
-        if each:
-            scale = max(1.0, scale / 2)
-        elif good == STEPS_TO_GROW:
-            scale, good = scale * 2, 0
-        after.append(scale)
-    return after
+        good, bad = (0, bad + 1) if each else (good + 1, bad)
+        if each and bad == rule.decr_every_n_nan_or_inf:
+            scale, good, bad = max(1.0, scale * rule.decr_ratio), 0, 0
+        elif good == rule.incr_every_n_steps:
+            scale, good, bad = scale * rule.incr_ratio, 0, 0
+        seen.append(scale)
+    return seen
 
 
 def healthy(step: int, replica: int = 0) -> Fed:

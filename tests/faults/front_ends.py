@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from faults import INITIAL_SCALE, STEPS_TO_GROW
+from faults import Rule
 from structures import Fed, Structure
 
 import tfmp
@@ -36,9 +36,13 @@ class State(NamedTuple):
     outcomes: tuple[int, int, int, bool]
 
 
-def manager() -> tfmp.LossScaleManager:
-    """Make the manager that `faults.scales` tells the rule of."""
-    return tfmp.ExponentialUpdateLossScaleManager(INITIAL_SCALE, STEPS_TO_GROW, 1, decr_ratio=0.5)
+def manager(rule: Rule) -> tfmp.LossScaleManager:
+    """Make a manager.
+
+    Args:
+        rule: Its settings.
+    """
+    return tfmp.ExponentialUpdateLossScaleManager(**rule._asdict())
 
 
 class FrontEnd(abc.ABC):
@@ -46,12 +50,12 @@ class FrontEnd(abc.ABC):
 
     Args:
         structure: What is trained.
-        wrapped: Whether the optimizer is in a wrapper.
+        rule: The manager's settings; None for an optimizer in no wrapper.
     """
 
-    def __init__(self, structure: Structure, wrapped: bool = True) -> None:
+    def __init__(self, structure: Structure, rule: Rule | None) -> None:
         self.structure = structure
-        self.wrapped = wrapped
+        self.rule = rule
 
     @abc.abstractmethod
     def begin(self) -> None:
@@ -83,7 +87,7 @@ class FrontEnd(abc.ABC):
 
     def optimizer(self, inner: Any) -> Any:
         """Wrap an optimizer, or do not."""
-        return tfmp.LossScaleOptimizer(inner, manager()) if self.wrapped else inner
+        return tfmp.LossScaleOptimizer(inner, manager(self.rule)) if self.rule else inner
 
 
 def outcomes_of(opt: Any) -> list[Any]:
@@ -144,7 +148,7 @@ class V1Graph(FrontEnd):
 
     Args:
         structure: What is trained.
-        wrapped: Whether the optimizer is in a wrapper.
+        rule: The manager's settings; None for an optimizer in no wrapper.
         use_resource: Whether variables are resource variables, or reference variables.
         strategy: On whose replicas.
     """
@@ -152,12 +156,12 @@ class V1Graph(FrontEnd):
     def __init__(
         self,
         structure: Structure,
-        wrapped: bool = True,
+        rule: Rule | None,
         *,
         use_resource: bool = True,
         strategy: tf.distribute.Strategy | None = None,
     ) -> None:
-        super().__init__(structure, wrapped)
+        super().__init__(structure, rule)
         self._graph = tf.Graph()
         strategy = strategy or tf.distribute.get_strategy()
         with self._graph.as_default(), strategy.scope():
@@ -259,7 +263,7 @@ class V1Eager(FrontEnd):
 
     def _checkpoint(self) -> tf.train.Checkpoint:
         parts = {"step": self._step, "optimizer": self._inner, **self._variables}
-        if self.wrapped:
+        if self.rule:
             parts["manager"] = self._opt._loss_scale_manager
         return tf.train.Checkpoint(**parts)
 

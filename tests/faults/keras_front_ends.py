@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
+from faults import Rule
 from front_ends import FrontEnd, State, Steps, dataset, manager, outcomes_of, replica_number, state_of
 from structures import Fed, Structure
 
@@ -19,27 +20,27 @@ class _Keras(FrontEnd):
     Args:
         keras: The Keras.
         structure: What is trained.
-        wrapped: Whether the optimizer is in a wrapper.
+        rule: The manager's settings; None for an optimizer in no wrapper.
         jit_compile: Of the wrapper, for Keras 3.
     """
 
     def __init__(
-        self, keras: ModuleType, structure: Structure, wrapped: bool = True, jit_compile: bool | None = None
+        self, keras: ModuleType, structure: Structure, rule: Rule | None, jit_compile: bool | None = None
     ) -> None:
-        super().__init__(structure, wrapped)
+        super().__init__(structure, rule)
         self._keras = keras
         self._settings = {} if jit_compile is None else {"jit_compile": jit_compile}
 
     def _set_up(self, weights: Sequence[Any], opt: Any) -> None:
         self._weights = [of_tensorflow(weight) for weight in weights]
         self._opt = opt
-        inner = opt.inner_optimizer if self.wrapped else opt
+        inner = opt.inner_optimizer if self.rule else opt
         self._moving = [*self._weights, *map(of_tensorflow, inner.variables)]
         self._held = list(dict.fromkeys(map(_Identity, [*self._moving, *map(of_tensorflow, opt.variables)])))
         self._at_start = [each.variable.numpy() for each in self._held]
 
     def optimizer(self, inner: Any) -> Any:
-        return tfmp.LossScaleOptimizer(inner, manager(), **self._settings) if self.wrapped else inner
+        return tfmp.LossScaleOptimizer(inner, manager(self.rule), **self._settings) if self.rule else inner
 
     def begin(self) -> None:
         for each, value in zip(self._held, self._at_start, strict=True):
@@ -67,7 +68,7 @@ class KerasLoop(_Keras):
     Args:
         keras: The Keras.
         structure: What is trained.
-        wrapped: Whether the optimizer is in a wrapper.
+        rule: The manager's settings; None for an optimizer in no wrapper.
         compiled: Makes a function of a step, and of what it is fed.
         jit_compile: Of the wrapper, for Keras 3.
         strategy: On whose replicas.
@@ -79,14 +80,14 @@ class KerasLoop(_Keras):
         self,
         keras: ModuleType,
         structure: Structure,
-        wrapped: bool = True,
+        rule: Rule | None,
         *,
         compiled: Callable[..., Any] | None = None,
         jit_compile: bool | None = None,
         strategy: tf.distribute.Strategy | None = None,
         averages: bool = True,
     ) -> None:
-        super().__init__(keras, structure, wrapped, jit_compile)
+        super().__init__(keras, structure, rule, jit_compile)
         self._strategy = strategy or tf.distribute.get_strategy()
         options = {name: value for name, value in structure.options.items() if averages or "ema" not in name}
         with self._strategy.scope():
@@ -122,7 +123,7 @@ class KerasLoop(_Keras):
         variables = {name: of_tensorflow(weight) for name, weight in self._by_name.items()}
         with tf.GradientTape() as tape:
             loss = self.structure.loss(variables, fed)
-            if self.wrapped:
+            if self.rule:
                 loss = self._opt.scale_loss(loss)
         grads = tape.gradient(loss, list(variables.values()))
         self._opt.apply_gradients(zip(grads, self._by_name.values(), strict=True))
@@ -134,12 +135,12 @@ class KerasFit(_Keras):
     Args:
         keras: The Keras.
         structure: What is trained.
-        wrapped: Whether the optimizer is in a wrapper.
+        rule: The manager's settings; None for an optimizer in no wrapper.
         compile_settings: More for `compile`.
     """
 
-    def __init__(self, keras: ModuleType, structure: Structure, wrapped: bool = True, **compile_settings: Any) -> None:
-        super().__init__(keras, structure, wrapped)
+    def __init__(self, keras: ModuleType, structure: Structure, rule: Rule | None, **compile_settings: Any) -> None:
+        super().__init__(keras, structure, rule)
 
         class Model(keras.Model):  # type: ignore[name-defined]
             def __init__(self) -> None:

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import tensorflow as tf
+from faults import Rule
 from front_ends import Estimator, FrontEnd, V1Eager, V1Graph
 from keras_front_ends import KerasFit, KerasLoop, by_xla, compiled
 from optimizers.kerases import installed
+from structures import Structure
 
 #: Makes a front-end for a structure.
 Make = Callable[..., FrontEnd]
@@ -15,12 +19,12 @@ Make = Callable[..., FrontEnd]
 def front_ends() -> dict[str, tuple[Make, Make]]:
     """Return by name what makes a front-end, and what makes the same optimizer to be compared with."""
     found: dict[str, tuple[Make, Make]] = {"v1 graph, resource variables": (V1Graph, V1Graph)}
-    if hasattr(tf, "estimator"):
-        found["Estimator"] = (Estimator, V1Graph)
     if not tf.compat.v1.executing_eagerly_outside_functions():
         reference = partial(V1Graph, use_resource=False)
         found["v1 graph, reference variables"] = (reference, reference)
         return found
+    if hasattr(tf, "estimator"):
+        found["Estimator"] = (Estimator, V1Graph)
     found["v1 eager"] = (V1Eager, V1Eager)
     for title, keras in installed().items():
         plain = partial(KerasLoop, keras)
@@ -41,5 +45,5 @@ def replicated_front_ends() -> dict[str, Make]:
     return found
 
 
-def _loop(keras: object, structure: object, wrapped: bool = True, **settings: object) -> FrontEnd:
-    return KerasLoop(keras, structure, wrapped, compiled=compiled, averages=False, **settings)
+def _loop(keras: ModuleType, structure: Structure, rule: Rule | None, **settings: Any) -> FrontEnd:
+    return KerasLoop(keras, structure, rule, compiled=compiled, averages=False, **settings)

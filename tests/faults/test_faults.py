@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import checks
-import faults
 import lanes
 import pytest
 import tensorflow as tf
-from faults import FAULTS, REPLICA_FAULTS, Fault
+from faults import FAULTS, REPLICA_FAULTS, Fault, Rule, scales
 from front_ends import FrontEnd, State
 from structures import STRUCTURES
 
@@ -43,8 +42,8 @@ class _Pair:
 def pair(request: pytest.FixtureRequest) -> _Pair:
     make, make_plain = _FRONT_ENDS[request.param]
     return _Pair(
-        lambda structure: make(STRUCTURES[structure]),
-        lambda structure: make_plain(STRUCTURES[structure], wrapped=False),
+        lambda structure: make(STRUCTURES[structure], Rule()),
+        lambda structure: make_plain(STRUCTURES[structure], None),
     )
 
 
@@ -85,8 +84,8 @@ def strategy() -> tf.distribute.MirroredStrategy:
 def replicated_pair(request: pytest.FixtureRequest, strategy: tf.distribute.MirroredStrategy) -> _Pair:
     make = _REPLICATED[request.param]
     return _Pair(
-        lambda structure: make(STRUCTURES[structure], strategy=strategy),
-        lambda structure: make(STRUCTURES[structure], wrapped=False),
+        lambda structure: make(STRUCTURES[structure], Rule(), strategy=strategy),
+        lambda structure: make(STRUCTURES[structure], None),
     )
 
 
@@ -101,7 +100,7 @@ def test_replicas_skip_together_whichever_has_the_fault(replicated_pair: _Pair, 
 def test_checks_see_an_overflow_that_is_applied() -> None:
     make, make_plain = _FRONT_ENDS["v1 graph, resource variables"]
     fault = FAULTS["inf"]
-    unprotected, plain = (each(STRUCTURES[fault.structure], wrapped=False) for each in (make, make_plain))
+    unprotected, plain = (each(STRUCTURES[fault.structure], None) for each in (make, make_plain))
     found = checks.violations(fault, checks.train(unprotected, fault), checks.train_without_wrapper(plain, fault))
     assert "step 1 must be skipped, and something moved" in found
     assert "after step 4 weights or slots are not those without a wrapper" in found
@@ -109,5 +108,7 @@ def test_checks_see_an_overflow_that_is_applied() -> None:
 
 @pytest.mark.graph
 def test_rule_of_the_scale_is_the_documented_one() -> None:
-    assert faults.scales([False, False, False, True, True, False]) == [1024, 1024, 2048, 1024, 512, 512]
-    assert faults.scales([True] * 12)[-3:] == [1, 1, 1]
+    assert scales([False, False, False, True, True, False], Rule()) == [1024, 1024, 1024, 2048, 1024, 512, 512]
+    assert scales([True] * 12, Rule())[-4:] == [2, 1, 1, 1]
+    # Finite steps do not reset the count of bad ones.
+    assert scales([True, False, True], Rule(1024, 3, 2)) == [1024, 1024, 1024, 512]
