@@ -28,7 +28,7 @@ def _log_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="tfmp")
 
 
-def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
 
 
@@ -67,6 +67,21 @@ def test_summaries_hold_every_tag_at_each_report(keras: ModuleType, tmp_path: Pa
     assert seen["last_step_finite"] == [(1, 1), (3, 1), (4, 1)]
 
 
+def test_variables_that_overflowed_since_the_last_report_are_named(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tfmp")
+    model = _model(keras)
+    (weight,) = model.trainable_variables
+    name = getattr(weight, "path", weight.name)
+    # The first epoch's report comes after an applied step, and the last one's after none that was skipped.
+    for targets in ([_OVERFLOW, 1], [1], [1]):
+        _fit(model, targets, tfmp.LossScaleCallback())
+    head = f"{'variable':{len(name)}}  skipped steps  at the last one"
+    table = f"overflows by variable:\n{head}\n{name}              1  1 inf"
+    assert _messages(caplog) == [f"overflow in {name}: 1 inf", table, table, table]
+
+
 @pytest.mark.parametrize("policy", ["warn", "stop", "raise"])
 def test_loss_that_is_nan_is_not_the_scales_fault(
     keras: ModuleType, caplog: pytest.LogCaptureFixture, policy: Any
@@ -79,7 +94,7 @@ def test_loss_that_is_nan_is_not_the_scales_fault(
             _fit(model, targets, callback, verbose=2)
     else:
         _fit(model, targets, callback, verbose=2)
-        (warning,) = _warnings(caplog)
+        (warning,) = _messages(caplog)
         assert "the loss is NaN before it is scaled" in warning
     assert int(model.optimizer.attempted_steps) == (4 if policy == "warn" else 2)
     assert model.get_weights()[0].item() == 0.5
@@ -90,7 +105,7 @@ def test_overflow_without_end_is_told_at_the_end_of_the_epoch(
 ) -> None:
     model = _model(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(4)))
     _fit(model, [_OVERFLOW] * 3, tfmp.LossScaleCallback(stuck_after=3, on_stuck="stop"), epochs=5)
-    (warning,) = _warnings(caplog)
+    (warning,) = _messages(caplog)
     assert "the last 3 steps were skipped at a loss scale of 4, which nothing lowers" in warning
     assert int(model.optimizer.attempted_steps) == 3
 
@@ -111,7 +126,7 @@ def test_float16_without_a_wrapper_is_warned_of_once(
 
     for _ in range(2):
         history = fit().history
-    (warning,) = _warnings(caplog)
+    (warning,) = _messages(caplog)
     assert warning.startswith(
         f"the model that test_callback_reports.py:{fit.__code__.co_firstlineno + 1} trains computes in float16 with "
         + ("Keras' own LossScaleOptimizer" if own else "Adam alone")

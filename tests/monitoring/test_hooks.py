@@ -33,6 +33,16 @@ def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
 
 
+def _reports(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was said of scales and steps."""
+    return [message for message in _messages(caplog) if message.startswith("loss scale ")]
+
+
+def _overflows(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was said of variables."""
+    return [message for message in _messages(caplog) if message.startswith("overflow")]
+
+
 def _run(hook: tfmp.LossScaleLoggingHook, train_op: tf.Operation, steps: int, **settings: Any) -> None:
     with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None, **settings) as session:
         for _ in range(steps):
@@ -56,7 +66,7 @@ def test_reports_come_first_every_n_steps_and_at_the_end(caplog: pytest.LogCaptu
     train_op, opt = _train_op(math.inf)
     manager = {"manager": opt._loss_scale_manager, "optimizer": opt, "nothing": None}[given]
     _run(tfmp.LossScaleLoggingHook(manager, every_n_steps=3), train_op, 6)
-    assert _messages(caplog) == [
+    assert _reports(caplog) == [
         "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row)",
         "loss scale 64, global step 0, steps applied 0, skipped 4 (4 in a row)",
         "loss scale 16, global step 0, steps applied 0, skipped 6 (6 in a row)",
@@ -67,7 +77,7 @@ def test_reports_come_first_every_n_steps_and_at_the_end(caplog: pytest.LogCaptu
 def test_last_step_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     train_op, _ = _train_op()
     _run(tfmp.LossScaleLoggingHook(every_n_steps=2), train_op, 3)
-    assert len(_messages(caplog)) == 2
+    assert len(_reports(caplog)) == 2
 
 
 @pytest.mark.usefixtures("graph")
@@ -75,14 +85,14 @@ def test_reports_come_every_n_seconds(caplog: pytest.LogCaptureFixture) -> None:
     train_op, _ = _train_op()
     _run(tfmp.LossScaleLoggingHook(every_n_secs=1e-9), train_op, 3)
     _run(tfmp.LossScaleLoggingHook(every_n_secs=1e9), train_op, 3)
-    assert len(_messages(caplog)) == 3 + 2
+    assert len(_reports(caplog)) == 3 + 2
 
 
 @pytest.mark.usefixtures("graph")
 def test_large_scale_is_shown_to_the_digit(caplog: pytest.LogCaptureFixture) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(2**32, 1000)
     _run(tfmp.LossScaleLoggingHook(manager), _train_op()[0], 1)
-    assert _messages(caplog)[0].startswith("loss scale 4294967296, ")
+    assert _reports(caplog)[0].startswith("loss scale 4294967296, ")
 
 
 @pytest.mark.usefixtures("graph")
@@ -104,7 +114,24 @@ def test_hook_works_under_scopes_and_shows_every_manager(caplog: pytest.LogCaptu
     with tf.name_scope("second"), tf.compat.v1.variable_scope("second"):
         second, _ = _train_op(math.inf)
     _run(tfmp.LossScaleLoggingHook(), tf.group(first, second), 1)
-    assert [message.split(",")[0] for message in _messages(caplog)] == ["loss scale 1024", "loss scale 512"]
+    assert [message.split(",")[0] for message in _reports(caplog)] == ["loss scale 1024", "loss scale 512"]
+
+
+@pytest.mark.usefixtures("graph")
+def test_variables_that_overflowed_since_the_last_report_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    # The third report comes after a step that was applied, the fourth after none that was skipped.
+    train_op, _ = _train_op(_factors(1, math.inf, math.nan, 1, 1, 1, 1))
+    _run(tfmp.LossScaleLoggingHook(every_n_steps=2), train_op, 7)
+    assert [message.split("steps applied")[1] for message in _reports(caplog)] == [
+        " 1, skipped 0 (0 in a row)",
+        " 1, skipped 2 (2 in a row)",
+        " 3, skipped 2 (0 in a row)",
+        " 5, skipped 2 (0 in a row)",
+    ]
+    assert _overflows(caplog) == [
+        "overflow in w:0: 1 nan",
+        "overflows by variable:\nvariable  skipped steps  at the last one\nw:0                   2  1 nan",
+    ]
 
 
 def _factors(*values: float) -> tf.Tensor:
@@ -118,7 +145,7 @@ def test_restored_scale_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         with tf.Graph().as_default():
             train_op, _ = _train_op(_factors(math.inf, 1))
             _run(tfmp.LossScaleLoggingHook(every_n_steps=100), train_op, 2, checkpoint_dir=str(tmp_path))
-    assert _messages(caplog) == [
+    assert _reports(caplog) == [
         "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row)",
         "loss scale 512, global step 1, steps applied 1, skipped 1 (0 in a row)",
         "loss scale 256, global step 1, steps applied 0, skipped 1 (1 in a row)",

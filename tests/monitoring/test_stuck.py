@@ -20,7 +20,8 @@ def _log_level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    records = [record for record in caplog.records if record.name == "tfmp"]
+    return [record.getMessage() for record in records if record.levelno == logging.WARNING]
 
 
 def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:

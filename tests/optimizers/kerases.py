@@ -36,6 +36,11 @@ def _find(name: str) -> ModuleType | str:
 _KERASES = {name: _find(name) for name in _VERSIONS}
 
 
+def installed() -> dict[str, ModuleType]:
+    """Return each Keras that is installed, by its name."""
+    return {name: keras for name, keras in _KERASES.items() if isinstance(keras, ModuleType)}
+
+
 def for_every_keras(*names: str) -> pytest.MarkDecorator:
     """Run a test with each `keras` that is installed; skip it where none is.
 

@@ -1,0 +1,102 @@
+"""What must hold of a training with a fault, whatever the front-end."""
+
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+import numpy as np
+from faults import Fault, Rule, scales, sum_over_replicas
+from front_ends import FrontEnd, State
+
+
+def train(front_end: FrontEnd, fault: Fault) -> list[State]:
+    """Train from the start, and return the states before the first step and after each.
+
+    Args:
+        front_end: The front-end.
+        fault: The fault.
+    """
+    front_end.begin()
+    return front_end.train(fault.steps)
+
+
+def train_without_wrapper(plain: FrontEnd, fault: Fault) -> list[State]:
+    """Train by the steps that must be applied alone, on one device, and return the states.
+
+    Args:
+        plain: A front-end whose optimizer is in no wrapper.
+        fault: The fault.
+    """
+    steps = [[sum_over_replicas(feds)] for step, feds in enumerate(fault.steps) if step not in fault.skipped]
+    return train(plain, Fault(fault.structure, steps, []))
+
+
+def violations(
+    fault: Fault, states: Sequence[State], plain_states: Sequence[State], rule: Rule | None = None
+) -> list[str]:
+    """Return what is wrong, in sentences; nothing if all is as it must be.
+
+    Args:
+        fault: The fault.
+        states: The states of the training.
+        plain_states: Those of the training without a wrapper, by the steps that must be applied.
+        rule: The settings of the manager; the default ones otherwise.
+    """
+    if len(states) != len(fault.steps) + 1:
+        return [f"{len(states) - 1} steps of {len(fault.steps)} were taken"]
+    skipped = [step in fault.skipped for step in range(len(fault.steps))]
+    found = []
+    applied = 0
+    in_a_row = 0
+    for step, (before, after) in enumerate(pairwise(states)):
+        if skipped[step] and not _same(before.moving, after.moving):
+            found.append(f"step {step} must be skipped, and something moved")
+        applied += not skipped[step]
+        in_a_row = (in_a_row + 1) * skipped[step]
+        if not _same_on_replicas(after.moving, plain_states[applied].moving):
+            found.append(f"after step {step} weights or slots are not those without a wrapper")
+        if after.steps != applied:
+            found.append(f"after step {step} the count of steps is {after.steps}, not {applied}")
+        expected = (applied, step + 1 - applied, in_a_row, not skipped[step])
+        if after.outcomes != expected:
+            found.append(f"after step {step} the outcomes are {after.outcomes}, not {expected}")
+    seen, expected_scales = [state.loss_scale for state in states], scales(skipped, rule or Rule())
+    if seen != expected_scales:
+        found.append(f"the scales are {seen}, not {expected_scales}")
+    return found
+
+
+def description(states: Sequence[State]) -> str:
+    """Tell in words what became of the steps, and of the scale.
+
+    Args:
+        states: The states of the training.
+    """
+    told = []
+    for applied, group in groupby(pairwise(states), lambda pair: pair[1].outcomes[0] > pair[0].outcomes[0]):
+        pairs = list(group)
+        before, after = pairs[0][0].loss_scale, pairs[-1][1].loss_scale
+        times = f" {len(pairs)}" if len(pairs) > 1 else ""
+        scale = f", scale {before:g} → {after:g}" if before != after else ""
+        told.append(f"{'applied' if applied else 'skipped'}{times}{scale}")
+    return "; ".join(told)
+
+
+def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
+    """Tell whether values are equal bit for bit. A slot that was not there before has moved."""
+    return len(first) == len(second) and all(
+        np.array_equal(_bits(a), _bits(b)) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _bits(value: np.ndarray) -> np.ndarray:
+    return np.atleast_1d(value).view(np.uint8)
+
+
+def _same_on_replicas(moving: Sequence[np.ndarray], plain: Sequence[np.ndarray]) -> bool:
+    """Tell whether each replica holds the values of one device."""
+    replicas, rest = divmod(len(moving), max(len(plain), 1))
+    if rest or not replicas:
+        return False
+    # Not by bits: what a sum gives as 0 may have either sign.
+    repeated = [value for value in plain for _ in range(replicas)]
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(moving, repeated, strict=True))

@@ -1,0 +1,73 @@
+"""Prints what every front-end makes of every fault; where they differ, what each does.
+
+PYTHONPATH=.:tests python tests/faults/fault_table.py
+PYTHONPATH=.:tests python tests/faults/fault_table.py --v1-behavior
+"""
+
+import argparse
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+
+import checks
+import lanes
+import tensorflow as tf
+from faults import FAULTS, REPLICA_FAULTS, Fault, Rule
+from front_ends import FrontEnd
+from structures import STRUCTURES
+
+#: What makes a front-end for a structure, and what makes an optimizer without a wrapper.
+_Makers = tuple[Callable[[str], FrontEnd], Callable[[str], FrontEnd]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--v1-behavior", action="store_true", help="after tf.compat.v1.disable_v2_behavior()")
+    args = parser.parse_args()
+
+    # What Keras says of the variable outside the loss.
+    warnings.simplefilter("ignore")
+    logging.getLogger("tensorflow").setLevel("ERROR")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    if args.v1_behavior:
+        tf.compat.v1.disable_v2_behavior()
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+    one_device = {
+        name: (cache(partial(_make, make, Rule())), cache(partial(_make, make_plain, None)))
+        for name, (make, make_plain) in lanes.front_ends().items()
+    }
+    replicas = {
+        name: (cache(partial(_make, make, Rule(), strategy=strategy)), cache(partial(_make, make, None)))
+        for name, make in lanes.replicated_front_ends().items()
+    }
+    for front_ends, rows in ((one_device, FAULTS), (replicas, REPLICA_FAULTS)):
+        for row in _table(front_ends, rows):
+            print("|", " | ".join(row), "|", flush=True)  # noqa: T201 - a command line prints
+        print()  # noqa: T201 - the same
+
+
+def _make(make: lanes.Make, rule: Rule | None, structure: str, **settings: object) -> FrontEnd:
+    return make(STRUCTURES[structure], rule, **settings)
+
+
+def _table(front_ends: Mapping[str, _Makers], rows: Mapping[str, Fault]) -> Iterator[list[str]]:
+    yield ["fault", "what happened", f"on ({', '.join(front_ends)})"]
+    yield ["---"] * 3
+    for name, fault in rows.items():
+        cells = {front_end: _cell(fault, *makers) for front_end, makers in front_ends.items()}
+        for cell in dict.fromkeys(cells.values()):
+            where = [front_end for front_end in cells if cells[front_end] == cell]
+            yield [name, cell, "all" if len(where) == len(cells) else ", ".join(where)]
+
+
+def _cell(fault: Fault, make: Callable[[str], FrontEnd], make_plain: Callable[[str], FrontEnd]) -> str:
+    states = checks.train(make(fault.structure), fault)
+    wrong = checks.violations(fault, states, checks.train_without_wrapper(make_plain(fault.structure), fault))
+    return "; ".join([checks.description(states), *(f"WRONG: {each}" for each in wrong)])
+
+
+if __name__ == "__main__":
+    main()

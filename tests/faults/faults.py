@@ -1,0 +1,215 @@
+"""The faults: what gradients a training is fed, and which of its steps must be skipped."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from structures import TEN_MILLION, Fed
+
+
+class Rule(NamedTuple):
+    """The settings of an exponential manager, with its names."""
+
+    init_loss_scale: float = 1024.0
+    incr_every_n_steps: int = 3
+    decr_every_n_nan_or_inf: int = 1
+    incr_ratio: float = 2.0
+    decr_ratio: float = 0.5
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Fault(NamedTuple):
+    """A training in which something is wrong.
+
+    Attributes:
+        structure: What is trained, a key of `STRUCTURES`.
+        steps: What each step is fed, one for each replica.
+        skipped: The steps that must be skipped.
+    """
+
+    structure: str
+    steps: Sequence[Sequence[Fed]]
+    skipped: Sequence[int]
+
+
+def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
+    """Return the scale before the first step, and after each.
+
+    Args:
+        skipped: Whether each step was skipped.
+        rule: The manager's settings.
+    """
+    scale, good, bad, seen = rule.init_loss_scale, 0, 0, [rule.init_loss_scale]
+    for each in skipped:
+        good, bad = (0, bad + 1) if each else (good + 1, bad)
+        if each and bad == rule.decr_every_n_nan_or_inf:
+            scale, good, bad = max(1.0, scale * rule.decr_ratio), 0, 0
+        elif good == rule.incr_every_n_steps:
+            scale, good, bad = scale * rule.incr_ratio, 0, 0
+        seen.append(scale)
+    return seen
+
+
+def healthy(step: int, replica: int = 0) -> Fed:
+    """Return gradients for "all forms" on which float32 computes exactly.
+
+    Args:
+        step: The number of the step.
+        replica: That of the replica.
+    """
+    return {
+        "kernel": np.float32([0.25 * (step + 1), -0.5 - replica, 0.125]),
+        # In every fourth step both are the same row.
+        "indices": np.int32([step % 4, 2 - replica]),
+        "rows": np.float32([[0.5, -0.25], [1, 0.25 * step + replica]]),
+    }
+
+
+def _fed(step: int, replica: int = 0, **faulty: object) -> Fed:
+    return {**healthy(step, replica), **faulty}
+
+
+def _kernel(value: float, other: float = 0.5) -> dict[str, np.ndarray]:
+    return {"kernel": np.float32([other, 0.25, value])}
+
+
+def _row(value: float) -> dict[str, np.ndarray]:
+    return {"rows": np.float32([[0.5, -0.25], [1, value]])}
+
+
+_NO_ROWS = {"rows": np.zeros([0, 2], np.float32), "indices": np.zeros([0], np.int32)}
+_TWICE = {"indices": np.int32([1, 1])}
+
+
+def _at(faulty: dict[str, np.ndarray], where: Sequence[int], count: int, skipped: Sequence[int] | None = None) -> Fault:
+    """Return a fault that some steps of a training have; by default they are skipped."""
+    steps = [[_fed(step, **(faulty if step in where else {}))] for step in range(count)]
+    return Fault("all forms", steps, where if skipped is None else skipped)
+
+
+def _once(**faulty: np.ndarray) -> Fault:
+    return _at(faulty, [1], 5)
+
+
+def _harmless(**unusual: np.ndarray) -> Fault:
+    return _at(unusual, [1, 2], 5, skipped=[])
+
+
+def _always(**unusual: np.ndarray) -> Fault:
+    return _at(unusual, range(5), 5, skipped=[])
+
+
+def _persistent(skips: int, **faulty: np.ndarray) -> Fault:
+    """Return a fault that comes again until the scale has fallen so far that the gradient can be scaled."""
+    return _at(faulty, range(1, skips + 2), skips + 5, skipped=range(1, skips + 1))
+
+
+def _float16(values: Sequence[float], skipped: Sequence[int]) -> Fault:
+    return Fault("float16", [[{"half": np.float32([1, value])}] for value in values], skipped)
+
+
+def _empty(empty: float, bias: float, skipped: Sequence[int]) -> Fault:
+    fed = [(1, 1), (empty, bias), (1, 1)]
+    return Fault("empty", [[{"empty": np.float32(e), "bias": np.float32([b])}] for e, b in fed], skipped)
+
+
+def _one_in_ten_million() -> Fault:
+    fed = [(0, 1), (0, math.inf), (TEN_MILLION // 2, math.nan), (TEN_MILLION - 1, -math.inf), (1, 2)]
+    steps = [[{"position": np.int32([position]), "value": np.float32([value])}] for position, value in fed]
+    return Fault("ten million", steps, [1, 2, 3])
+
+
+#: On one device.
+FAULTS = {
+    "None for a variable outside the loss": _at({}, [], 5),
+    "inf": _once(**_kernel(math.inf)),
+    "-inf": _once(**_kernel(-math.inf)),
+    "nan": _once(**_kernel(math.nan)),
+    "inf and -inf": _once(**_kernel(math.inf, other=-math.inf)),
+    "inf and nan": _once(**_kernel(math.inf, other=math.nan)),
+    "2e19, whose square overflows": _harmless(**_kernel(2e19)),
+    "1e38, until it fits": _persistent(9, **_kernel(1e38)),
+    "-1e38, until it fits": _persistent(9, **_kernel(-1e38)),
+    "largest float32, until it fits": _persistent(10, **_kernel(_LARGEST)),
+    "1e38 beside nan": _once(**_kernel(1e38, other=math.nan)),
+    "denormal 1e-40": _always(**_kernel(1e-40)),
+    "smallest normal 2**-126": _always(**_kernel(2.0**-126)),
+    "all zero": _harmless(kernel=np.zeros(3, np.float32), rows=np.zeros([2, 2], np.float32)),
+    "-0": _harmless(**_kernel(-0.0)),
+    "sparse: inf in a row": _once(**_row(math.inf)),
+    "sparse: -inf in a row": _once(**_row(-math.inf)),
+    "sparse: nan in a row": _once(**_row(math.nan)),
+    "sparse: inf in a row named twice": _once(**_row(math.inf), **_TWICE),
+    "sparse: 1e38 in a row, until it fits": _persistent(9, **_row(1e38)),
+    "sparse: no rows": _harmless(**_NO_ROWS),
+    "sparse: no rows, nan elsewhere": _once(**_NO_ROWS, **_kernel(math.nan)),
+    "inf on every step": _at(_kernel(math.inf), range(12), 15),
+    "nan on the first step": _at(_kernel(math.nan), [0], 4),
+    "inf on the last step": _at(_kernel(math.inf), [4], 5),
+    "inf on every other step": _at(_kernel(math.inf), [0, 2, 4, 6], 9),
+    "float16: 100, whose scaled form overflows": _float16([1, 100, 100, 1], [1]),
+    "float16: 1e5, which does not fit": _float16([1, *[1e5] * 11, 1, 1], range(1, 12)),
+    "float16: inf": _float16([1, math.inf, 1], [1]),
+    "float16: nan": _float16([1, math.nan, 1], [1]),
+    "float16: denormal 2**-20": _float16([0, 2.0**-20, 2.0**-20, 0], []),
+    "float16: 2**-30, below all float16": _float16([0, 2.0**-30, 2.0**-30, 0], []),
+    "empty: a variable without values": _empty(1, 0.5, []),
+    "empty: inf times no value": _empty(math.inf, 0.5, []),
+    "empty: inf beside it": _empty(1, math.inf, [1]),
+    "one in 10 million: the first inf, one nan, the last -inf": _one_in_ten_million(),
+}
+
+
+def _on_replicas(faulty: dict[str, np.ndarray], where: Sequence[Sequence[int]], **skipped: Sequence[int]) -> Fault:
+    """Return a fault of two replicas; `where` says for each step which of them have it."""
+    steps = [
+        [_fed(step, replica, **(faulty if replica in replicas else {})) for replica in range(2)]
+        for step, replicas in enumerate(where)
+    ]
+    return Fault("all forms", steps, skipped.get("skipped", [step for step, replicas in enumerate(where) if replicas]))
+
+
+_FIRST, _SECOND, _BOTH, _NEITHER = [0], [1], [0, 1], []
+
+#: On two replicas.
+REPLICA_FAULTS = {
+    "replicas: none": _on_replicas({}, [_NEITHER] * 4),
+    **{
+        f"replicas: {name} on the {which}": _on_replicas(_kernel(value), [_NEITHER, replicas, _NEITHER, _NEITHER])
+        for name, value in (("inf", math.inf), ("-inf", -math.inf), ("nan", math.nan))
+        for which, replicas in (("first", _FIRST), ("second", _SECOND))
+    },
+    "replicas: inf on both": _on_replicas(_kernel(math.inf), [_NEITHER, _BOTH, _NEITHER, _NEITHER]),
+    "replicas: inf, by turns": _on_replicas(_kernel(math.inf), [_FIRST, _SECOND] * 3 + [_NEITHER] * 3),
+    "replicas: inf by turns, every other step": _on_replicas(
+        _kernel(math.inf), [_FIRST, _NEITHER, _SECOND, _NEITHER, _FIRST, _NEITHER, _SECOND, _NEITHER]
+    ),
+    "replicas: 1e38 on the second, until it fits": _on_replicas(
+        _kernel(1e38), [_NEITHER, *[_SECOND] * 10, *[_NEITHER] * 3], skipped=range(1, 10)
+    ),
+    "replicas: sparse, nan in a row of the second": _on_replicas(
+        _row(math.nan), [_NEITHER, _SECOND, _NEITHER, _NEITHER]
+    ),
+    "replicas: sparse, no rows on the first": _on_replicas(_NO_ROWS, [_NEITHER, _FIRST, _FIRST, _NEITHER], skipped=[]),
+    "replicas: all zero on the first": _on_replicas(
+        {"kernel": np.zeros(3, np.float32)}, [_NEITHER, _FIRST, _FIRST, _NEITHER], skipped=[]
+    ),
+}
+
+
+def sum_over_replicas(feds: Sequence[Fed]) -> Fed:
+    """Return what one device is fed for the same gradients.
+
+    Args:
+        feds: What the replicas are fed.
+    """
+    if len(feds) == 1:
+        return feds[0]
+    return {
+        "kernel": np.sum([fed["kernel"] for fed in feds], axis=0),
+        "indices": np.concatenate([fed["indices"] for fed in feds]),
+        "rows": np.concatenate([fed["rows"] for fed in feds]),
+    }

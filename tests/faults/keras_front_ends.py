@@ -1,0 +1,214 @@
+"""The front-ends for every Keras, as the faults see them."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+from faults import Rule
+from front_ends import FrontEnd, State, Steps, dataset, manager, outcomes_of, replica_number, state_of
+from structures import Fed, Structure
+
+import tfmp
+
+
+class _Keras(FrontEnd):
+    """What loops and `fit` share: variables that go back to where they started.
+
+    Args:
+        keras: The Keras.
+        structure: What is trained.
+        rule: The manager's settings; None for an optimizer in no wrapper.
+        jit_compile: Of the wrapper, for Keras 3.
+    """
+
+    def __init__(
+        self, keras: ModuleType, structure: Structure, rule: Rule | None, jit_compile: bool | None = None
+    ) -> None:
+        super().__init__(structure, rule)
+        self._keras = keras
+        self._settings = {} if jit_compile is None else {"jit_compile": jit_compile}
+
+    def _set_up(self, weights: Sequence[Any], opt: Any) -> None:
+        self._weights = [of_tensorflow(weight) for weight in weights]
+        self._opt = opt
+        inner = opt.inner_optimizer if self.rule else opt
+        self._moving = [*self._weights, *map(of_tensorflow, inner.variables)]
+        self._held = list(dict.fromkeys(map(_Identity, [*self._moving, *map(of_tensorflow, opt.variables)])))
+        self._at_start = [each.variable.numpy() for each in self._held]
+
+    def optimizer(self, inner: Any) -> Any:
+        return tfmp.LossScaleOptimizer(inner, manager(self.rule), **self._settings) if self.rule else inner
+
+    def begin(self) -> None:
+        for each, value in zip(self._held, self._at_start, strict=True):
+            each.variable.assign(value)
+
+    def save(self, directory: Path) -> None:
+        self._checkpoint().save(directory / "checkpoint")
+
+    def restore(self, directory: Path) -> None:
+        self.begin()
+        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_consumed()
+
+    def _checkpoint(self) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(weights=self._weights, optimizer=self._opt)
+
+    def _state(self) -> State:
+        results = tf.distribute.get_strategy().experimental_local_results
+        moving = [part.numpy() for variable in self._moving for part in results(variable)]
+        return state_of(moving, self._opt.iterations.numpy(), outcomes_of(self._opt))
+
+
+class KerasLoop(_Keras):
+    """A loop of the user's.
+
+    Args:
+        keras: The Keras.
+        structure: What is trained.
+        rule: The manager's settings; None for an optimizer in no wrapper.
+        compiled: Makes a function of a step, and of what it is fed.
+        jit_compile: Of the wrapper, for Keras 3.
+        strategy: On whose replicas.
+        averages: Whether the optimizer averages the weights, if the structure says so: Keras 3 fails on it under a
+            strategy.
+    """
+
+    def __init__(
+        self,
+        keras: ModuleType,
+        structure: Structure,
+        rule: Rule | None,
+        *,
+        compiled: Callable[..., Any] | None = None,
+        jit_compile: bool | None = None,
+        strategy: tf.distribute.Strategy | None = None,
+        averages: bool = True,
+    ) -> None:
+        super().__init__(keras, structure, rule, jit_compile)
+        self._strategy = strategy or tf.distribute.get_strategy()
+        options = {name: value for name, value in structure.options.items() if averages or "ema" not in name}
+        with self._strategy.scope():
+            make = getattr(keras, "Variable", tf.Variable)
+            weights = {
+                name: make(value, name=name, dtype=value.dtype.name) for name, value in structure.initial.items()
+            }
+            opt = self.optimizer(keras.optimizers.SGD(0.5, **options))
+            opt.build(list(weights.values()))
+        self._set_up(list(weights.values()), opt)
+        self._by_name = weights
+        signature = [[dict(structure.fed)] * self._strategy.num_replicas_in_sync]
+        self._step = compiled(self._take_step, signature) if compiled else self._take_step
+
+    def train(self, steps: Steps) -> list[State]:
+        states = [self._replicated_state()]
+        for feds in steps:
+            self._step([tf.nest.map_structure(tf.convert_to_tensor, dict(fed)) for fed in feds])
+            states.append(self._replicated_state())
+        return states
+
+    def _replicated_state(self) -> State:
+        with self._strategy.scope():
+            return self._state()
+
+    def _take_step(self, feds: Sequence[Fed]) -> None:
+        if len(feds) == 1:
+            self._on_replica(feds[0])
+        else:
+            self._strategy.run(lambda: self._on_replica(feds[replica_number()]))
+
+    def _on_replica(self, fed: Fed) -> None:
+        variables = {name: of_tensorflow(weight) for name, weight in self._by_name.items()}
+        with tf.GradientTape() as tape:
+            loss = self.structure.loss(variables, fed)
+            if self.rule:
+                loss = self._opt.scale_loss(loss)
+        grads = tape.gradient(loss, list(variables.values()))
+        self._opt.apply_gradients(zip(grads, self._by_name.values(), strict=True))
+
+
+class KerasFit(_Keras):
+    """A model's `fit`.
+
+    Args:
+        keras: The Keras.
+        structure: What is trained.
+        rule: The manager's settings; None for an optimizer in no wrapper.
+        compile_settings: More for `compile`.
+    """
+
+    def __init__(self, keras: ModuleType, structure: Structure, rule: Rule | None, **compile_settings: Any) -> None:
+        super().__init__(keras, structure, rule)
+
+        class Model(keras.Model):  # type: ignore[name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.held = {
+                    name: self.add_weight(name=name, shape=value.shape, dtype=value.dtype.name, initializer="zeros")
+                    for name, value in structure.initial.items()
+                }
+
+            def call(self, fed: Fed) -> tf.Tensor:
+                variables = {name: of_tensorflow(weight) for name, weight in self.held.items()}
+                return tf.reshape(structure.loss(variables, fed), [1])
+
+        self._model = Model()
+        self._model.built = True
+        weights = list(self._model.held.values())
+        for weight, value in zip(weights, structure.initial.values(), strict=True):
+            weight.assign(value)
+        opt = self.optimizer(keras.optimizers.SGD(0.5, **structure.options))
+        opt.build(weights)
+        self._model.compile(opt, loss=_output, **compile_settings)
+        self._set_up(weights, opt)
+
+    def train(self, steps: Steps) -> list[State]:
+        states = [self._state()]
+        note = self._keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: states.append(self._state()))
+        fed = dataset(self.structure, steps).map(lambda fed: (fed, tf.zeros([1])))
+        self._model.fit(fed, shuffle=False, verbose=0, callbacks=[note])
+        return states
+
+
+def _output(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    del target
+    return output
+
+
+def compiled(step: Callable[..., Any], signature: Any, **settings: Any) -> Callable[..., Any]:
+    """Make a function of a step, which is traced once.
+
+    Args:
+        step: Takes a step.
+        signature: Of what it is fed.
+        settings: Of `tf.function`.
+    """
+    # Without autograph, which would take seconds to convert all that a step calls, and find nothing to convert.
+    return tf.function(step, input_signature=signature, autograph=False, **settings)
+
+
+by_xla = functools.partial(compiled, jit_compile=True)
+
+
+def of_tensorflow(variable: Any) -> tf.Variable:
+    """Return a variable itself, or the one of TensorFlow that Keras 3's holds.
+
+    Args:
+        variable: The variable.
+    """
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+class _Identity:
+    """A variable, to be told from others by what it is: variables themselves are compared by value."""
+
+    def __init__(self, variable: tf.Variable) -> None:
+        self.variable = variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.variable is other.variable
+
+    def __hash__(self) -> int:
+        return id(self.variable)

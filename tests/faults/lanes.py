@@ -1,0 +1,49 @@
+"""Which front-ends there are with the packages and the behaviour of this process."""
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+from faults import Rule
+from front_ends import Estimator, FrontEnd, V1Eager, V1Graph
+from keras_front_ends import KerasFit, KerasLoop, by_xla, compiled
+from optimizers.kerases import installed
+from structures import Structure
+
+#: Makes a front-end for a structure.
+Make = Callable[..., FrontEnd]
+
+
+def front_ends() -> dict[str, tuple[Make, Make]]:
+    """Return by name what makes a front-end, and what makes the same optimizer to be compared with."""
+    found: dict[str, tuple[Make, Make]] = {"v1 graph, resource variables": (V1Graph, V1Graph)}
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        reference = partial(V1Graph, use_resource=False)
+        found["v1 graph, reference variables"] = (reference, reference)
+        return found
+    if hasattr(tf, "estimator"):
+        found["Estimator"] = (Estimator, V1Graph)
+    found["v1 eager"] = (V1Eager, V1Eager)
+    for title, keras in installed().items():
+        plain = partial(KerasLoop, keras)
+        found[f"{title} eager"] = (plain, plain)
+        found[f"{title} function"] = (partial(KerasLoop, keras, compiled=compiled), plain)
+        found[f"{title} XLA"] = (partial(KerasLoop, keras, compiled=by_xla), plain)
+        if title == "keras3":
+            found[f"{title} compiled update"] = (partial(KerasLoop, keras, compiled=compiled, jit_compile=True), plain)
+        found[f"{title} fit"] = (partial(KerasFit, keras), plain)
+    return found
+
+
+def replicated_front_ends() -> dict[str, Make]:
+    """Return by name what makes a front-end on the replicas of a `strategy`, or without one on one device."""
+    found: dict[str, Make] = {"v1 graph": V1Graph}
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        found |= {title: partial(_loop, keras) for title, keras in installed().items()}
+    return found
+
+
+def _loop(keras: ModuleType, structure: Structure, rule: Rule | None, **settings: Any) -> FrontEnd:
+    return KerasLoop(keras, structure, rule, compiled=compiled, averages=False, **settings)

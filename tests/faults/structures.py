@@ -1,0 +1,88 @@
+"""What is trained: variables, what is fed, and a loss whose gradient is what is fed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+#: What one replica is fed in one step.
+Fed: TypeAlias = Mapping[str, Any]
+
+#: The values of a large variable.
+TEN_MILLION = 10_000_000
+
+
+class Structure(NamedTuple):
+    """Variables, and a loss that is linear in them.
+
+    Attributes:
+        initial: Their first values.
+        fed: What is fed.
+        loss: From variables and what is fed to a scalar.
+        options: Of the optimizer, in Keras' names.
+    """
+
+    initial: Mapping[str, np.ndarray]
+    fed: Mapping[str, tf.TensorSpec]
+    loss: Callable[[Mapping[str, Any], Mapping[str, tf.Tensor]], tf.Tensor]
+    options: Mapping[str, Any]
+
+
+def _loss_of_all_forms(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    rows = tf.gather(variables["table"], fed["indices"])
+    # As in any model more than products stands between: else TensorFlow's graph optimizer may cancel the scale.
+    kernel, factors = (tf.reverse(each["kernel"], [0]) for each in (variables, fed))
+    return tf.reduce_sum(kernel * factors) + tf.reduce_sum(rows * fed["rows"])
+
+
+def _loss_of_float16(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    half = tf.cast(variables["half"], tf.float32)
+    return tf.reduce_sum(half * fed["half"]) + tf.reduce_sum(variables["bias"])
+
+
+def _loss_of_empty(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_sum(variables["empty"] * fed["empty"]) + tf.reduce_sum(variables["bias"] * fed["bias"])
+
+
+def _loss_of_ten_million(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    ones = tf.ones([TEN_MILLION])
+    factors = tf.tensor_scatter_nd_update(ones, fed["position"][:, tf.newaxis], fed["value"])
+    return tf.reduce_sum(variables["large"] * factors)
+
+
+STRUCTURES = {
+    "all forms": Structure(
+        {
+            "kernel": np.float32([1, 2, 0]),
+            "table": np.float32([[1, 2], [3, 4], [5, 6], [7, 8]]),
+            "unused": np.float32([9]),
+        },
+        {
+            "kernel": tf.TensorSpec([3]),
+            "rows": tf.TensorSpec([None, 2]),
+            "indices": tf.TensorSpec([None], tf.int32),
+        },
+        _loss_of_all_forms,
+        {"momentum": 0.5, "use_ema": True, "ema_momentum": 0.5},
+    ),
+    "float16": Structure(
+        {"half": np.float16([1, 0]), "bias": np.float32([1])},
+        {"half": tf.TensorSpec([2])},
+        _loss_of_float16,
+        {},
+    ),
+    "empty": Structure(
+        {"empty": np.zeros([0, 3], np.float32), "bias": np.float32([1])},
+        {"empty": tf.TensorSpec([]), "bias": tf.TensorSpec([1])},
+        _loss_of_empty,
+        # Keras 3.15 fails on the average of such a variable, wrapped or not.
+        {"momentum": 0.5},
+    ),
+    "ten million": Structure(
+        {"large": np.ones([TEN_MILLION], np.float32)},
+        {"position": tf.TensorSpec([1], tf.int32), "value": tf.TensorSpec([1])},
+        _loss_of_ten_million,
+        {},
+    ),
+}

@@ -1,0 +1,114 @@
+"""Every fault on every front-end: what must be skipped moves nothing, and training goes on as if it had not been."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import checks
+import lanes
+import pytest
+import tensorflow as tf
+from faults import FAULTS, REPLICA_FAULTS, Fault, Rule, scales
+from front_ends import FrontEnd, State
+from structures import STRUCTURES
+
+pytestmark = [
+    # Of Keras 3, about the variable outside the loss.
+    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning"),
+]
+
+_FRONT_ENDS = lanes.front_ends()
+_REPLICATED = lanes.replicated_front_ends()
+
+
+def _rows(names: Any) -> list[Any]:
+    is_graph = ("v1 graph", "Estimator")
+    return [pytest.param(name, marks=[pytest.mark.graph] if name.startswith(is_graph) else []) for name in names]
+
+
+class _Pair:
+    """A front-end, and the optimizer without a wrapper: each is built and traced once for a structure."""
+
+    def __init__(self, make: Callable[[str], FrontEnd], make_plain: Callable[[str], FrontEnd]) -> None:
+        self.wrapped = cache(make)
+        self._plain = cache(make_plain)
+
+    def plain_states(self, fault: Fault) -> list[State]:
+        return checks.train_without_wrapper(self._plain(fault.structure), fault)
+
+
+@pytest.fixture(scope="module")
+def pair(request: pytest.FixtureRequest) -> _Pair:
+    make, make_plain = _FRONT_ENDS[request.param]
+    return _Pair(
+        lambda structure: make(STRUCTURES[structure], Rule()),
+        lambda structure: make_plain(STRUCTURES[structure], None),
+    )
+
+
+@pytest.mark.parametrize("pair", _rows(_FRONT_ENDS), indirect=True, scope="module")
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_faulty_steps_are_skipped_and_move_nothing(pair: _Pair, fault: Fault) -> None:
+    states = checks.train(pair.wrapped(fault.structure), fault)
+    assert checks.violations(fault, states, pair.plain_states(fault)) == []
+
+
+@pytest.mark.parametrize("pair", _rows(_FRONT_ENDS), indirect=True, scope="module")
+def test_checkpoint_at_an_overflow_resumes(pair: _Pair, tmp_path: Path) -> None:
+    front_end = pair.wrapped("all forms")
+    steps = FAULTS["inf on every other step"].steps
+    front_end.begin()
+    # The last step before the checkpoint overflows.
+    front_end.train(steps[:7])
+    front_end.save(tmp_path)
+    expected = front_end.train(steps[7:] * 2)
+    front_end.restore(tmp_path)
+    resumed = front_end.train(steps[7:] * 2)
+    # In graphs the counts of steps begin anew in each session.
+    assert [_but_outcomes(state) for state in resumed[1:]] == [_but_outcomes(state) for state in expected[1:]]
+    assert resumed[-1].loss_scale == 2 * 64
+
+
+def _but_outcomes(state: State) -> tuple[Any, ...]:
+    return [value.tolist() for value in state.moving], state.steps, state.loss_scale
+
+
+@pytest.fixture(scope="module")
+def strategy() -> tf.distribute.MirroredStrategy:
+    # The default collectives clash when one process makes a second strategy.
+    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture(scope="module")
+def replicated_pair(request: pytest.FixtureRequest, strategy: tf.distribute.MirroredStrategy) -> _Pair:
+    make = _REPLICATED[request.param]
+    return _Pair(
+        lambda structure: make(STRUCTURES[structure], Rule(), strategy=strategy),
+        lambda structure: make(STRUCTURES[structure], None),
+    )
+
+
+@pytest.mark.parametrize("replicated_pair", _rows(_REPLICATED), indirect=True, scope="module")
+@pytest.mark.parametrize("fault", REPLICA_FAULTS.values(), ids=REPLICA_FAULTS)
+def test_replicas_skip_together_whichever_has_the_fault(replicated_pair: _Pair, fault: Fault) -> None:
+    states = checks.train(replicated_pair.wrapped(fault.structure), fault)
+    assert checks.violations(fault, states, replicated_pair.plain_states(fault)) == []
+
+
+@pytest.mark.graph
+def test_checks_see_an_overflow_that_is_applied() -> None:
+    make, make_plain = _FRONT_ENDS["v1 graph, resource variables"]
+    fault = FAULTS["inf"]
+    unprotected, plain = (each(STRUCTURES[fault.structure], None) for each in (make, make_plain))
+    found = checks.violations(fault, checks.train(unprotected, fault), checks.train_without_wrapper(plain, fault))
+    assert "step 1 must be skipped, and something moved" in found
+    assert "after step 4 weights or slots are not those without a wrapper" in found
+
+
+@pytest.mark.graph
+def test_rule_of_the_scale_is_the_documented_one() -> None:
+    assert scales([False, False, False, True, True, False], Rule()) == [1024, 1024, 1024, 2048, 1024, 512, 512]
+    assert scales([True] * 12, Rule())[-4:] == [2, 1, 1, 1]
+    # Finite steps do not reset the count of bad ones.
+    assert scales([True, False, True], Rule(1024, 3, 2)) == [1024, 1024, 1024, 512]
