@@ -27,6 +27,21 @@ def test_single_bad_value_anywhere_is_seen(dtype: tf.DType, form: str, bad: floa
     assert not bool(reductions.all_finite([good, None, gradient([0.0, bad], dtype, form)]))
 
 
+@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_values_that_overflow_in_a_sum_are_seen(dtype: tf.DType, mode: str) -> None:
+    largest = float(tf.cast(dtype.max, tf.float64))
+    check = {
+        "eager": reductions.all_finite,
+        "function": tf.function(reductions.all_finite),
+        "xla": tf.function(reductions.all_finite, jit_compile=True),
+    }[mode]
+    for value in (0.25 * largest, -0.625 * largest):
+        grads = [tf.cast(tf.constant([1.0, value], tf.float64), dtype), None]
+        assert bool(check(grads))
+        assert bool(check(grads, addends=2)) is (abs(value) < 0.5 * largest)
+
+
 #: Values at which sums, squares and arithmetic on denormal numbers do other things than in between.
 _EDGES = ["0", "tiny", "-tiny", "root", "-root", "max", "-max", "inf", "-inf", "nan"]
 

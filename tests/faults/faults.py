@@ -190,6 +190,8 @@ REPLICA_FAULTS = {
     "replicas: 1e38 on the second, until it fits": _on_replicas(
         _kernel(1e38), [_NEITHER, *[_SECOND] * 10, *[_NEITHER] * 3], skipped=range(1, 10)
     ),
+    # The sum overflows at any scale.
+    "replicas: 3e38 on both": _on_replicas(_kernel(3e38), [_NEITHER, *[_BOTH] * 11, *[_NEITHER] * 3]),
     "replicas: sparse, nan in a row of the second": _on_replicas(
         _row(math.nan), [_NEITHER, _SECOND, _NEITHER, _NEITHER]
     ),

@@ -31,6 +31,10 @@ _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
 class Distribution(Protocol):
     """How the replicas of one step act together. Every method is called on each replica."""
 
+    @property
+    def addends(self) -> int:
+        """How many replicas' gradients an optimizer sums when it applies them, after they were checked."""
+
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the mean of the gradients over the replicas, for an optimizer that nobody makes do so.
 
@@ -143,6 +147,8 @@ def current_distribution(is_distributed: bool) -> Distribution:
 class SingleProcess:
     """One replica, which always agrees with itself."""
 
+    addends = 1
+
     def __repr__(self) -> str:
         return "SingleProcess()"
 
@@ -193,6 +199,11 @@ class Mirrored:
 
     def __repr__(self) -> str:
         return "Mirrored()"
+
+    @property
+    def addends(self) -> int:
+        """The number of replicas, of all workers."""
+        return _replica_context().num_replicas_in_sync
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the gradients: optimizers sum them over the replicas when they apply them."""

@@ -12,8 +12,8 @@ from tfmp.types import Gradient, Gradients
 _SMALL = 2**13
 
 
-def all_finite(grads: Gradients) -> tf.Tensor:
-    """Tell whether no gradient holds an infinity or a NaN.
+def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
+    """Tell whether no gradient holds an infinity or a NaN, nor will their sum with others that are no larger.
 
     The rule, which reads each value once:
 
@@ -25,6 +25,7 @@ def all_finite(grads: Gradients) -> tf.Tensor:
 
     Args:
         grads: Gradients; None counts as finite.
+        addends: How many such gradients will be summed. Values so large that the sum may overflow count as infinite.
 
     Returns:
         A boolean scalar.
@@ -32,13 +33,15 @@ def all_finite(grads: Gradients) -> tf.Tensor:
     Example:
         >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
         False
+        >>> bool(all_finite([tf.constant(3e38)])), bool(all_finite([tf.constant(3e38)], addends=2))
+        (True, False)
     """
     values = _joined(values_of(grads))
     summed = [each for each in values if each.dtype not in HALF_TYPES]
     if tf.executing_eagerly() or not summed:
-        return _each_finite(values)
+        return _each_finite(values, addends)
     looked_at = [each for each in values if each.dtype in HALF_TYPES]
-    return tf.logical_and(_each_finite(looked_at), _squares_finite(summed))
+    return tf.logical_and(_each_finite(looked_at, addends), _squares_finite(summed, addends))
 
 
 def max_abs(grads: Gradients) -> tf.Tensor:
@@ -141,13 +144,17 @@ def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [*large, *(tf.concat([each for each in flat if each.dtype == dtype], axis=0) for dtype in types)]
 
 
-def _squares_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+def _squares_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
     squares = _half_squares(values)
     finite = tf.reduce_all(tf.math.is_finite(squares))
     infinite = tf.reduce_any(tf.math.is_inf(squares))
     undecided = tf.logical_and(infinite, tf.logical_not(tf.reduce_any(tf.math.is_nan(squares))))
-    look = _small_sums_finite if within_xla() else _each_finite
-    return _look_again(undecided, lambda: look(values), finite)
+
+    def look() -> tf.Tensor:
+        return _small_sums_finite(values) if within_xla() and addends == 1 else _each_finite(values, addends)
+
+    # Values whose squares are finite stay so in a sum.
+    return _look_again(undecided, look, finite)
 
 
 def _look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tensor) -> tf.Tensor:
@@ -190,8 +197,12 @@ def _length_of_rows(shape: tf.TensorShape) -> int:
     return max(length, 1)
 
 
-def _each_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return _all([tf.reduce_all(tf.math.is_finite(each)) for each in values])
+def _each_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
+    def stays_finite(values: tf.Tensor) -> tf.Tensor:
+        # Not the product's being finite: XLA would take it for that of the value.
+        return tf.abs(values) < values.dtype.max / addends if addends > 1 else tf.math.is_finite(values)
+
+    return _all([tf.reduce_all(stays_finite(each)) for each in values])
 
 
 def _all(flags: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core import numerics, reductions
+from tfmp.core import numerics, overflow, reductions
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
@@ -141,22 +141,29 @@ class LossScaler:
         """
         distribution = current_distribution(self._is_distributed)
         counts = self._counts_for(names)
+        addends = distribution.addends
         if reduce_fn is not None:
-            grads = reduce_fn(grads)
+            grads, addends = reduce_fn(grads), 1
         loss_scale = self._manager.get_loss_scale()
         # Whether it is finite, scaling does not change, unless by less than 1.
         stay_scaled = scaled and self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
         as_checked = self.unscale if scaled and not stay_scaled else list
 
         checked = as_checked(grads)
-        finite = distribution.all_true(self._detector.all_finite(checked, loss_scale), grads, names)
+        finite_here = self._detector.all_finite(checked, loss_scale)
+        if addends > 1:
+            # Both read the gradients by the same sums, which TensorFlow computes once.
+            finite_here = tf.logical_and(finite_here, reductions.all_finite(checked, addends))
+        finite = distribution.all_true(finite_here, grads, names)
         seen = [finite]
         if self._manager.needs_max_abs:
             largest = reductions.max_abs(checked)
             seen.append(distribution.maximum(largest / loss_scale if stay_scaled else largest, "largest_gradient"))
 
         def count_fn(grads: Gradients) -> tf.Tensor:
-            return distribution.maximum(self._detector.counts(as_checked(grads), loss_scale), "overflow_counts")
+            checked = as_checked(grads)
+            counted = self._detector.counts(checked, loss_scale) + overflow.counts_in_sum(checked, addends)
+            return distribution.maximum(counted, "overflow_counts")
 
         applied = distribution.apply_or_count(finite, grads, apply_fn, count_fn, counts.record)
 

@@ -150,8 +150,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 "loss does not depend on it."
             )
         scaled = self._are_scaled(grads, scaled_by_default=True)
-        if scaled and all(map(_can_be_unscaled_late, grads, variables)):
-            # Where they are applied, which costs nothing there.
+        if scaled and not tf.distribute.has_strategy() and all(map(_can_be_unscaled_late, grads, variables)):
+            # Where they are applied, which costs nothing there. Replicas ask whether true gradients overflow in a sum.
             self._scaler.step(grads, names, self._update.apply_fn(grads, variables, self.loss_scale), scaled=True)
             return
 
