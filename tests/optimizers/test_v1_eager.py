@@ -32,6 +32,30 @@ def test_callable_loss_is_minimized(compiled: bool) -> None:
     assert (int(opt.applied_steps), int(opt.skipped_steps), bool(opt.last_step_finite)) == (2, 2, True)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_checkpoint_saved_before_a_step_is_applied_loses_nothing(tmp_path: Path, compiled: bool) -> None:
+    def run(factors: list[float], restore: str | None = None) -> str:
+        weight, inner = tf.Variable(1.0), tf.compat.v1.train.AdamOptimizer(0.5)
+        manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000)
+        opt = tfmp.LossScaleOptimizer(inner, manager)
+        checkpoint = tf.train.Checkpoint(weight=weight, optimizer=inner, manager=manager)
+        if restore:
+            checkpoint.restore(restore)
+
+        def step(factor: tf.Tensor) -> None:
+            opt.minimize(lambda: weight * factor, var_list=[weight])
+
+        step = tf.function(step) if compiled else step
+        for factor in factors:
+            step(tf.constant(factor))
+        return checkpoint.save(str(tmp_path / "checkpoint"))
+
+    # Adam's powers are restored when they are made, which a skipped step does not do by itself.
+    reader = tf.train.load_checkpoint(run([math.inf], restore=run([1.0, 1.0])))
+    powers = [reader.get_tensor(f"optimizer/beta{n}_power/.ATTRIBUTES/VARIABLE_VALUE") for n in (1, 2)]
+    assert powers == pytest.approx([0.9**3, 0.999**3])
+
+
 def test_callable_loss_works_in_a_graph() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         w = tf.compat.v1.get_variable("w", initializer=1.0)

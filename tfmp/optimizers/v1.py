@@ -159,6 +159,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grads = [grad for grad, _ in pairs]
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
+        self._make_slots(variables)
         # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
         grads = [
             numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
@@ -191,6 +192,16 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             "place of tf.gradients(loss, variables) or a tape.",
             line,
         )
+
+    def _make_slots(self, variables: Sequence[tf.Variable]) -> None:
+        """Make the wrapped optimizer's variables in eager code, also if the first step is skipped.
+
+        A `tf.train.Checkpoint` restores them when they are made, and would save the next one without them.
+        """
+        with tf.init_scope():
+            if tf.executing_eagerly() and not tf.distribute.has_strategy():
+                # What its subclasses override; a user's own optimizer may do without.
+                self._opt._create_slots(variables)
 
     def _apply(self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None, name: str | None) -> tf.Operation:
         """Apply one replica's gradients; see that the step is counted once."""
