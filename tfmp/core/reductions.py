@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfmp.core.numerics import HALF_TYPES, map_values, values_of, widen
 from tfmp.core.xla import within_xla
-from tfmp.types import Gradient, Gradients
+from tfmp.types import Gradients
 
 #: Tensors of fewer values are read together.
 _SMALL = 2**13
@@ -77,12 +78,16 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
         array([[1, 2],
                [0, 0]])>
     """
-
-    def row(grad: Gradient) -> tf.Tensor:
-        held = [[tf.math.count_nonzero(holds(values)) for holds in predicates] for values in values_of([grad])]
-        return tf.stack(held[0]) if held else tf.zeros([len(predicates)], tf.int64)
-
-    return tf.stack([row(grad) for grad in grads])
+    # By what is read together: all small tensors of a type, and each other one.
+    groups: dict[object, dict[int, tf.Tensor]] = {}
+    for index, grad in enumerate(grads):
+        for values in values_of([grad]):
+            groups.setdefault(values.dtype if _is_small(values) else index, {})[index] = values
+    rows = [tf.zeros([len(predicates)], tf.int64)] * len(grads)
+    for group in groups.values():
+        for index, row in zip(group, _counts_of_each(list(group.values()), predicates), strict=True):
+            rows[index] = row
+    return tf.stack(rows)
 
 
 def half_squares(grads: Gradients) -> tf.Tensor:
@@ -136,12 +141,31 @@ def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor
 
 def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the values, with all small tensors of a type in one: what they cost is the op, not the values."""
-    sizes = [each.shape.num_elements() for each in values]
-    small = [each for each, size in zip(values, sizes, strict=True) if size is not None and size < _SMALL]
-    large = [each for each, size in zip(values, sizes, strict=True) if size is None or size >= _SMALL]
-    flat = [tf.reshape(each, [-1]) for each in small]
-    types = dict.fromkeys(each.dtype for each in flat)
-    return [*large, *(tf.concat([each for each in flat if each.dtype == dtype], axis=0) for dtype in types)]
+    small = [each for each in values if _is_small(each)]
+    types = dict.fromkeys(each.dtype for each in small)
+    joined = [_end_to_end([each for each in small if each.dtype == dtype]) for dtype in types]
+    return [*(each for each in values if not _is_small(each)), *joined]
+
+
+def _is_small(values: tf.Tensor) -> bool:
+    size = values.shape.num_elements()
+    return size is not None and size < _SMALL
+
+
+def _end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(each, [-1]) for each in values], axis=0)
+
+
+def _counts_of_each(
+    values: Sequence[tf.Tensor], predicates: Sequence[Callable[[tf.Tensor], tf.Tensor]]
+) -> list[tf.Tensor]:
+    if len(values) == 1:
+        return [tf.stack([tf.math.count_nonzero(holds(values[0])) for holds in predicates])]
+    bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
+    joined = _end_to_end(values)
+    before = [tf.pad(tf.cumsum(tf.cast(holds(joined), tf.int64)), [[1, 0]]) for holds in predicates]
+    at_bounds = tf.gather(tf.stack(before, axis=1), bounds)
+    return tf.unstack(at_bounds[1:] - at_bounds[:-1])
 
 
 def _squares_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
