@@ -160,12 +160,17 @@ def _counts_of_each(
     values: Sequence[tf.Tensor], predicates: Sequence[Callable[[tf.Tensor], tf.Tensor]]
 ) -> list[tf.Tensor]:
     if len(values) == 1:
-        return [tf.stack([tf.math.count_nonzero(holds(values[0])) for holds in predicates])]
+        return [tf.stack([_count(holds(values[0])) for holds in predicates])]
     bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
     joined = _end_to_end(values)
     before = [tf.pad(tf.cumsum(tf.cast(holds(joined), tf.int64)), [[1, 0]]) for holds in predicates]
     at_bounds = tf.gather(tf.stack(before, axis=1), bounds)
     return tf.unstack(at_bounds[1:] - at_bounds[:-1])
+
+
+def _count(flags: tf.Tensor) -> tf.Tensor:
+    # By rows in float32, exact up to 2**24 of them in each: a cast to int64 would store eight bytes for each flag.
+    return tf.reduce_sum(tf.cast(_sums_of_rows(tf.cast(flags, tf.float32), 1), tf.int64))
 
 
 def _squares_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
@@ -207,9 +212,13 @@ def _small_sums_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
+    return tf.reduce_sum(_sums_of_rows(values, weight))
+
+
+def _sums_of_rows(values: tf.Tensor, weight: float) -> tf.Tensor:
     # Many values to a row. XLA multiplies matrices on all cores, and reduces on one (TensorFlow 2.15 to 2.21, CPU).
     rows = tf.reshape(values, [-1, _length_of_rows(values.shape)])
-    return tf.reduce_sum(tf.linalg.matvec(rows, tf.fill([rows.shape[1]], tf.constant(weight, rows.dtype))))
+    return tf.linalg.matvec(rows, tf.fill([rows.shape[1]], tf.constant(weight, rows.dtype)))
 
 
 def _length_of_rows(shape: tf.TensorShape) -> int:
