@@ -18,6 +18,7 @@ _CORE = {
         "reductions",
         "overflow",
         "overflow_counts",
+        "inspection",
         "outcomes",
         "managers",
         "horovods",
@@ -42,6 +43,7 @@ _ALLOWED = {
     "tfmp.core.graph_variables": {"tfmp.types"},
     "tfmp.core.state": {"tfmp.core.graph_variables", "tfmp.types"},
     "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
+    "tfmp.core.inspection": {"tfmp.core.numerics", "tfmp.core.overflow", "tfmp.core.reductions", "tfmp.types"},
     "tfmp.core.overflow_counts": {"tfmp.core.overflow", "tfmp.core.state"},
     "tfmp.core.outcomes": set(),
     "tfmp.core.managers": {

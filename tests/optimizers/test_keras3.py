@@ -135,6 +135,28 @@ def test_float64_gradient_that_overflows_its_float32_variable_skips_the_step() -
     assert (weight.numpy().tolist(), int(opt.skipped_steps)) == ([1, 2], 1)
 
 
+@pytest.mark.parametrize(
+    ("make_manager", "detector"),
+    [
+        (lambda: tfmp.FixedLossScaleManager(1024), tfmp.SaturationDetector(dtype="float8_e4m3fn")),
+        (lambda: tfmp.LogMaxLossScaleManager(init_loss_scale=1024), tfmp.NonFiniteDetector()),
+    ],
+    ids=["saturation", "log max"],
+)
+def test_next_value_of_a_variable_is_no_gradient(make_manager: Any, detector: tfmp.OverflowDetector) -> None:
+    variables = [variable(keras, [1, 2]), variable(keras, 1.0)]
+    variables[1].overwrite_with_gradient = True
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), make_manager(), overflow_detector=detector)
+    opt.apply([tf.constant([0.0, 256.0]), tf.constant(2.0**20)], variables)
+    assert ([each.numpy().tolist() for each in variables], int(opt.skipped_steps)) == ([[1, 1.875], 2.0**20], 0)
+    # 65504 / 0.25 is between 2**17 and 2**18.
+    assert float(opt.loss_scale) == (2.0**17 if opt._loss_scale_manager.needs_max_abs else 1024)
+    opt.apply([tf.zeros([2]), tf.constant(math.nan)], variables)
+    assert int(opt.skipped_steps) == 1
+    (report,) = opt.overflow_reports()
+    assert report.last.numpy().tolist() == [[0, 0, 0], [0, 1, 0]]
+
+
 def test_detector_of_the_users_is_asked_about_unscaled_gradients() -> None:
     seen = []
 

@@ -91,3 +91,32 @@ def test_scale_below_1_does_not_hide_what_unscaling_makes_infinite(keras: Module
     assert report.last.numpy().tolist() == [[4, 0, 0], [0, 0, 0]]
     run(tf.constant(2.0**-10))
     assert values(variables) == [[[0.5, 1.5], [2.5, 3.5]], [5, 6]]
+
+
+class _Halving(tfmp.LossScaleManager):
+    """A manager that does not say how low its scale may be."""
+
+    def __init__(self, loss_scale: float) -> None:
+        super().__init__()
+        self.loss_scale = tf.Variable(loss_scale, trainable=False)
+
+    def get_loss_scale(self) -> tf.Tensor:
+        return self.loss_scale.read_value()
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
+        return self.loss_scale.assign(self.loss_scale * tf.where(finite_grads, 1.0, 0.5))
+
+
+@for_every_keras()
+def test_scale_of_unknown_bounds_lets_nothing_infinite_into_the_weights(keras: ModuleType) -> None:
+    # The one is the user's, the other comes from a checkpoint of a manager with a lower floor.
+    restored = tfmp.ExponentialUpdateLossScaleManager(1024, 1000)
+    restored.state.assign(restored.state.read()._replace(loss_scale=tf.constant(2.0**-10)))
+    for manager in (_Halving(2.0**-10), restored):
+        variables = kernel_and_bias(keras)
+        before = values(variables)
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), manager)
+        opt.build(variables)
+        opt.scale_loss(tf.constant(1.0))
+        opt.apply_gradients(zip([tf.fill([2, 2], 2.0**120), tf.zeros([2])], variables, strict=True))
+        assert (values(variables), int(opt.skipped_steps)) == (before, 1)

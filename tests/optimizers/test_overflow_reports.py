@@ -1,12 +1,13 @@
 """Whose gradients overflowed, told by every front-end."""
 
 import math
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, wrap
+from kerases import SCALE, for_every_keras, kernel_and_bias, optimizer, take_step, wrap
 
 import tfmp
 
@@ -98,6 +99,28 @@ def test_what_is_counted_is_not_saved(keras: ModuleType) -> None:
     opt.build(variables)
     take_step(opt, variables, [tf.constant([[math.inf, 1], [1, 1]]), tf.ones([2])])
     shapes = [list(variable.shape) for variable in opt.variables]
+    assert [2, 3] not in shapes
+
+
+@for_every_keras()
+def test_function_that_takes_steps_can_be_exported(keras: ModuleType, tmp_path: Path) -> None:
+    module = tf.Module()
+    module.variables_to_train = variables = kernel_and_bias(keras)
+    module.opt = opt = wrap(optimizer(keras))
+    opt.build(variables)
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 2]), tf.TensorSpec([2])])
+    def train(kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+        take_step(opt, variables, [kernel, bias])
+        return opt.loss_scale
+
+    module.train = train
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert float(loaded.train(tf.fill([2, 2], math.inf), tf.ones([2]))) == SCALE / 2
+    # In a checkpoint the counts would be in the way of one for other variables.
+    tf.train.Checkpoint(opt=opt).write(str(tmp_path / "checkpoint"))
+    shapes = tf.train.load_checkpoint(str(tmp_path / "checkpoint")).get_variable_to_shape_map().values()
     assert [2, 3] not in shapes
 
 

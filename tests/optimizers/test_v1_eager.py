@@ -56,6 +56,13 @@ def test_checkpoint_saved_before_a_step_is_applied_loses_nothing(tmp_path: Path,
     assert powers == pytest.approx([0.9**3, 0.999**3])
 
 
+def test_variable_without_gradient_gets_no_slots() -> None:
+    used, unused = tf.Variable(1.0), tf.Variable(1.0)
+    opt = _opt()
+    opt.minimize(lambda: used * math.inf, var_list=[used, unused])
+    assert [variable.shape for variable in opt.variables()] == [[]]
+
+
 def test_callable_loss_works_in_a_graph() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         w = tf.compat.v1.get_variable("w", initializer=1.0)

@@ -139,23 +139,3 @@ def _limit_of(dtype: str | tf.DType) -> float:
     next_largest = np.float32(np.nextafter(largest, np.zeros_like(largest)))
     halfway = (float(largest) + float(next_largest)) / 2
     return max(float(np.float32(halfway)), float(np.nextafter(next_largest, np.float32(np.inf))))
-
-
-def counts_in_sum(grads: Gradients, addends: int) -> tf.Tensor:
-    """Count the finite values that may overflow in a sum, as `OverflowDetector.counts` does: as infinite ones.
-
-    Args:
-        grads: Unscaled gradients.
-        addends: How many such gradients will be summed.
-
-    Example:
-        >>> counts_in_sum([tf.constant([3e38, 1.0])], addends=2).numpy().tolist()
-        [[1, 0, 0]]
-    """
-
-    def overflow_in_sum(values: tf.Tensor) -> tf.Tensor:
-        return tf.logical_and(tf.math.is_finite(values), tf.abs(values) >= values.dtype.max / addends)
-
-    if addends == 1:
-        return tf.zeros([len(grads), len(KINDS)], tf.int64)
-    return tf.pad(reductions.counts(grads, [overflow_in_sum]), [[0, 0], [0, len(KINDS) - 1]])

@@ -1,7 +1,7 @@
 """Which variables' gradients overflowed, counted on the device."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,8 +25,8 @@ class OverflowReport(NamedTuple):
     steps: tf.Tensor
 
 
-class OverflowCounts:
-    """The counts for one list of variables, which are in no checkpoint and need no initializer.
+class OverflowCounts(tf.Module):
+    """The counts for one list of variables, which need no initializer.
 
     Args:
         names: The names of the variables.
@@ -41,9 +41,18 @@ class OverflowCounts:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
+        super().__init__()
+        self._names = tuple(names)
         zeros = _Counts(np.zeros([len(names), len(KINDS)], np.int64), np.zeros([len(names)], np.int64))
         self._state = StateVariables(zeros, saved=False)
+
+    def are_of(self, names: Sequence[str]) -> bool:
+        """Tell whether these are the counts for a list of variables.
+
+        Args:
+            names: The names of the variables.
+        """
+        return self._names == tuple(names)
 
     def create(self) -> None:
         """Make the variables of the current context, unless it has them."""
@@ -63,7 +72,44 @@ class OverflowCounts:
 
     def report(self) -> OverflowReport:
         """Return what was stored."""
-        return OverflowReport(self._names, *self._state.read())
+        return OverflowReport(list(self._names), *self._state.read())
+
+
+class AllOverflowCounts(tf.Module):
+    """The counts for every list of variables that steps are taken for.
+
+    A front-end whose host tracks objects holds it, so that a function that takes steps can be exported. No checkpoint
+    holds the counts: they are of a program, not of a training.
+
+    Example:
+        >>> counts = AllOverflowCounts()
+        >>> counts.of(["kernel"]) is counts.of(["kernel"])
+        True
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._each: list[OverflowCounts] = []
+
+    def __iter__(self) -> Iterator[OverflowCounts]:
+        """Iterate over the counts, in the order of their first use."""
+        return iter(self._each)
+
+    def of(self, names: Sequence[str]) -> OverflowCounts:
+        """Return the counts for a list of variables.
+
+        Args:
+            names: The names of the variables.
+        """
+        for counts in self._each:
+            if counts.are_of(names):
+                return counts
+        self._each.append(OverflowCounts(names))
+        return self._each[-1]
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        # Private, for want of a public way to be in a SavedModel and in no checkpoint.
+        return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
 
 
 class _Counts(NamedTuple):

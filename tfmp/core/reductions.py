@@ -90,6 +90,24 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
     return tf.stack(rows)
 
 
+def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
+    """Tell of each value whether it is finite, and its sum with others that are no larger may not be.
+
+    Args:
+        values: The values.
+        addends: How many are summed.
+
+    Returns:
+        Booleans of the values' shape.
+
+    Example:
+        >>> overflows_in_sum(tf.constant([3e38, 1.0, float("inf")]), addends=2).numpy().tolist()
+        [True, False, False]
+    """
+    # Not by the product's being infinite: XLA would take that for the value's.
+    return tf.logical_and(tf.math.is_finite(values), tf.abs(values) >= values.dtype.max / addends)
+
+
 def half_squares(grads: Gradients) -> tf.Tensor:
     """Return half of the sum of squares, for parts of the gradients: small ones are summed together.
 
@@ -232,8 +250,8 @@ def _length_of_rows(shape: tf.TensorShape) -> int:
 
 def _each_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
     def stays_finite(values: tf.Tensor) -> tf.Tensor:
-        # Not the product's being finite: XLA would take it for that of the value.
-        return tf.abs(values) < values.dtype.max / addends if addends > 1 else tf.math.is_finite(values)
+        finite = tf.math.is_finite(values)
+        return finite if addends == 1 else tf.logical_and(finite, tf.logical_not(overflows_in_sum(values, addends)))
 
     return _all([tf.reduce_all(stays_finite(each)) for each in values])
 

@@ -1,17 +1,18 @@
 """The one path that a gradient takes, whatever the host."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
-from tfmp.core import numerics, overflow, reductions
+from tfmp.core import numerics
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
+from tfmp.core.inspection import Inspection
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.noted_losses import note_loss
 from tfmp.core.overflow import OverflowDetector
-from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -62,7 +63,8 @@ class LossScaler:
         self._is_distributed = is_distributed
         self._aggregation_dtype = aggregation_dtype
         self._told_of_horovod = False
-        self._counts: dict[tuple[str, ...], OverflowCounts] = {}
+        #: Which variables' gradients overflowed.
+        self.overflow_counts = AllOverflowCounts()
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the loss times the current scale, in float32 or float64.
@@ -125,6 +127,7 @@ class LossScaler:
         note_fn: Callable[[tf.Tensor], tf.Operation] | None = None,
         *,
         scaled: bool = False,
+        next_values: Collection[int] = (),
     ) -> tf.Operation:
         """Apply the gradients if they are finite on every replica, and move the scale.
 
@@ -133,37 +136,35 @@ class LossScaler:
             names: The names of their variables.
             apply_fn: Applies one replica's gradients; called on all replicas or on none.
             reduce_fn: Sums the gradients over the replicas, for a host that does so before it applies them.
-            scaled: Whether the gradients are those of a scaled loss, which `apply_fn` then unscales.
             note_fn: Told of every step, once for all replicas, whether it was applied; for a host that keeps books.
+            scaled: Whether the gradients are those of a scaled loss, which `apply_fn` then unscales.
+            next_values: Indices of those that are no gradients but the next values of their variables, never scaled.
 
         Returns:
             The op of the whole step; None in eager mode.
         """
         distribution = current_distribution(self._is_distributed)
-        counts = self._counts_for(names)
+        counts = self.overflow_counts.of(names)
         addends = distribution.addends
         if reduce_fn is not None:
             grads, addends = reduce_fn(grads), 1
-        loss_scale = self._manager.get_loss_scale()
         # Whether it is finite, scaling does not change, unless by less than 1.
-        stay_scaled = scaled and self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
-        as_checked = self.unscale if scaled and not stay_scaled else list
-
-        checked = as_checked(grads)
-        finite_here = self._detector.all_finite(checked, loss_scale)
-        if addends > 1:
-            # Both read the gradients by the same sums, which TensorFlow computes once.
-            finite_here = tf.logical_and(finite_here, reductions.all_finite(checked, addends))
-        finite = distribution.all_true(finite_here, grads, names)
+        stays_scaled = scaled and self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
+        inspection = Inspection(
+            self._detector,
+            self._manager.get_loss_scale(),
+            unscales=scaled and not stays_scaled,
+            stays_scaled=stays_scaled,
+            addends=addends,
+            next_values=next_values,
+        )
+        finite = distribution.all_true(inspection.all_finite(grads), grads, names)
         seen = [finite]
         if self._manager.needs_max_abs:
-            largest = reductions.max_abs(checked)
-            seen.append(distribution.maximum(largest / loss_scale if stay_scaled else largest, "largest_gradient"))
+            seen.append(distribution.maximum(inspection.max_abs(grads), "largest_gradient"))
 
         def count_fn(grads: Gradients) -> tf.Tensor:
-            checked = as_checked(grads)
-            counted = self._detector.counts(checked, loss_scale) + overflow.counts_in_sum(checked, addends)
-            return distribution.maximum(counted, "overflow_counts")
+            return distribution.maximum(inspection.counts(grads), "overflow_counts")
 
         applied = distribution.apply_or_count(finite, grads, apply_fn, count_fn, counts.record)
 
@@ -180,8 +181,8 @@ class LossScaler:
         In a graph they hold tensors, to be fetched, of the steps that were built in it.
         """
         with tf.init_scope():
-            here = self._counts.values() if tf.executing_eagerly() else _counts_of_graph(self._manager)
-            return [counts.report() for counts in self._counts.values() if counts in here]
+            here = list(self.overflow_counts) if tf.executing_eagerly() else _counts_of_graph(self._manager)
+            return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
         """Make what a step needs for a list of variables, before it is traced.
@@ -193,12 +194,7 @@ class LossScaler:
         """
         # Replicas would each make their own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
-            self._counts_for(names).create()
-
-    def _counts_for(self, names: Sequence[str]) -> OverflowCounts:
-        if tuple(names) not in self._counts:
-            self._counts[tuple(names)] = OverflowCounts(names)
-        return self._counts[tuple(names)]
+            self.overflow_counts.of(names).create()
 
 
 def managers_of_graph() -> list[LossScaleManager]:

@@ -56,6 +56,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         self._scaler = LossScaler(
             self._loss_scale_manager, validated_detector(overflow_detector), is_distributed, aggregation_dtype
         )
+        # Tracked, so that a function that takes steps can be exported.
+        self._overflow_counts = self._scaler.overflow_counts
         self._last_call: str | None = None
         self._told: set[str] = set()
         # Now, and not in `build`: a checkpoint that is restored before finds the variables.
@@ -205,15 +207,23 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled: bool) -> list[Gradient]:
         """Return the gradients in true magnitude and in the variables' types."""
         return [
-            # The "gradient" of such a variable is its next value (float8 scales), and was never scaled.
             grad
-            if getattr(variable, "overwrite_with_gradient", False)
+            if is_overwritten(variable)
             # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
             else numerics.cast(true_grad, tf.as_dtype(variable.dtype))
             for grad, true_grad, variable in zip(
                 grads, self._scaler.unscale(grads) if scaled else grads, variables, strict=True
             )
         ]
+
+
+def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
+    """Tell whether the "gradient" of a variable is its next value (float8 scales), and was never scaled.
+
+    Args:
+        variable: The variable.
+    """
+    return getattr(variable, "overwrite_with_gradient", False)
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:

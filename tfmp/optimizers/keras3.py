@@ -13,6 +13,7 @@ from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
+    is_overwritten,
     manager_with_keras_rule,
     register_managers,
     validate_inner_optimizer,
@@ -159,7 +160,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             self.inner_optimizer.apply(list(grads), variables)
             return tf.no_op()
 
-        self._scaler.step(self._true_gradients(grads, variables, scaled), names, apply_fn)
+        next_values = [index for index, variable in enumerate(variables) if is_overwritten(variable)]
+        true_grads = self._true_gradients(grads, variables, scaled)
+        self._scaler.step(true_grads, names, apply_fn, next_values=next_values)
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""
@@ -231,7 +234,7 @@ def _names(variables: Iterable[keras.Variable]) -> list[str]:
 
 def _can_be_unscaled_late(grad: Gradient, variable: keras.Variable) -> bool:
     """Tell whether a scaled gradient, if finite, is so unscaled, in the variable's type; and is a gradient at all."""
-    if getattr(variable, "overwrite_with_gradient", False):
+    if is_overwritten(variable):
         return False
     dtype = tf.as_dtype(variable.dtype)
     return dtype == tf.float64 or (dtype == tf.float32 and (grad is None or grad.dtype != tf.float64))

@@ -159,7 +159,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grads = [grad for grad, _ in pairs]
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
-        self._make_slots(variables)
+        self._make_slots([variable for grad, variable in pairs if grad is not None])
         # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
         grads = [
             numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)

@@ -47,11 +47,11 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     @property
     def lowest_loss_scale(self) -> float:
-        """The scale that the manager never goes below.
+        """The scale that the manager never goes below; 0 if it does not say.
 
         Where it is less than 1 gradients are unscaled before they are checked: that could make them infinite.
         """
-        return 1.0
+        return 0.0
 
     @property
     def skips_per_backoff(self) -> int | None:

@@ -38,6 +38,11 @@ class FixedLossScaleManager(LossScaleManager):
         """Return the constructor's arguments."""
         return {"loss_scale": float(self._setting)}
 
+    @property
+    def lowest_loss_scale(self) -> float:
+        """The scale."""
+        return float(self._setting)
+
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
         return self._loss_scale.get()
