@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
     from tfmp.core.managers import get_loss_scale_manager as get_loss_scale_manager
+    from tfmp.core.outcomes import LossScaleStatus as LossScaleStatus
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
     from tfmp.core.overflow import OverflowDetector as OverflowDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
+    from tfmp.core.overflow_counts import OverflowReport as OverflowReport
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
@@ -37,8 +39,10 @@ _MODULE_OF = {
     "LossScaleManager": "tfmp.core.managers",
     "LossScaleOptimizer": "tfmp.optimizers.base",
     "LossScaleStuckError": "tfmp.monitoring.stuck",
+    "LossScaleStatus": "tfmp.core.outcomes",
     "NonFiniteDetector": "tfmp.core.overflow",
     "OverflowDetector": "tfmp.core.overflow",
+    "OverflowReport": "tfmp.core.overflow_counts",
     "SaturationDetector": "tfmp.core.overflow",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
     "float32_variable_storage_getter": "tfmp.precision.storage",
