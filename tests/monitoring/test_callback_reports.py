@@ -106,7 +106,7 @@ def test_overflow_without_end_is_told_at_the_end_of_the_epoch(
     model = _model(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(4)))
     _fit(model, [_OVERFLOW] * 3, tfmp.LossScaleCallback(stuck_after=3, on_stuck="stop"), epochs=5)
     (warning,) = _messages(caplog)
-    assert "the last 3 steps were skipped at a loss scale of 4, which nothing lowers" in warning
+    assert "the last 3 steps were skipped, and the loss scale is 4 now: a fixed scale may be too high" in warning
     assert int(model.optimizer.attempted_steps) == 3
 
 

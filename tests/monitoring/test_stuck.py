@@ -1,3 +1,4 @@
+import json
 import logging
 import math
 import re
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.outcomes import LossScaleStatus
-from tfmp.monitoring.stuck import StuckWatch, why_stuck
+from tfmp.monitoring.stuck import StuckWatch, several_processes, why_stuck
 
 tf1 = tf.compat.v1
 
@@ -33,11 +34,11 @@ def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:
     [
         (1.0, 0, 1, 3.0, None),
         (2.0, 7, 1, 3.0, None),
-        (2.0, 8, 1, None, "was lowered 8 times in a row, to 2, and no step was applied"),
+        (2.0, 8, 1, None, "last 8 steps were skipped, enough to lower the loss scale 8 times, and it is 2 now"),
         (2.0, 15, 2, None, None),
-        (2.0, 16, 2, None, "was lowered 8 times in a row"),
+        (2.0, 16, 2, None, "last 16 steps were skipped, enough to lower the loss scale 8 times"),
         (1.0, 7, None, None, None),  # a fixed scale of 1
-        (1.0, 8, None, None, "last 8 steps were skipped at a loss scale of 1, which nothing lowers"),
+        (1.0, 8, None, None, "last 8 steps were skipped, and the loss scale is 1 now: a fixed scale may be too high"),
         (2.0, 1, 2, math.nan, "the loss is NaN before it is scaled"),
         (2.0, 1, 2, -math.inf, "the loss is infinite before it is scaled"),
         (2.0, 0, 2, math.nan, None),  # the step was applied
@@ -50,39 +51,113 @@ def test_stuck_is_told_from_too_high(
     assert found is None if reason is None else reason in str(found)
 
 
-@pytest.mark.parametrize(("skips_at_floor", "is_stuck"), [(0, False), (1, False), (2, True)])
-def test_floor_is_reached_when_a_back_off_there_changed_nothing(skips_at_floor: int, is_stuck: bool) -> None:
-    reason = why_stuck(_status(0.25, 7), 0.25, 2, 8, skips_at_floor)
-    assert reason is None or "is at its floor, 0.25, and 2 steps in a row overflowed" in reason
+@pytest.mark.parametrize(
+    ("per_backoff", "skips_at_floor", "is_stuck"),
+    [(1, 1, False), (1, 2, True), (3, 2, False), (3, 3, True), (None, 1, False), (None, 2, True)],
+)
+def test_floor_is_reached_when_a_back_off_there_changed_nothing(
+    per_backoff: int | None, skips_at_floor: int, is_stuck: bool
+) -> None:
+    reason = why_stuck(_status(0.25, 7), 0.25, per_backoff, 8, skips_at_floor)
+    assert reason is None or f"is at its floor, 0.25, and {skips_at_floor} steps in a row overflowed" in reason
     assert (reason is not None) is is_stuck
 
 
-def _watch(floor: float = 1) -> tuple[StuckWatch, tfmp.LossScaleManager]:
-    manager = tfmp.ExponentialUpdateLossScaleManager(1, 1000, decr_every_n_nan_or_inf=1, min_loss_scale=floor)
-    return StuckWatch("stop", 8), manager
+@pytest.mark.parametrize(
+    ("floor", "cause"),
+    [(1.0, "the gradients are too large for float16 by themselves"), (1024.0, "the floor may be too high")],
+)
+def test_floor_above_one_is_suspected_itself(floor: float, cause: str) -> None:
+    assert f"overflowed all the same: {cause}" in str(why_stuck(_status(floor, 7), floor, 2, 8, skips_at_floor=2))
+
+
+def _watch(floor: float = 1, **settings: Any) -> tuple[StuckWatch, tfmp.LossScaleManager]:
+    settings = {"decr_every_n_nan_or_inf": 1} | settings
+    return StuckWatch("stop", 8), tfmp.ExponentialUpdateLossScaleManager(1, 1000, min_loss_scale=floor, **settings)
 
 
 def test_steps_that_bring_the_scale_to_its_floor_are_not_held_against_it() -> None:
     watch, manager = _watch()
     # 4, 2, 1: no step was taken at 1 yet.
-    statuses = [_status(4, 1), _status(2, 2), _status(1, 3), _status(1, 4)]
-    assert [watch.wants_stop(manager, status) for status in statuses] == [False, False, False, True]
+    statuses = [_status(4, 1), _status(2, 2), _status(1, 3), _status(1, 4), _status(1, 5)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 4 + [True]
+
+
+def test_floor_that_was_left_between_two_reports_is_no_floor_of_the_next_streak() -> None:
+    watch, manager = _watch()
+    # Between the reports good steps make the scale 8, and three overflows make it 1 again.
+    statuses = [_status(1, 0, applied=4), _status(1, 3, applied=16), _status(1, 4, applied=16)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 3
+    assert watch.wants_stop(manager, _status(1, 5, applied=16))
+
+
+def test_streak_that_began_at_the_floor_counts_as_a_whole() -> None:
+    watch, manager = _watch()
+    assert not watch.wants_stop(manager, _status(1, 0))
+    assert watch.wants_stop(manager, _status(1, 2))
 
 
 def test_floor_is_the_managers() -> None:
     watch, manager = _watch(floor=0.25)
-    statuses = [_status(0.5, 1), _status(0.5, 2), _status(0.25, 3), _status(0.25, 4)]
+    statuses = [_status(0.5, 1), _status(0.5, 2), _status(0.25, 3), _status(0.25, 5)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False, False, False, True]
+
+
+def test_manager_with_a_tolerance_has_a_floor() -> None:
+    watch, manager = _watch(tolerance=0.5)
+    assert manager.skips_per_backoff is None
+    assert [watch.wants_stop(manager, _status(1, skips)) for skips in (1, 2, 3)] == [False, False, True]
+
+
+def test_fixed_scale_is_no_floor(caplog: pytest.LogCaptureFixture) -> None:
+    watch, manager = StuckWatch("stop", 8), tfmp.FixedLossScaleManager(1)
+    assert [watch.wants_stop(manager, _status(1, skips)) for skips in (1, 7, 8)] == [False, False, True]
+    (warning,) = _warnings(caplog)
+    assert "the last 8 steps were skipped, and the loss scale is 1 now" in warning
 
 
 def test_it_is_said_once_until_a_step_is_applied(caplog: pytest.LogCaptureFixture) -> None:
     watch, manager = _watch()
-    statuses = [_status(1, 1), _status(1, 2), _status(1, 3), _status(1, 0, applied=6), _status(1, 3, applied=6)]
+    statuses = [_status(1, 1), _status(1, 3), _status(1, 4), _status(1, 0, applied=6), _status(1, 3, applied=6)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False, True, False, False, True]
     assert len(_warnings(caplog)) == 2
     watch.start()
     assert not watch.wants_stop(manager, statuses[0])
     assert watch.wants_stop(manager, statuses[1])
+
+
+@pytest.mark.parametrize("policy", ["stop", "raise"])
+def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCaptureFixture, policy: Any) -> None:
+    _, manager = _watch()
+    watch = StuckWatch(policy, 8)
+    watch.start(several=True)
+    assert not watch.wants_stop(manager, _status(8, 1), [math.nan])
+    assert not watch.wants_stop(manager, _status(8, 2), [math.nan])
+    (warning,) = _warnings(caplog)
+    assert "the loss is NaN before it is scaled" in warning
+    assert "It stops here" not in warning
+    # What all processes see they still act on, in the same streak.
+    if policy == "stop":
+        assert watch.wants_stop(manager, _status(2, 8), [math.nan])
+    else:
+        with pytest.raises(tfmp.LossScaleStuckError, match="the last 8 steps were skipped"):
+            watch.wants_stop(manager, _status(2, 8), [math.nan])
+
+
+@pytest.mark.parametrize(("tasks", "several"), [(1, False), (2, True)])
+def test_workers_of_a_strategy_are_several_processes(
+    monkeypatch: pytest.MonkeyPatch, two_replicas: tf.distribute.MirroredStrategy, tasks: int, several: bool
+) -> None:
+    cluster = {"worker": [f"localhost:{port}" for port in range(1, 1 + tasks)]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    assert not several_processes(two_replicas)
+    assert several_processes(_WithCluster()) is several
+
+
+class _WithCluster:
+    """A strategy as far as it is looked at: a real one would wait for the other workers."""
+
+    cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
 
 def test_at_the_end_of_training_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,10 +214,10 @@ def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any
             with pytest.raises(tfmp.LossScaleStuckError, match=r"training is stuck: the loss scale is at its floor, 1"):
                 _run(hook, train_op, 9)
             return
-        # 4, 2, 1: the third step finds the floor.
-        assert _run(hook, train_op, 9) == (3 if policy == "stop" else 9)
+        # 4, 2, 1: the third step finds the floor, and one may be a bad batch.
+        assert _run(hook, train_op, 9) == (4 if policy == "stop" else 9)
         (warning,) = _warnings(caplog)
-        assert "the loss scale is at its floor, 1, and one step overflowed all the same" in warning
+        assert "the loss scale is at its floor, 1, and 2 steps in a row overflowed all the same" in warning
         assert ("It stops here" in warning) == (policy == "stop")
 
 
