@@ -1,7 +1,11 @@
 import json
 import logging
 import math
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,20 +148,30 @@ def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCapt
             watch.wants_stop(manager, _status(2, 8), [math.nan])
 
 
-@pytest.mark.parametrize(("tasks", "several"), [(1, False), (2, True)])
-def test_workers_of_a_strategy_are_several_processes(
-    monkeypatch: pytest.MonkeyPatch, two_replicas: tf.distribute.MirroredStrategy, tasks: int, several: bool
-) -> None:
-    cluster = {"worker": [f"localhost:{port}" for port in range(1, 1 + tasks)]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+# The first of two workers, and with TensorFlow 1's behaviour: a strategy does not wait for the other there.
+_WORKER = """
+import tensorflow as tf
+tf.compat.v1.disable_v2_behavior()
+import tfmp
+with tf.Graph().as_default(), tf.distribute.MultiWorkerMirroredStrategy().scope():
+    manager = tfmp.FixedLossScaleManager(8)
+    for settings in [{"every_n_secs": 2}, {"on_stuck": "stop"}, {"every_n_secs": 2, "on_stuck": "raise"}]:
+        tfmp.LossScaleLoggingHook(manager, **settings).begin()
+        print("began")
+"""
+
+
+def test_one_of_several_workers_may_not_stop_by_its_clock() -> None:
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    environment = os.environ | {"TF_CONFIG": config}
+    done = subprocess.run([sys.executable, "-c", _WORKER], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["began", "began"]
+    assert "with every_n_secs=2 one would stop before the others. Pass every_n_steps" in done.stderr
+
+
+def test_replicas_of_one_process_are_no_several_processes(two_replicas: tf.distribute.MirroredStrategy) -> None:
     assert not several_processes(two_replicas)
-    assert several_processes(_WithCluster()) is several
-
-
-class _WithCluster:
-    """A strategy as far as it is looked at: a real one would wait for the other workers."""
-
-    cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
 
 def test_at_the_end_of_training_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -219,6 +233,34 @@ def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any
         (warning,) = _warnings(caplog)
         assert "the loss scale is at its floor, 1, and 2 steps in a row overflowed all the same" in warning
         assert ("It stops here" in warning) == (policy == "stop")
+
+
+@pytest.mark.graph
+def test_run_that_backs_off_without_end_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.Graph().as_default():
+        train_op = _overflowing_train_op(2**30)
+        hook = tfmp.LossScaleLoggingHook(every_n_steps=1, on_stuck="stop", stuck_after=5)
+        assert _run(hook, train_op, 9) == 5
+    (warning,) = _warnings(caplog)
+    assert "skipped, enough to lower the loss scale 5 times, and it is 33554432 now" in warning
+
+
+@pytest.mark.graph
+def test_run_that_raises_leaves_all_that_was_done_until_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tf.Graph().as_default():
+        train_op, w, _ = _train_op([1, math.nan])
+        value = w.read_value()
+        hook = tfmp.LossScaleLoggingHook(every_n_steps=1, summary_dir=str(tmp_path), on_stuck="raise")
+        with tf1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as session:
+            session.run(train_op)
+            with pytest.raises(tfmp.LossScaleStuckError, match="the loss is NaN"):
+                session.run(train_op)
+            # The table, the weights of the last applied step, and the summaries of both reports.
+            assert caplog.messages[-1].startswith("overflows by variable:")
+            assert session.run_step_fn(lambda step_context: step_context.session.run(value)) == 0.5
+            (path,) = tmp_path.iterdir()
+            events = [tf1.Event.FromString(record) for record in tf1.io.tf_record_iterator(str(path))]
+            assert sum(len(event.summary.value) > 0 for event in events) == 2
 
 
 def _train_op(factors: list[float]) -> tuple[tf.Operation, tf.Variable, tf.Tensor]:
