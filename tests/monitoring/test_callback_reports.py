@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import logging
 import math
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,7 +80,8 @@ def test_variables_that_overflowed_since_the_last_report_are_named(
         _fit(model, targets, tfmp.LossScaleCallback())
     head = f"{'variable':{len(name)}}  skipped steps  at the last one"
     table = f"overflows by variable:\n{head}\n{name}              1  1 inf"
-    assert _messages(caplog) == [f"overflow in {name}: 1 inf", table, table, table]
+    # The table is of one `fit`.
+    assert _messages(caplog) == [f"overflow in {name}: 1 inf", table]
 
 
 @pytest.mark.parametrize("policy", ["warn", "stop", "raise"])
@@ -100,13 +102,50 @@ def test_loss_that_is_nan_is_not_the_scales_fault(
     assert model.get_weights()[0].item() == 0.5
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps", "message"),
+    [
+        # 2**21, 2**20: the second step finds the floor.
+        (
+            {"init_loss_scale": 2**21, "min_loss_scale": 2**20},
+            3,
+            "the loss scale is at its floor, 1048576, and 2 steps",
+        ),
+        ({"init_loss_scale": 2**60}, 5, "enough to lower the loss scale 5 times, and it is 3.602879702e+16 now"),
+    ],
+    ids=["floor", "back-offs"],
+)
+@pytest.mark.parametrize("policy", ["stop", "raise"])
+def test_scale_that_does_not_help_is_stuck(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture, settings: Any, steps: int, message: str, policy: Any
+) -> None:
+    caplog.set_level(logging.INFO, logger="tfmp")
+    manager = tfmp.ExponentialUpdateLossScaleManager(
+        incr_every_n_steps=1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5, **settings
+    )
+    model = _model(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), manager))
+    callback = tfmp.LossScaleCallback(every_n_steps=1, on_stuck=policy, stuck_after=5)
+    # Infinite as float32 times a scale from 2**18 on.
+    targets = [2.0**110] * 9
+    if policy == "raise":
+        with pytest.raises(tfmp.LossScaleStuckError, match=re.escape(message)):
+            _fit(model, targets, callback)
+    else:
+        _fit(model, targets, callback)
+        assert any(message in text for text in _messages(caplog))
+    assert int(model.optimizer.attempted_steps) == steps
+    assert model.get_weights()[0].item() == 1
+    # Told also by a `fit` that raises.
+    assert _messages(caplog)[-1].endswith(f" {steps}  1 inf")
+
+
 def test_overflow_without_end_is_told_at_the_end_of_the_epoch(
     keras: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = _model(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(4)))
     _fit(model, [_OVERFLOW] * 3, tfmp.LossScaleCallback(stuck_after=3, on_stuck="stop"), epochs=5)
     (warning,) = _messages(caplog)
-    assert "the last 3 steps were skipped at a loss scale of 4, which nothing lowers" in warning
+    assert "the last 3 steps were skipped, and the loss scale is 4 now: a fixed scale may be too high" in warning
     assert int(model.optimizer.attempted_steps) == 3
 
 

@@ -1,6 +1,26 @@
 import numpy as np
 
-from tfmp.monitoring.guilty import last_overflow, overflow_table
+from tfmp.core.overflow_counts import OverflowReport
+from tfmp.monitoring.guilty import GuiltyVariables, last_overflow, overflow_table
+
+
+def _report(name: str, nans: int, steps: int) -> OverflowReport:
+    return OverflowReport([name], np.array([[0, nans, 0]]), np.array([steps]))
+
+
+def test_only_what_changed_is_named_and_counted_from_the_start_on() -> None:
+    at_start = _report("generator", 1, 3)
+    guilty = GuiltyVariables([at_start])
+    assert guilty.sentences([at_start]) == []
+    # A report that was not there at the start is of none before.
+    reports = [at_start, _report("discriminator", 2, 1)]
+    assert guilty.sentences(reports) == ["overflow in discriminator: 2 nan"]
+    reports[0] = _report("generator", 4, 5)
+    assert guilty.sentences(reports) == ["overflow in generator: 4 nan"]
+    assert [table.splitlines()[-1] for table in guilty.tables(reports)] == [
+        "generator              2  4 nan",
+        "discriminator              1  2 nan",
+    ]
 
 
 def test_largest_counts_are_named_first_and_the_rest_counted() -> None:

@@ -134,6 +134,26 @@ def test_variables_that_overflowed_since_the_last_report_are_named(caplog: pytes
     ]
 
 
+@pytest.mark.usefixtures("graph")
+def test_variables_of_an_optimizer_that_took_no_step_are_not_named_again(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.compat.v1.variable_scope("first"):
+        first, _ = _train_op(math.inf)
+    with tf.compat.v1.variable_scope("second"):
+        second, _ = _train_op(math.nan)
+    hook = tfmp.LossScaleLoggingHook(every_n_steps=1)
+    with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as session:
+        for train_op in (first, second, second):
+            session.run(train_op)
+    head = "overflows by variable:\nvariable   skipped steps  at the last one\n"
+    assert _overflows(caplog) == [
+        "overflow in first/w:0: 1 inf",
+        "overflow in second/w:0: 1 nan",
+        "overflow in second/w:0: 1 nan",
+        f"{head}first/w:0              1  1 inf",
+        "overflows by variable:\nvariable    skipped steps  at the last one\nsecond/w:0              2  1 nan",
+    ]
+
+
 def _factors(*values: float) -> tf.Tensor:
     """Return a tensor that takes the values in turn."""
     dataset = tf.data.Dataset.from_tensor_slices(np.float32(values))

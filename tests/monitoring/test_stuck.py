@@ -1,6 +1,11 @@
+import json
 import logging
 import math
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +14,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.outcomes import LossScaleStatus
-from tfmp.monitoring.stuck import StuckWatch, why_stuck
+from tfmp.monitoring.stuck import StuckWatch, several_processes, why_stuck
 
 tf1 = tf.compat.v1
 
@@ -33,11 +38,11 @@ def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:
     [
         (1.0, 0, 1, 3.0, None),
         (2.0, 7, 1, 3.0, None),
-        (2.0, 8, 1, None, "was lowered 8 times in a row, to 2, and no step was applied"),
+        (2.0, 8, 1, None, "last 8 steps were skipped, enough to lower the loss scale 8 times, and it is 2 now"),
         (2.0, 15, 2, None, None),
-        (2.0, 16, 2, None, "was lowered 8 times in a row"),
+        (2.0, 16, 2, None, "last 16 steps were skipped, enough to lower the loss scale 8 times"),
         (1.0, 7, None, None, None),  # a fixed scale of 1
-        (1.0, 8, None, None, "last 8 steps were skipped at a loss scale of 1, which nothing lowers"),
+        (1.0, 8, None, None, "last 8 steps were skipped, and the loss scale is 1 now: a fixed scale may be too high"),
         (2.0, 1, 2, math.nan, "the loss is NaN before it is scaled"),
         (2.0, 1, 2, -math.inf, "the loss is infinite before it is scaled"),
         (2.0, 0, 2, math.nan, None),  # the step was applied
@@ -50,39 +55,123 @@ def test_stuck_is_told_from_too_high(
     assert found is None if reason is None else reason in str(found)
 
 
-@pytest.mark.parametrize(("skips_at_floor", "is_stuck"), [(0, False), (1, False), (2, True)])
-def test_floor_is_reached_when_a_back_off_there_changed_nothing(skips_at_floor: int, is_stuck: bool) -> None:
-    reason = why_stuck(_status(0.25, 7), 0.25, 2, 8, skips_at_floor)
-    assert reason is None or "is at its floor, 0.25, and 2 steps in a row overflowed" in reason
+@pytest.mark.parametrize(
+    ("per_backoff", "skips_at_floor", "is_stuck"),
+    [(1, 1, False), (1, 2, True), (3, 2, False), (3, 3, True), (None, 1, False), (None, 2, True)],
+)
+def test_floor_is_reached_when_a_back_off_there_changed_nothing(
+    per_backoff: int | None, skips_at_floor: int, is_stuck: bool
+) -> None:
+    reason = why_stuck(_status(0.25, 7), 0.25, per_backoff, 8, skips_at_floor)
+    assert reason is None or f"is at its floor, 0.25, and {skips_at_floor} steps in a row overflowed" in reason
     assert (reason is not None) is is_stuck
 
 
-def _watch(floor: float = 1) -> tuple[StuckWatch, tfmp.LossScaleManager]:
-    manager = tfmp.ExponentialUpdateLossScaleManager(1, 1000, decr_every_n_nan_or_inf=1, min_loss_scale=floor)
-    return StuckWatch("stop", 8), manager
+@pytest.mark.parametrize(
+    ("floor", "cause"),
+    [(1.0, "the gradients are too large for float16 by themselves"), (1024.0, "the floor may be too high")],
+)
+def test_floor_above_one_is_suspected_itself(floor: float, cause: str) -> None:
+    assert f"overflowed all the same: {cause}" in str(why_stuck(_status(floor, 7), floor, 2, 8, skips_at_floor=2))
+
+
+def _watch(floor: float = 1, **settings: Any) -> tuple[StuckWatch, tfmp.LossScaleManager]:
+    settings = {"decr_every_n_nan_or_inf": 1} | settings
+    return StuckWatch("stop", 8), tfmp.ExponentialUpdateLossScaleManager(1, 1000, min_loss_scale=floor, **settings)
 
 
 def test_steps_that_bring_the_scale_to_its_floor_are_not_held_against_it() -> None:
     watch, manager = _watch()
     # 4, 2, 1: no step was taken at 1 yet.
-    statuses = [_status(4, 1), _status(2, 2), _status(1, 3), _status(1, 4)]
-    assert [watch.wants_stop(manager, status) for status in statuses] == [False, False, False, True]
+    statuses = [_status(4, 1), _status(2, 2), _status(1, 3), _status(1, 4), _status(1, 5)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 4 + [True]
+
+
+def test_floor_that_was_left_between_two_reports_is_no_floor_of_the_next_streak() -> None:
+    watch, manager = _watch()
+    # Between the reports good steps make the scale 8, and three overflows make it 1 again.
+    statuses = [_status(1, 0, applied=4), _status(1, 3, applied=16), _status(1, 4, applied=16)]
+    assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 3
+    assert watch.wants_stop(manager, _status(1, 5, applied=16))
+
+
+def test_streak_that_began_at_the_floor_counts_as_a_whole() -> None:
+    watch, manager = _watch()
+    assert not watch.wants_stop(manager, _status(1, 0))
+    assert watch.wants_stop(manager, _status(1, 2))
 
 
 def test_floor_is_the_managers() -> None:
     watch, manager = _watch(floor=0.25)
-    statuses = [_status(0.5, 1), _status(0.5, 2), _status(0.25, 3), _status(0.25, 4)]
+    statuses = [_status(0.5, 1), _status(0.5, 2), _status(0.25, 3), _status(0.25, 5)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False, False, False, True]
+
+
+def test_manager_with_a_tolerance_has_a_floor() -> None:
+    watch, manager = _watch(tolerance=0.5)
+    assert manager.skips_per_backoff is None
+    assert [watch.wants_stop(manager, _status(1, skips)) for skips in (1, 2, 3)] == [False, False, True]
+
+
+def test_fixed_scale_is_no_floor(caplog: pytest.LogCaptureFixture) -> None:
+    watch, manager = StuckWatch("stop", 8), tfmp.FixedLossScaleManager(1)
+    assert [watch.wants_stop(manager, _status(1, skips)) for skips in (1, 7, 8)] == [False, False, True]
+    (warning,) = _warnings(caplog)
+    assert "the last 8 steps were skipped, and the loss scale is 1 now" in warning
 
 
 def test_it_is_said_once_until_a_step_is_applied(caplog: pytest.LogCaptureFixture) -> None:
     watch, manager = _watch()
-    statuses = [_status(1, 1), _status(1, 2), _status(1, 3), _status(1, 0, applied=6), _status(1, 3, applied=6)]
+    statuses = [_status(1, 1), _status(1, 3), _status(1, 4), _status(1, 0, applied=6), _status(1, 3, applied=6)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False, True, False, False, True]
     assert len(_warnings(caplog)) == 2
     watch.start()
     assert not watch.wants_stop(manager, statuses[0])
     assert watch.wants_stop(manager, statuses[1])
+
+
+@pytest.mark.parametrize("policy", ["stop", "raise"])
+def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCaptureFixture, policy: Any) -> None:
+    _, manager = _watch()
+    watch = StuckWatch(policy, 8)
+    watch.start(several=True)
+    assert not watch.wants_stop(manager, _status(8, 1), [math.nan])
+    assert not watch.wants_stop(manager, _status(8, 2), [math.nan])
+    (warning,) = _warnings(caplog)
+    assert "the loss is NaN before it is scaled" in warning
+    assert "It stops here" not in warning
+    # What all processes see they still act on, in the same streak.
+    if policy == "stop":
+        assert watch.wants_stop(manager, _status(2, 8), [math.nan])
+    else:
+        with pytest.raises(tfmp.LossScaleStuckError, match="the last 8 steps were skipped"):
+            watch.wants_stop(manager, _status(2, 8), [math.nan])
+
+
+# The first of two workers, and with TensorFlow 1's behaviour: a strategy does not wait for the other there.
+_WORKER = """
+import tensorflow as tf
+tf.compat.v1.disable_v2_behavior()
+import tfmp
+with tf.Graph().as_default(), tf.distribute.MultiWorkerMirroredStrategy().scope():
+    manager = tfmp.FixedLossScaleManager(8)
+    for settings in [{"every_n_secs": 2}, {"on_stuck": "stop"}, {"every_n_secs": 2, "on_stuck": "raise"}]:
+        tfmp.LossScaleLoggingHook(manager, **settings).begin()
+        print("began")
+"""
+
+
+def test_one_of_several_workers_may_not_stop_by_its_clock() -> None:
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    environment = os.environ | {"TF_CONFIG": config}
+    done = subprocess.run([sys.executable, "-c", _WORKER], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["began", "began"]
+    assert "with every_n_secs=2 one would stop before the others. Pass every_n_steps" in done.stderr
+
+
+def test_replicas_of_one_process_are_no_several_processes(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    assert not several_processes(two_replicas)
 
 
 def test_at_the_end_of_training_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,11 +228,39 @@ def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any
             with pytest.raises(tfmp.LossScaleStuckError, match=r"training is stuck: the loss scale is at its floor, 1"):
                 _run(hook, train_op, 9)
             return
-        # 4, 2, 1: the third step finds the floor.
-        assert _run(hook, train_op, 9) == (3 if policy == "stop" else 9)
+        # 4, 2, 1: the third step finds the floor, and one may be a bad batch.
+        assert _run(hook, train_op, 9) == (4 if policy == "stop" else 9)
         (warning,) = _warnings(caplog)
-        assert "the loss scale is at its floor, 1, and one step overflowed all the same" in warning
+        assert "the loss scale is at its floor, 1, and 2 steps in a row overflowed all the same" in warning
         assert ("It stops here" in warning) == (policy == "stop")
+
+
+@pytest.mark.graph
+def test_run_that_backs_off_without_end_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.Graph().as_default():
+        train_op = _overflowing_train_op(2**30)
+        hook = tfmp.LossScaleLoggingHook(every_n_steps=1, on_stuck="stop", stuck_after=5)
+        assert _run(hook, train_op, 9) == 5
+    (warning,) = _warnings(caplog)
+    assert "skipped, enough to lower the loss scale 5 times, and it is 33554432 now" in warning
+
+
+@pytest.mark.graph
+def test_run_that_raises_leaves_all_that_was_done_until_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tf.Graph().as_default():
+        train_op, w, _ = _train_op([1, math.nan])
+        value = w.read_value()
+        hook = tfmp.LossScaleLoggingHook(every_n_steps=1, summary_dir=str(tmp_path), on_stuck="raise")
+        with tf1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as session:
+            session.run(train_op)
+            with pytest.raises(tfmp.LossScaleStuckError, match="the loss is NaN"):
+                session.run(train_op)
+            # The table, the weights of the last applied step, and the summaries of both reports.
+            assert caplog.messages[-1].startswith("overflows by variable:")
+            assert session.run_step_fn(lambda step_context: step_context.session.run(value)) == 0.5
+            (path,) = tmp_path.iterdir()
+            events = [tf1.Event.FromString(record) for record in tf1.io.tf_record_iterator(str(path))]
+            assert sum(len(event.summary.value) > 0 for event in events) == 2
 
 
 def _train_op(factors: list[float]) -> tuple[tf.Operation, tf.Variable, tf.Tensor]:

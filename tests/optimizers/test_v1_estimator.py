@@ -112,4 +112,6 @@ def test_overflow_on_one_replica_skips_both(
     assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
         "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
         "loss scale 256, global step 4, steps applied 4, skipped 2 (0 in a row)",
+        "overflow in w:0: 1 inf",
+        "overflows by variable:\nvariable  skipped steps  at the last one\nw:0                   2  1 inf",
     ]

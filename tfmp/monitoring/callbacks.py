@@ -10,9 +10,10 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.core.call_sites import line_of_call
 from tfmp.core.outcomes import LossScaleStatus
-from tfmp.monitoring.guilty import last_overflow, overflow_table
+from tfmp.core.overflow_counts import OverflowReport
+from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
-from tfmp.monitoring.stuck import OnStuck, StuckWatch
+from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.optimizers.base import LossScaleOptimizer
 
 # TensorFlow has loaded the Keras that is `tf.keras`; where tf_keras is loaded too, the user asked for it. Either serves
@@ -46,9 +47,10 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     A report comes every N batches and at the end of each epoch. There, and where the logs are read anyway, numbers are
     fetched from the device; nowhere else. A report writes summaries, and after skipped steps it names the variables
-    whose gradients overflowed on the last of them; the end of `fit` tells how often each did. And it says, once, when
-    training is stuck: the scale sits at its floor and steps are skipped all the same, it was lowered again and again
-    without one applied step, or the loss itself is infinite or NaN.
+    whose gradients overflowed on the last of them; the end of `fit` tells how often each did since it began. And it
+    says, once, when training is stuck: the scale sits at its floor and steps are skipped all the same, it was lowered
+    again and again without one applied step, or the loss itself is infinite or NaN. Where several processes train
+    together, give the callback to each of them: the loss, which is one process's own, is then only warned of.
 
     All that is said goes to `logging.getLogger("tfmp")`, as the hook's reports do.
 
@@ -93,7 +95,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._writer: tf.summary.SummaryWriter | None = None
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._batches = 0
-        self._named_until = 0
+        self._guilty = GuiltyVariables()
         self._told_of_optimizer = False
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -115,11 +117,11 @@ class LossScaleCallback(keras.callbacks.Callback):
             logs: Not used.
         """
         del logs
-        self._stuck.start()
+        self._stuck.start(several=several_processes(self.model.distribute_strategy))
         self._batches = 0
         opt = self.model.optimizer
         if self._opt is not None:
-            self._named_until = int(self._opt.skipped_steps)
+            self._guilty = GuiltyVariables(self._overflow_reports())
             return
         if not _computes_in_float16(self.model):
             raise TypeError(
@@ -159,18 +161,14 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._report(logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Tell which variables overflowed how often.
+        """Tell which variables overflowed how often since `fit` began.
 
         Args:
             logs: Not used.
         """
         del logs
-        if self._opt is None:
-            return
-        for report in self._opt.overflow_reports():
-            table = overflow_table(report.names, np.asarray(report.last), np.asarray(report.steps))
-            if table:
-                visible_logger().info("overflows by variable:\n%s", table)
+        if self._opt is not None:
+            self._show_tables()
 
     @property
     def _opt(self) -> Any:  # noqa: ANN401 - of any Keras
@@ -188,18 +186,26 @@ class LossScaleCallback(keras.callbacks.Callback):
         status = _numbers(manager.get_status())
         if self._summary_dir is not None:
             self._write_summaries(status)
-        if status.skipped_steps != self._named_until:
-            self._named_until = status.skipped_steps
-            self._name_overflows()
+        for sentence in self._guilty.sentences(self._overflow_reports()):
+            visible_logger().info("%s", sentence)
         losses = [float(logs["loss"])] if logs and "loss" in logs else []
-        if self._stuck.wants_stop(manager, status, losses):
-            self.model.stop_training = True
+        try:
+            if self._stuck.wants_stop(manager, status, losses):
+                self.model.stop_training = True
+        except LossScaleStuckError:
+            # Keras ends no callback after an error.
+            self._show_tables()
+            raise
 
-    def _name_overflows(self) -> None:
-        for report in self._opt.overflow_reports():
-            sentence = last_overflow(report.names, np.asarray(report.last))
-            if sentence:
-                visible_logger().info("%s", sentence)
+    def _overflow_reports(self) -> list[OverflowReport]:
+        return [
+            OverflowReport(report.names, np.asarray(report.last), np.asarray(report.steps))
+            for report in self._opt.overflow_reports()
+        ]
+
+    def _show_tables(self) -> None:
+        for table in self._guilty.tables(self._overflow_reports()):
+            visible_logger().info("%s", table)
 
     def _write_summaries(self, status: LossScaleStatus) -> None:
         if self._writer is None:

@@ -33,6 +33,7 @@ class GraphLosses:
         self._managers = managers
         self._given = None if loss is None else _tensor(self._graph, loss)
         self._noted = losses_of_graph()
+        self._found: dict[frozenset[tf.Operation], bool] = {}
 
     def of(self, manager: LossScaleManager | None) -> list[tf.Tensor]:
         """Return the losses of a manager.
@@ -50,16 +51,22 @@ class GraphLosses:
     def are_computed_by(self, fetches: Any) -> bool:  # noqa: ANN401 - whatever `session.run` takes
         """Tell whether a run takes a step, so that its losses may be fetched too.
 
-        A run of anything else, an iterator's initializer say, may have no input for them.
+        A run of anything else, an iterator's initializer say, may have no input for them. The graph is walked once for
+        the same fetches: sessions come when it is final.
 
         Args:
             fetches: What is fetched.
         """
-        steps = set(self._graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP))
         try:
-            ops = [_op(self._graph, fetch) for fetch in tf.nest.flatten(fetches)]
+            ops = frozenset(_op(self._graph, fetch) for fetch in tf.nest.flatten(fetches))
         except (KeyError, TypeError, ValueError):
             return False
+        if ops not in self._found:
+            self._found[ops] = self._take_a_step(ops)
+        return self._found[ops]
+
+    def _take_a_step(self, ops: frozenset[tf.Operation]) -> bool:
+        steps = set(self._graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP))
         queue, seen = deque(ops), set(ops)
         while queue:
             op = queue.popleft()

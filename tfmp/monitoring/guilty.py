@@ -1,8 +1,72 @@
 """Puts into words which variables' gradients overflowed."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tfmp.core.overflow import KINDS
+from tfmp.core.overflow_counts import OverflowReport
+
+
+class GuiltyVariables:
+    """Names the variables of reports of overflows, those that overflowed since it last did.
+
+    It remembers the counts of each report: those of a network that overflowed long ago are not named again when
+    another one overflows.
+
+    Args:
+        reports: The reports as they are at the start, with counts as arrays. What they count is left out.
+
+    Example:
+        >>> guilty = GuiltyVariables()
+        >>> report = OverflowReport(["kernel", "bias"], np.array([[0, 12, 0], [0, 0, 0]]), np.array([3, 0]))
+        >>> guilty.sentences([report]), guilty.sentences([report])
+        (['overflow in kernel: 12 nan'], [])
+        >>> print(*guilty.tables([report]))
+        overflows by variable:
+        variable  skipped steps  at the last one
+        kernel                3  12 nan
+    """
+
+    def __init__(self, reports: Sequence[OverflowReport] = ()) -> None:
+        # By place: reports come in the order in which they were made, and none goes.
+        self._at_start = _steps_by_place(reports)
+        self._shown = dict(self._at_start)
+
+    def sentences(self, reports: Sequence[OverflowReport]) -> list[str]:
+        """Return which variables overflowed at the last skipped step, for each report that changed.
+
+        Args:
+            reports: The reports as they are now, with counts as arrays.
+        """
+        before, self._shown = self._shown, _steps_by_place(reports)
+        changed = [report for place, report in enumerate(reports) if self._shown[place] != _like(before, place, report)]
+        found = [last_overflow(report.names, np.asarray(report.last)) for report in changed]
+        return [sentence for sentence in found if sentence is not None]
+
+    def tables(self, reports: Sequence[OverflowReport]) -> list[str]:
+        """Return how often each variable overflowed since the start, a table for each report that has any.
+
+        Args:
+            reports: The reports as they are now, with counts as arrays.
+        """
+        since = [
+            np.subtract(report.steps, _like(self._at_start, place, report)) for place, report in enumerate(reports)
+        ]
+        found = [
+            overflow_table(report.names, np.asarray(report.last), steps)
+            for report, steps in zip(reports, since, strict=True)
+        ]
+        return [f"overflows by variable:\n{table}" for table in found if table is not None]
+
+
+def _steps_by_place(reports: Sequence[OverflowReport]) -> dict[int, list[int]]:
+    return {place: np.asarray(report.steps).tolist() for place, report in enumerate(reports)}
+
+
+def _like(steps: dict[int, list[int]], place: int, report: OverflowReport) -> list[int]:
+    """Return the steps of a report, none of them where it is new."""
+    return steps.get(place, [0] * len(report.names))
 
 
 def last_overflow(names: list[str], last: np.ndarray, at_most: int = 4) -> str | None:

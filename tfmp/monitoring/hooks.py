@@ -7,12 +7,13 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.outcomes import LossScaleStatus
+from tfmp.core.overflow_counts import OverflowReport
 from tfmp.core.scaler import managers_of_graph, overflow_reports_of_graph
 from tfmp.monitoring.graph_losses import GraphLosses, values_of
-from tfmp.monitoring.guilty import last_overflow, overflow_table
+from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.step_counting import lines_that_assign
-from tfmp.monitoring.stuck import OnStuck, StuckWatch
+from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
@@ -26,11 +27,12 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     twice. The warning names the line, if the graph tells it.
 
     A report after skipped steps names the variables whose gradients overflowed on the last of them, and the end of the
-    session tells how often each did.
+    session tells how often each did since it began.
 
     It says, once, when training is stuck: the scale sits at its floor and steps are skipped all the same, it was
     lowered again and again without one applied step, or the loss itself is infinite or NaN. For the latter it
-    fetches the loss of the steps that it reports, in the run that takes them.
+    fetches the loss of the steps that it reports, in the run that takes them. Where several processes train together,
+    give the hook to each of them: the loss, which is one process's own, is then only warned of.
 
     Reports go to `logging.getLogger("tfmp")` at level INFO, which the hook turns on unless the program gave that logger
     a level of its own; and to standard error where no handler is set up.
@@ -42,7 +44,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         every_n_secs: Seconds between two reports, in place of `every_n_steps`.
         summary_dir: A directory for TensorBoard summaries at each report: the fields of
             `tfmp.core.outcomes.LossScaleStatus`, over `global_step`. By default none are written.
-        on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end the training), or "raise".
+        on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end the training), or "raise". The end
+            of the session only warns.
         stuck_after: After how many back-offs in a row without an applied step it is stuck.
         loss: The unscaled loss, a tensor or its name; by default all losses that were scaled in the graph, as
             `compute_gradients` does.
@@ -50,7 +53,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     Raises:
         TypeError: `manager` is neither a manager nor an optimizer that holds one.
         ValueError: Both intervals are given, or one is not positive; or `on_stuck` or `stuck_after` is out of range.
-            When the session begins: there is no manager to report on, or `loss` is none of the graph.
+            When the session begins: there is no manager to report on, `loss` is none of the graph, or several
+            processes would stop at different steps, by seconds.
         LossScaleStuckError: At a report: training is stuck, and `on_stuck` is "raise".
 
     Example:
@@ -79,6 +83,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     ) -> None:
         self._given_managers = [] if manager is None else [_manager_of(manager)]
         self._timer = _timer(every_n_steps, every_n_secs)
+        self._every_n_secs = every_n_secs
         self._summary_dir = summary_dir
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._given_loss = loss
@@ -90,6 +95,12 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             raise ValueError(
                 "the graph holds no step of a tfmp.LossScaleOptimizer: build the train op before the session, or pass "
                 "LossScaleLoggingHook a manager."
+            )
+        several = several_processes(tf.distribute.get_strategy())
+        if several and self._every_n_secs is not None and not self._stuck.only_warns:
+            raise ValueError(
+                f"several processes train together, and each has a clock of its own: with every_n_secs="
+                f'{self._every_n_secs!r} one would stop before the others. Pass every_n_steps, or on_stuck="warn".'
             )
         self._losses = GraphLosses(self._managers, self._given_loss)
         self._global_step = tf.compat.v1.train.get_global_step()
@@ -103,10 +114,10 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             ],
             "overflows": [(report.last, report.steps) for report in self._overflows],
         }
-        self._named_until = [0 for _ in self._managers]
+        self._guilty = GuiltyVariables()
         self._ahead: int | None = None
         self._warned = False
-        self._stuck.start()
+        self._stuck.start(several=several)
         self._logger = visible_logger()
         self._writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir) if self._summary_dir else None
         self._timer.reset()
@@ -126,19 +137,29 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     ) -> None:
         """Report if it is time to."""
         self._steps += 1
-        if self._due and self._report(run_context.session, run_values.results):
-            run_context.request_stop()
+        if not self._due:
+            return
+        try:
+            if self._report(run_context.session, run_values.results):
+                run_context.request_stop()
+        except LossScaleStuckError:
+            # MonitoredSession ends no hook after an error.
+            self._finish(run_context.session)
+            raise
 
     def end(self, session: tf.compat.v1.Session) -> None:
         """Report the last step, unless that was done, and who overflowed how often."""
         try:
             if self._timer.last_triggered_step() != self._steps:
                 self._report(session, at_end=True)
-            fetched = session.run(self._fetches["overflows"])
-            for report, (last, steps) in zip(self._overflows, fetched, strict=True):
-                table = overflow_table(report.names, last, steps)
-                if table:
-                    self._logger.info("overflows by variable:\n%s", table)
+        finally:
+            self._finish(session)
+
+    def _finish(self, session: tf.compat.v1.Session) -> None:
+        """Tell who overflowed how often, and leave no summary unwritten."""
+        try:
+            for table in self._guilty.tables(self._with_values(session.run(self._fetches["overflows"]))):
+                self._logger.info("%s", table)
         finally:
             if self._writer:
                 self._writer.flush()
@@ -157,7 +178,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             if self._writer:
                 summary = _summary(status, suffix=f"_{index}" if index else "")
                 self._writer.add_summary(summary, self._steps if global_step is None else global_step)
-        self._name_overflows(fetched)
+        for sentence in self._guilty.sentences(self._with_values(fetched["overflows"])):
+            self._logger.info("%s", sentence)
         losses = losses or [[] for _ in self._managers]
         # All of them, so that each is heard.
         stops = [
@@ -166,16 +188,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         ]
         return any(stops)
 
-    def _name_overflows(self, fetched: dict[str, Any]) -> None:
-        """Name the variables that overflowed on the last of the steps that were skipped since the last report."""
-        skipped = [int(status.skipped_steps) for status in fetched["statuses"]]
-        if skipped == self._named_until:
-            return
-        self._named_until = skipped
-        for report, (last, _) in zip(self._overflows, fetched["overflows"], strict=True):
-            sentence = last_overflow(report.names, last)
-            if sentence:
-                self._logger.info("%s", sentence)
+    def _with_values(self, fetched: list[Any]) -> list[OverflowReport]:
+        return [OverflowReport(report.names, *counts) for report, counts in zip(self._overflows, fetched, strict=True)]
 
     def _warn_if_counted_twice(self, ahead: int) -> None:
         """Warn, once, when the global step goes up by more than the steps that were applied."""

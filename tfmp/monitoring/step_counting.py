@@ -29,7 +29,9 @@ def lines_that_assign(variable: tf.Variable) -> list[str]:
         ...     lines_that_assign(step)
         ['<doctest tfmp.monitoring.step_counting.lines_that_assign[0]>:3']
     """
-    parts = tf.distribute.get_strategy().experimental_local_results(variable)
+    # A mirrored variable knows its strategy, which need not be the active one.
+    strategy = getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
+    parts = strategy.experimental_local_results(variable)
     graph = parts[0].graph
     # The op of a resource variable makes its handle, that of a reference variable the reference.
     targets = {part.op for part in parts}

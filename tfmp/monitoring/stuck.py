@@ -3,10 +3,11 @@
 import logging
 import math
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tfmp.core import settings
-from tfmp.core.managers import LossScaleManager
+from tfmp.core.horovods import running_horovod
+from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
 from tfmp.core.outcomes import LossScaleStatus
 
 OnStuck: TypeAlias = Literal["warn", "raise", "stop"]
@@ -38,18 +39,19 @@ def why_stuck(
     """Return why training is stuck, in a sentence, or None if it is not; a pure function.
 
         the last step was skipped, and
-          the loss is infinite or NaN                                       the scale has no part in that
-          as many steps were skipped at the floor as a back-off takes       the next back-off can change nothing
-          stuck_after back-offs in a row, or so many skipped steps where    no scale seems to be low enough
-            nothing ever backs off
+          the loss is infinite or NaN                                     the scale has no part in that
+          as many steps were skipped at the floor as a back-off takes,    the next back-off can change nothing
+            and at least 2
+          stuck_after back-offs in a row, or so many skipped steps where  no scale seems to be low enough
+            nothing is known of back-offs
 
-    Fewer steps at the floor may be single bad batches, which the manager tolerates at any scale. A manager that never
-    backs off has no such number; there the last rule decides.
+    Fewer steps at the floor may be single bad batches, which a manager meets at any scale.
 
     Args:
         status: The status, as numbers.
         lowest_loss_scale: The manager's floor.
-        skips_per_backoff: After how many skipped steps in a row it lowers the scale; None if it never does.
+        skips_per_backoff: After how many skipped steps in a row it lowers the scale; None if it never does, or nothing
+            is known of that.
         stuck_after: How many back-offs in a row are too many.
         skips_at_floor: How many steps in a row were skipped, for all that is known, with the scale at its floor.
         loss: The unscaled loss of the last step; None if it is not known.
@@ -69,33 +71,73 @@ def why_stuck(
             f"the loss is {name} before it is scaled: it is the model or the data, not the loss scale; look for bad "
             "data, a layer that overflows float16, or weights that diverged."
         )
-    if skips_per_backoff is not None and skips_at_floor >= skips_per_backoff:
-        steps = "one step" if skips_at_floor == 1 else f"{skips_at_floor} steps in a row"
-        return (
-            f"the loss scale is at its floor, {lowest_loss_scale:.10g}, and {steps} overflowed all the same: "
-            "the gradients are too large for float16 by themselves; lower the learning rate, or look for bad data or "
-            "an unstable layer."
+    if skips_at_floor >= max(skips_per_backoff or 0, 2):
+        cause = (
+            "the floor may be too high, so give the manager a lower one, such as min_loss_scale=1; if that does not "
+            "help, look for bad data or an unstable layer."
+            if lowest_loss_scale > 1
+            else "the gradients are too large for float16 by themselves; lower the learning rate, or look for bad data "
+            "or an unstable layer."
         )
-    backoffs = skips // (skips_per_backoff or 1)
-    if backoffs < stuck_after:
+        return (
+            f"the loss scale is at its floor, {lowest_loss_scale:.10g}, and {skips_at_floor} steps in a row overflowed "
+            f"all the same: {cause}"
+        )
+    if skips < stuck_after * (skips_per_backoff or 1):
         return None
     if skips_per_backoff is None:
         return (
-            f"the last {skips} steps were skipped at a loss scale of {status.loss_scale:.10g}, which nothing lowers: "
-            "choose a lower scale, or an ExponentialUpdateLossScaleManager; if that does not help, the model gives NaN."
+            f"the last {skips} steps were skipped, and the loss scale is {status.loss_scale:.10g} now: a fixed scale "
+            "may be too high, or the model gives NaN."
         )
     return (
-        f"the loss scale was lowered {backoffs} times in a row, to {status.loss_scale:.10g}, and no step was applied: "
-        "the model gives NaN at any scale, or the scale began far too high; look at the loss, or lower "
-        "init_loss_scale or decr_ratio."
+        f"the last {skips} steps were skipped, enough to lower the loss scale {skips // skips_per_backoff} times, and "
+        f"it is {status.loss_scale:.10g} now: the model gives NaN at any scale, or the scale began far too high; look "
+        "at the loss, or lower init_loss_scale or decr_ratio."
     )
+
+
+def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - a strategy of either TensorFlow
+    """Tell whether other processes take each step together with this one.
+
+    Args:
+        strategy: The `tf.distribute` strategy of the training, the default one included.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> several_processes(tf.distribute.get_strategy())
+        False
+    """
+    horovod = running_horovod()
+    if horovod is not None and horovod.size() > 1:
+        return True
+    resolver = strategy.cluster_resolver
+    if resolver is None:
+        return False
+    cluster = resolver.cluster_spec()
+    return sum(cluster.num_tasks(job) for job in cluster.jobs if job in ("chief", "worker")) > 1
+
+
+class _AtFloor(NamedTuple):
+    """Where a manager's scale was first seen at its floor within a streak of skipped steps.
+
+    Attributes:
+        applied_steps: How many steps had been applied: what tells one streak from another.
+        skips: How many had been skipped in a row.
+    """
+
+    applied_steps: int
+    skips: int
 
 
 class StuckWatch:
     """Says once that training is stuck, and what to do about it; again only after a step was applied.
 
-    Steps at the floor are counted from the first status that finds the scale there: those before it may be the ones
-    that brought it down.
+    Steps at the floor are counted from the first status of their streak that finds the scale there: those before it
+    may be the ones that brought it down. A `FixedLossScaleManager` never came down, and has no floor.
+
+    Where several processes take each step together, all must decide alike, or some wait for ever for the others. They
+    have the same status. A loss is one process's own, and only warned of.
 
     Args:
         on_stuck: "warn" logs a warning, "stop" logs it and asks for the end of training, "raise" raises.
@@ -118,14 +160,27 @@ class StuckWatch:
             raise ValueError(f'on_stuck must be "warn", "raise" or "stop", got {on_stuck!r}.')
         self._on_stuck = on_stuck
         self._stuck_after = settings.count("stuck_after", stuck_after)
-        # For each manager, how many steps were applied when it was said, and when the scale was first seen at its
-        # floor; and how many had been skipped in a row then.
+        self._several = False
+        # For each manager, how many steps were applied when it was said; of losses that do not decide, apart: what
+        # one process said of its own must not keep it from what all do.
         self._said: dict[LossScaleManager, int] = {}
-        self._at_floor: dict[LossScaleManager, tuple[int, int]] = {}
+        self._said_of_losses: dict[LossScaleManager, int] = {}
+        self._at_floor: dict[LossScaleManager, _AtFloor] = {}
 
-    def start(self) -> None:
-        """Forget what was said: another run begins."""
+    @property
+    def only_warns(self) -> bool:
+        """Whether it never ends the training."""
+        return self._on_stuck == "warn"
+
+    def start(self, *, several: bool = False) -> None:
+        """Forget what was said: another run begins.
+
+        Args:
+            several: Whether other processes take each step together with this one.
+        """
+        self._several = several
         self._said.clear()
+        self._said_of_losses.clear()
         self._at_floor.clear()
 
     def wants_stop(
@@ -148,25 +203,44 @@ class StuckWatch:
             LossScaleStuckError: Training is stuck, and that is to raise.
         """
         loss = next((loss for loss in losses if not math.isfinite(loss)), None)
-        at_floor = self._skips_at_floor(manager, status)
         floor, per_backoff = manager.lowest_loss_scale, manager.skips_per_backoff
+        at_floor = self._skips_at_floor(manager, status)
+        policy: OnStuck = "warn" if at_end else self._on_stuck
+        if loss is not None and self._several and policy != "warn":
+            reason = why_stuck(status, floor, per_backoff, self._stuck_after, at_floor, loss)
+            if _is_new(self._said_of_losses, manager, status, reason):
+                _warn(f"{reason} The other processes do not know, so training goes on.")
+            loss = None
         reason = why_stuck(status, floor, per_backoff, self._stuck_after, at_floor, loss)
-        if reason is None or self._said.get(manager) == status.applied_steps:
+        if not _is_new(self._said, manager, status, reason):
             return False
-        self._said[manager] = int(status.applied_steps)
-        if self._on_stuck == "raise" and not at_end:
+        if policy == "raise":
             raise LossScaleStuckError(f"training is stuck: {reason}")
-        stops = self._on_stuck == "stop" and not at_end
-        logging.getLogger("tfmp").warning(
-            "training is stuck: %s%s", reason, " It stops here, as on_stuck='stop' says." if stops else ""
-        )
-        return stops
+        _warn(f"{reason} It stops here, as on_stuck='stop' says." if policy == "stop" else f"{reason}")
+        return policy == "stop"
 
     def _skips_at_floor(self, manager: LossScaleManager, status: LossScaleStatus) -> int:
-        skips, applied = int(status.consecutive_skipped_steps), int(status.applied_steps)
-        if status.loss_scale > manager.lowest_loss_scale:
+        floor = manager.lowest_loss_scale
+        # A floor of 0 is one that is not known.
+        if isinstance(manager, FixedLossScaleManager) or floor <= 0 or status.loss_scale > floor:
             self._at_floor.pop(manager, None)
             return 0
-        seen_at, skips_before = self._at_floor.setdefault(manager, (applied, skips))
-        # Whatever was skipped since the last applied step was so at the floor, if that step found it there.
-        return skips - skips_before if seen_at == applied else skips
+        now = _AtFloor(int(status.applied_steps), int(status.consecutive_skipped_steps))
+        seen = self._at_floor.get(manager)
+        if seen is None or seen.applied_steps != now.applied_steps:
+            self._at_floor[manager] = seen = now
+        return now.skips - seen.skips
+
+
+def _is_new(
+    said: dict[LossScaleManager, int], manager: LossScaleManager, status: LossScaleStatus, reason: str | None
+) -> bool:
+    """Tell whether a reason is to be said, and note that it was."""
+    if reason is None or said.get(manager) == status.applied_steps:
+        return False
+    said[manager] = int(status.applied_steps)
+    return True
+
+
+def _warn(reason: str) -> None:
+    logging.getLogger("tfmp").warning("training is stuck: %s", reason)
