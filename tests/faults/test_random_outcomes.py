@@ -13,7 +13,7 @@ from front_ends import FrontEnd, V1Graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras_front_ends import KerasLoop, compiled
-from optimizers.kerases import installed
+from kerases import installed
 from structures import Fed, Structure
 
 #: A front-end is built for so many settings, and each is fed so many sequences of up to so many steps.
