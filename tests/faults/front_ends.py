@@ -266,8 +266,11 @@ class V1Eager(FrontEnd):
         return tf.train.Checkpoint(**parts)
 
     def _state(self) -> State:
-        moving = [variable.numpy() for variable in [*self._variables.values(), *self._inner.variables()]]
-        return state_of(moving, self._step.numpy(), outcomes_of(self._opt))
+        weights = [variable.numpy() for variable in self._variables.values()]
+        # A slot that is not made yet is what it starts from.
+        slots = [self._inner.get_slot(variable, "momentum") for variable in self._variables.values()]
+        momenta = [0 * w if slot is None else slot.numpy() for w, slot in zip(weights, slots, strict=True)]
+        return state_of([*weights, *momenta], self._step.numpy(), outcomes_of(self._opt))
 
 
 def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
