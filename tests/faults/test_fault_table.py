@@ -10,8 +10,9 @@ from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Rule
 from front_ends import FrontEnd
 from structures import STRUCTURES
 
-_PAGE = Path(__file__).parents[2].joinpath("docs", "faults.md").read_text().splitlines()
-_ROWS = [line for line in _PAGE if line.startswith("| ") and line.count("|") == 4]
+_PAGE = Path(__file__).parents[2].joinpath("docs", "faults.md").read_text()
+#: Of the tables of faults, which begin with this column.
+_ROWS = [line for line in _PAGE[_PAGE.index("| fault |") :].splitlines() if line.startswith("| ")]
 _FRONT_END = "v1 graph, resource variables"
 
 
