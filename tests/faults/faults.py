@@ -16,6 +16,11 @@ class Rule(NamedTuple):
     decr_every_n_nan_or_inf: int = 1
     incr_ratio: float = 2.0
     decr_ratio: float = 0.5
+    min_loss_scale: float = 1.0
+    max_loss_scale: float | None = None
+    hysteresis: int = 1
+    consecutive_hysteresis: bool = False
+    tolerance: float = 0.0
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -42,13 +47,20 @@ def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
         skipped: Whether each step was skipped.
         rule: The manager's settings.
     """
-    scale, good, bad, seen = rule.init_loss_scale, 0, 0, [rule.init_loss_scale]
+    forgiving = 1 - rule.hysteresis
+    scale, good, bad, steps = rule.init_loss_scale, 0, forgiving, 0
+    seen = [scale]
     for each in skipped:
-        good, bad = (0, bad + 1) if each else (good + 1, bad)
-        if each and bad == rule.decr_every_n_nan_or_inf:
-            scale, good, bad = max(1.0, scale * rule.decr_ratio), 0, 0
-        elif good == rule.incr_every_n_steps:
-            scale, good, bad = scale * rule.incr_ratio, 0, 0
+        steps += 1
+        good = 0 if each else good + 1
+        if each:
+            bad += 1
+        elif rule.consecutive_hysteresis:
+            bad = forgiving
+        if each and bad >= rule.decr_every_n_nan_or_inf and bad / steps >= rule.tolerance:
+            scale, good, bad, steps = max(rule.min_loss_scale, scale * rule.decr_ratio), 0, 0, 0
+        elif not each and good >= rule.incr_every_n_steps:
+            scale, good, bad, steps = min(rule.max_loss_scale or math.inf, scale * rule.incr_ratio), 0, forgiving, 0
         seen.append(scale)
     return seen
 
