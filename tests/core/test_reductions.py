@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfmp.core import reductions
-from tfmp.types import Gradient
 
 
 def test_no_gradient_is_finite_and_of_norm_0() -> None:
@@ -31,11 +30,7 @@ def test_single_bad_value_anywhere_is_seen(dtype: tf.DType, form: str, bad: floa
 @pytest.mark.parametrize("dtype", TYPES)
 def test_values_that_overflow_in_a_sum_are_seen(dtype: tf.DType, mode: str) -> None:
     largest = float(tf.cast(dtype.max, tf.float64))
-    check = {
-        "eager": reductions.all_finite,
-        "function": tf.function(reductions.all_finite),
-        "xla": tf.function(reductions.all_finite, jit_compile=True),
-    }[mode]
+    check = _check(mode)
     for value in (0.25 * largest, -0.625 * largest):
         grads = [tf.cast(tf.constant([1.0, value], tf.float64), dtype), None]
         assert bool(check(grads))
@@ -53,7 +48,7 @@ def _edge(name: str, dtype: tf.DType) -> float:
     return math.copysign(1, -1) * values[name[1:]] if name[0] == "-" else values[name]
 
 
-def _check(mode: str) -> Callable[[list[Gradient]], tf.Tensor]:
+def _check(mode: str) -> Callable[..., tf.Tensor]:
     functions = {
         "eager": reductions.all_finite,
         "function": tf.function(reductions.all_finite),
@@ -84,6 +79,22 @@ def test_fast_check_answers_as_a_look_at_every_value(dtype: tf.DType, mode: str)
         assert bool(check([tensors[0], sparse, None, *tensors[2:]])) is expected
 
     answers_alike()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_are_counted_wherever_a_sparse_one_stands(dtype: tf.DType) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], dtype), tf.TensorSpec([None], tf.int64)])
+    def counted(rows: tf.Tensor, indices: tf.Tensor) -> list[tf.Tensor]:
+        # How many rows there are is not known.
+        sparse = tf.IndexedSlices(rows, indices, tf.constant([9, 2], tf.int64))
+        small = [gradient([1.0, value], dtype) for value in (math.inf, 1.0)]
+        # Types of TensorFlow equal small numbers, which must not be taken for positions.
+        places = [[None] * place + [sparse, *small, *small] for place in range(20)]
+        return [reductions.counts(grads, [tf.math.is_inf])[-5:, 0] for grads in places]
+
+    rows = tf.cast([[math.inf, 1.0], [2.0, -math.inf]], dtype)
+    for each in counted(rows, tf.constant([1, 2], tf.int64)):
+        assert each.numpy().tolist() == [2, 1, 0, 1, 0]
 
 
 def test_squares_that_overflow_do_not_hide_that_values_are_finite() -> None:

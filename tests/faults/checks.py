@@ -82,7 +82,7 @@ def description(states: Sequence[State]) -> str:
 
 
 def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
-    """Tell whether values are equal bit for bit. A slot that was not there before has moved."""
+    """Tell whether values are equal bit for bit."""
     return len(first) == len(second) and all(
         np.array_equal(_bits(a), _bits(b)) for a, b in zip(first, second, strict=True)
     )

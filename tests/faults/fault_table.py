@@ -1,24 +1,24 @@
 """Prints what every front-end makes of every fault; where they differ, what each does.
 
-PYTHONPATH=.:tests python tests/faults/fault_table.py
-PYTHONPATH=.:tests python tests/faults/fault_table.py --v1-behavior
+PYTHONPATH=.:tests/optimizers python tests/faults/fault_table.py
+PYTHONPATH=.:tests/optimizers python tests/faults/fault_table.py --v1-behavior
 """
 
 import argparse
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 
 import checks
 import lanes
 import tensorflow as tf
-from faults import FAULTS, REPLICA_FAULTS, Fault, Rule
+from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Fault, Rule
 from front_ends import FrontEnd
 from structures import STRUCTURES
 
 #: What makes a front-end for a structure, and what makes an optimizer without a wrapper.
-_Makers = tuple[Callable[[str], FrontEnd], Callable[[str], FrontEnd]]
+Makers = tuple[Callable[[str], FrontEnd], Callable[[str], FrontEnd]]
 
 
 def main() -> None:
@@ -43,9 +43,13 @@ def main() -> None:
         name: (cache(partial(_make, make, Rule(), strategy=strategy)), cache(partial(_make, make, None)))
         for name, make in lanes.replicated_front_ends().items()
     }
-    for front_ends, rows in ((one_device, FAULTS), (replicas, REPLICA_FAULTS)):
-        for row in _table(front_ends, rows):
-            print("|", " | ".join(row), "|", flush=True)  # noqa: T201 - a command line prints
+    for front_ends, names, faults_of in (
+        (one_device, FAULTS | LARGE_FAULTS, lanes.faults_of),
+        (replicas, REPLICA_FAULTS, lanes.replica_faults_of),
+    ):
+        print(f"{', '.join(front_ends)}\n")  # noqa: T201 - a command line prints
+        for line in table(front_ends, names, faults_of):
+            print(line, flush=True)  # noqa: T201 - the same
         print()  # noqa: T201 - the same
 
 
@@ -53,14 +57,27 @@ def _make(make: lanes.Make, rule: Rule | None, structure: str, **settings: objec
     return make(STRUCTURES[structure], rule, **settings)
 
 
-def _table(front_ends: Mapping[str, _Makers], rows: Mapping[str, Fault]) -> Iterator[list[str]]:
-    yield ["fault", "what happened", f"on ({', '.join(front_ends)})"]
-    yield ["---"] * 3
-    for name, fault in rows.items():
-        cells = {front_end: _cell(fault, *makers) for front_end, makers in front_ends.items()}
+def table(
+    front_ends: Mapping[str, Makers], names: Iterable[str], faults_of: Callable[[str], Mapping[str, Fault]]
+) -> Iterator[str]:
+    """Train, and return the lines of a table. "All" are all front-ends that are fed a fault.
+
+    Args:
+        front_ends: What makes each front-end.
+        names: Those of the faults.
+        faults_of: From the name of a front-end to what it is fed.
+    """
+    yield "| fault | what happened | on |"
+    yield "|---|---|---|"
+    for name in names:
+        cells = {
+            front_end: _cell(faults_of(front_end)[name], *makers)
+            for front_end, makers in front_ends.items()
+            if name in faults_of(front_end)
+        }
         for cell in dict.fromkeys(cells.values()):
             where = [front_end for front_end in cells if cells[front_end] == cell]
-            yield [name, cell, "all" if len(where) == len(cells) else ", ".join(where)]
+            yield f"| {name} | {cell} | {'all' if len(where) == len(cells) else ', '.join(where)} |"
 
 
 def _cell(fault: Fault, make: Callable[[str], FrontEnd], make_plain: Callable[[str], FrontEnd]) -> str:

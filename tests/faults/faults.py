@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from structures import TEN_MILLION, Fed
+from structures import LARGE, Fed
 
 
 class Rule(NamedTuple):
@@ -16,6 +16,11 @@ class Rule(NamedTuple):
     decr_every_n_nan_or_inf: int = 1
     incr_ratio: float = 2.0
     decr_ratio: float = 0.5
+    min_loss_scale: float = 1.0
+    max_loss_scale: float | None = None
+    hysteresis: int = 1
+    consecutive_hysteresis: bool = False
+    tolerance: float = 0.0
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -42,13 +47,20 @@ def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
         skipped: Whether each step was skipped.
         rule: The manager's settings.
     """
-    scale, good, bad, seen = rule.init_loss_scale, 0, 0, [rule.init_loss_scale]
+    forgiving = 1 - rule.hysteresis
+    scale, good, bad, steps = rule.init_loss_scale, 0, forgiving, 0
+    seen = [scale]
     for each in skipped:
-        good, bad = (0, bad + 1) if each else (good + 1, bad)
-        if each and bad == rule.decr_every_n_nan_or_inf:
-            scale, good, bad = max(1.0, scale * rule.decr_ratio), 0, 0
-        elif good == rule.incr_every_n_steps:
-            scale, good, bad = scale * rule.incr_ratio, 0, 0
+        steps += 1
+        good = 0 if each else good + 1
+        if each:
+            bad += 1
+        elif rule.consecutive_hysteresis:
+            bad = forgiving
+        if each and bad >= rule.decr_every_n_nan_or_inf and bad / steps >= rule.tolerance:
+            scale, good, bad, steps = max(rule.min_loss_scale, scale * rule.decr_ratio), 0, 0, 0
+        elif not each and good >= rule.incr_every_n_steps:
+            scale, good, bad, steps = min(rule.max_loss_scale or math.inf, scale * rule.incr_ratio), 0, forgiving, 0
         seen.append(scale)
     return seen
 
@@ -116,10 +128,11 @@ def _empty(empty: float, bias: float, skipped: Sequence[int]) -> Fault:
     return Fault("empty", [[{"empty": np.float32(e), "bias": np.float32([b])}] for e, b in fed], skipped)
 
 
-def _one_in_ten_million() -> Fault:
-    fed = [(0, 1), (0, math.inf), (TEN_MILLION // 2, math.nan), (TEN_MILLION - 1, -math.inf), (1, 2)]
+def _one_in(structure: str) -> Fault:
+    size = LARGE[structure]
+    fed = [(0, 1), (0, math.inf), (size // 2, math.nan), (size - 1, -math.inf), (1, 2)]
     steps = [[{"position": np.int32([position]), "value": np.float32([value])}] for position, value in fed]
-    return Fault("ten million", steps, [1, 2, 3])
+    return Fault(structure, steps, [1, 2, 3])
 
 
 #: On one device.
@@ -159,8 +172,11 @@ FAULTS = {
     "empty: a variable without values": _empty(1, 0.5, []),
     "empty: inf times no value": _empty(math.inf, 0.5, []),
     "empty: inf beside it": _empty(1, math.inf, [1]),
-    "one in 10 million: the first inf, one nan, the last -inf": _one_in_ten_million(),
+    "one in a million: the first inf, one nan, the last -inf": _one_in("million"),
 }
+
+#: The same, for some front-ends only: it takes seconds.
+LARGE_FAULTS = {"one in 10 million: the same": _one_in("10 million")}
 
 
 def _on_replicas(faulty: dict[str, np.ndarray], where: Sequence[Sequence[int]], **skipped: Sequence[int]) -> Fault:
@@ -174,31 +190,46 @@ def _on_replicas(faulty: dict[str, np.ndarray], where: Sequence[Sequence[int]], 
 
 _FIRST, _SECOND, _BOTH, _NEITHER = [0], [1], [0, 1], []
 
-#: On two replicas.
+#: The fault of which it matters whether gradients are summed before they are checked.
+OPPOSITE = "3e38 on the first, -3e38 on the second"
+
+#: On two replicas, which check the gradients that they have before these are summed.
 REPLICA_FAULTS = {
-    "replicas: none": _on_replicas({}, [_NEITHER] * 4),
+    "none": _on_replicas({}, [_NEITHER] * 4),
     **{
-        f"replicas: {name} on the {which}": _on_replicas(_kernel(value), [_NEITHER, replicas, _NEITHER, _NEITHER])
+        f"{name} on the {which}": _on_replicas(_kernel(value), [_NEITHER, replicas, _NEITHER, _NEITHER])
         for name, value in (("inf", math.inf), ("-inf", -math.inf), ("nan", math.nan))
         for which, replicas in (("first", _FIRST), ("second", _SECOND))
     },
-    "replicas: inf on both": _on_replicas(_kernel(math.inf), [_NEITHER, _BOTH, _NEITHER, _NEITHER]),
-    "replicas: inf, by turns": _on_replicas(_kernel(math.inf), [_FIRST, _SECOND] * 3 + [_NEITHER] * 3),
-    "replicas: inf by turns, every other step": _on_replicas(
+    "inf on both": _on_replicas(_kernel(math.inf), [_NEITHER, _BOTH, _NEITHER, _NEITHER]),
+    "inf, by turns": _on_replicas(_kernel(math.inf), [_FIRST, _SECOND] * 3 + [_NEITHER] * 3),
+    "inf by turns, every other step": _on_replicas(
         _kernel(math.inf), [_FIRST, _NEITHER, _SECOND, _NEITHER, _FIRST, _NEITHER, _SECOND, _NEITHER]
     ),
-    "replicas: 1e38 on the second, until it fits": _on_replicas(
+    "1e38 on the second, until it fits": _on_replicas(
         _kernel(1e38), [_NEITHER, *[_SECOND] * 10, *[_NEITHER] * 3], skipped=range(1, 10)
     ),
     # The sum overflows at any scale.
-    "replicas: 3e38 on both": _on_replicas(_kernel(3e38), [_NEITHER, *[_BOTH] * 11, *[_NEITHER] * 3]),
-    "replicas: sparse, nan in a row of the second": _on_replicas(
-        _row(math.nan), [_NEITHER, _SECOND, _NEITHER, _NEITHER]
+    "3e38 on both, whose sum overflows": _on_replicas(_kernel(3e38), [_NEITHER, *[_BOTH] * 11, *[_NEITHER] * 3]),
+    OPPOSITE: Fault(
+        "all forms",
+        [
+            [_fed(step, 0, **(_kernel(3e38) if faulty else {})), _fed(step, 1, **(_kernel(-3e38) if faulty else {}))]
+            for step, faulty in enumerate([False, *[True] * 11, *[False] * 3])
+        ],
+        range(1, 12),
     ),
-    "replicas: sparse, no rows on the first": _on_replicas(_NO_ROWS, [_NEITHER, _FIRST, _FIRST, _NEITHER], skipped=[]),
-    "replicas: all zero on the first": _on_replicas(
+    "sparse, nan in a row of the second": _on_replicas(_row(math.nan), [_NEITHER, _SECOND, _NEITHER, _NEITHER]),
+    "sparse, no rows on the first": _on_replicas(_NO_ROWS, [_NEITHER, _FIRST, _FIRST, _NEITHER], skipped=[]),
+    "all zero on the first": _on_replicas(
         {"kernel": np.zeros(3, np.float32)}, [_NEITHER, _FIRST, _FIRST, _NEITHER], skipped=[]
     ),
+}
+
+
+#: The same, where gradients are summed first: at the scale of 1 the two balance.
+REPLICA_FAULTS_IF_SUMMED_FIRST = REPLICA_FAULTS | {
+    OPPOSITE: REPLICA_FAULTS[OPPOSITE]._replace(skipped=range(1, 11)),
 }
 
 

@@ -1,8 +1,6 @@
 """The front-ends, as the faults see them: train, and tell the state after every step."""
 
 import abc
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,7 +168,7 @@ class V1Graph(FrontEnd):
                     name,
                     shape=value.shape,
                     dtype=tf.as_dtype(value.dtype),
-                    initializer=_initializer(value),
+                    initializer=initializer(value),
                     use_resource=use_resource,
                 )
                 for name, value in structure.initial.items()
@@ -268,57 +266,11 @@ class V1Eager(FrontEnd):
         return tf.train.Checkpoint(**parts)
 
     def _state(self) -> State:
-        moving = [variable.numpy() for variable in [*self._variables.values(), *self._inner.variables()]]
-        return state_of(moving, self._step.numpy(), outcomes_of(self._opt))
-
-
-class Estimator(FrontEnd):
-    """A `tf.compat.v1.train.Optimizer` under Estimator. Each call of `train` makes a graph, and starts from a file."""
-
-    def begin(self) -> None:
-        self._estimator = tf.estimator.Estimator(self._model_fn, tempfile.mkdtemp(), _estimator_config())
-
-    def train(self, steps: Steps) -> list[State]:
-        self._states: list[State] = []
-        self._estimator.train(lambda: dataset(self.structure, steps))
-        return self._states
-
-    def save(self, directory: Path) -> None:
-        shutil.copytree(self._estimator.model_dir, directory, dirs_exist_ok=True)
-
-    def restore(self, directory: Path) -> None:
-        self._estimator = tf.estimator.Estimator(self._model_fn, str(directory), _estimator_config())
-
-    def _model_fn(self, features: dict[str, tf.Tensor], mode: str) -> Any:
-        variables = {
-            name: tf1.get_variable(name, value.shape, tf.as_dtype(value.dtype), _initializer(value))
-            for name, value in self.structure.initial.items()
-        }
-        opt = self.optimizer(v1_optimizer(self.structure))
-        step = tf1.train.get_or_create_global_step()
-        train_op = opt.minimize(self.structure.loss(variables, features), step, var_list=list(variables.values()))
-        moving = [variable.read_value() for variable in [*variables.values(), *opt.variables()]]
-        hook = _StateHook(self._states, [moving, step.read_value(), as_tensors(outcomes_of(opt))])
-        # Estimator would end the training where the loss is NaN.
-        return tf.estimator.EstimatorSpec(mode, loss=tf.zeros([]), train_op=train_op, training_hooks=[hook])
-
-
-def _estimator_config() -> Any:
-    return tf.estimator.RunConfig(log_step_count_steps=None, save_summary_steps=None)
-
-
-class _StateHook(tf1.train.SessionRunHook):
-    def __init__(self, states: list[State], fetches: Any) -> None:
-        self._states = states
-        self._fetches = fetches
-
-    def after_create_session(self, session: tf1.Session, coord: Any) -> None:
-        del coord
-        self._states.append(state_of(*session.run(self._fetches)))
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        del run_values
-        self._states.append(state_of(*run_context.session.run(self._fetches)))
+        weights = [variable.numpy() for variable in self._variables.values()]
+        # A slot that is not made yet is what it starts from.
+        slots = [self._inner.get_slot(variable, "momentum") for variable in self._variables.values()]
+        momenta = [0 * w if slot is None else slot.numpy() for w, slot in zip(weights, slots, strict=True)]
+        return state_of([*weights, *momenta], self._step.numpy(), outcomes_of(self._opt))
 
 
 def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
@@ -337,7 +289,12 @@ def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
     return feds.apply(tf.data.experimental.assert_cardinality(len(steps)))
 
 
-def _initializer(value: np.ndarray) -> Any:
+def initializer(value: np.ndarray) -> Any:
+    """Return what gives a variable its first value.
+
+    Args:
+        value: The value.
+    """
     # A large one would be a large constant of the graph.
     is_large = value.size > 1000
     return tf1.ones_initializer() if is_large else lambda shape, dtype=None, **_: tf.reshape(value, shape)

@@ -1,15 +1,16 @@
 """Which front-ends there are with the packages and the behaviour of this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
-from faults import Rule
-from front_ends import Estimator, FrontEnd, V1Eager, V1Graph
+from estimator_front_end import Estimator
+from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, REPLICA_FAULTS_IF_SUMMED_FIRST, Fault, Rule
+from front_ends import FrontEnd, V1Eager, V1Graph
 from keras_front_ends import KerasFit, KerasLoop, by_xla, compiled
-from optimizers.kerases import installed
+from kerases import installed
 from structures import Structure
 
 #: Makes a front-end for a structure.
@@ -43,6 +44,25 @@ def replicated_front_ends() -> dict[str, Make]:
     if tf.compat.v1.executing_eagerly_outside_functions():
         found |= {title: partial(_loop, keras) for title, keras in installed().items()}
     return found
+
+
+def faults_of(front_end: str) -> Mapping[str, Fault]:
+    """Return what a front-end of `front_ends` is fed: the large ones are for TF1's sessions, and one of each Keras.
+
+    Args:
+        front_end: Its name.
+    """
+    is_fed_large = front_end == "v1 graph, resource variables" or front_end.endswith(" function")
+    return FAULTS | LARGE_FAULTS if is_fed_large else FAULTS
+
+
+def replica_faults_of(front_end: str) -> Mapping[str, Fault]:
+    """Return what a front-end of `replicated_front_ends` is fed.
+
+    Args:
+        front_end: Its name.
+    """
+    return REPLICA_FAULTS_IF_SUMMED_FIRST if front_end in ("keras2", "tf_keras") else REPLICA_FAULTS
 
 
 def _loop(keras: ModuleType, structure: Structure, rule: Rule | None, **settings: Any) -> FrontEnd:

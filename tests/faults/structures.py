@@ -9,8 +9,8 @@ import tensorflow as tf
 #: What one replica is fed in one step.
 Fed: TypeAlias = Mapping[str, Any]
 
-#: The values of a large variable.
-TEN_MILLION = 10_000_000
+#: The values of a large variable, by the name of its structure.
+LARGE = {"million": 10**6, "10 million": 10**7}
 
 
 class Structure(NamedTuple):
@@ -45,8 +45,8 @@ def _loss_of_empty(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -
     return tf.reduce_sum(variables["empty"] * fed["empty"]) + tf.reduce_sum(variables["bias"] * fed["bias"])
 
 
-def _loss_of_ten_million(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    ones = tf.ones([TEN_MILLION])
+def _loss_of_large(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    ones = tf.ones(variables["large"].shape)
     factors = tf.tensor_scatter_nd_update(ones, fed["position"][:, tf.newaxis], fed["value"])
     return tf.reduce_sum(variables["large"] * factors)
 
@@ -79,10 +79,13 @@ STRUCTURES = {
         # Keras 3.15 fails on the average of such a variable, wrapped or not.
         {"momentum": 0.5},
     ),
-    "ten million": Structure(
-        {"large": np.ones([TEN_MILLION], np.float32)},
-        {"position": tf.TensorSpec([1], tf.int32), "value": tf.TensorSpec([1])},
-        _loss_of_ten_million,
-        {},
-    ),
+    **{
+        name: Structure(
+            {"large": np.ones([size], np.float32)},
+            {"position": tf.TensorSpec([1], tf.int32), "value": tf.TensorSpec([1])},
+            _loss_of_large,
+            {},
+        )
+        for name, size in LARGE.items()
+    },
 }

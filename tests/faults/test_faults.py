@@ -9,7 +9,7 @@ import checks
 import lanes
 import pytest
 import tensorflow as tf
-from faults import FAULTS, REPLICA_FAULTS, Fault, Rule, scales
+from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Fault, Rule, scales
 from front_ends import FrontEnd, State
 from structures import STRUCTURES
 
@@ -30,7 +30,8 @@ def _rows(names: Any) -> list[Any]:
 class _Pair:
     """A front-end, and the optimizer without a wrapper: each is built and traced once for a structure."""
 
-    def __init__(self, make: Callable[[str], FrontEnd], make_plain: Callable[[str], FrontEnd]) -> None:
+    def __init__(self, name: str, make: Callable[[str], FrontEnd], make_plain: Callable[[str], FrontEnd]) -> None:
+        self.name = name
         self.wrapped = cache(make)
         self._plain = cache(make_plain)
 
@@ -42,6 +43,7 @@ class _Pair:
 def pair(request: pytest.FixtureRequest) -> _Pair:
     make, make_plain = _FRONT_ENDS[request.param]
     return _Pair(
+        request.param,
         lambda structure: make(STRUCTURES[structure], Rule()),
         lambda structure: make_plain(STRUCTURES[structure], None),
     )
@@ -50,6 +52,18 @@ def pair(request: pytest.FixtureRequest) -> _Pair:
 @pytest.mark.parametrize("pair", _rows(_FRONT_ENDS), indirect=True, scope="module")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_faulty_steps_are_skipped_and_move_nothing(pair: _Pair, fault: Fault) -> None:
+    states = checks.train(pair.wrapped(fault.structure), fault)
+    assert checks.violations(fault, states, pair.plain_states(fault)) == []
+
+
+@pytest.mark.parametrize(
+    "pair",
+    _rows(name for name in _FRONT_ENDS if LARGE_FAULTS.items() <= lanes.faults_of(name).items()),
+    indirect=True,
+    scope="module",
+)
+@pytest.mark.parametrize("fault", LARGE_FAULTS.values(), ids=LARGE_FAULTS)
+def test_one_of_many_values_is_seen(pair: _Pair, fault: Fault) -> None:
     states = checks.train(pair.wrapped(fault.structure), fault)
     assert checks.violations(fault, states, pair.plain_states(fault)) == []
 
@@ -84,14 +98,16 @@ def strategy() -> tf.distribute.MirroredStrategy:
 def replicated_pair(request: pytest.FixtureRequest, strategy: tf.distribute.MirroredStrategy) -> _Pair:
     make = _REPLICATED[request.param]
     return _Pair(
+        request.param,
         lambda structure: make(STRUCTURES[structure], Rule(), strategy=strategy),
         lambda structure: make(STRUCTURES[structure], None),
     )
 
 
 @pytest.mark.parametrize("replicated_pair", _rows(_REPLICATED), indirect=True, scope="module")
-@pytest.mark.parametrize("fault", REPLICA_FAULTS.values(), ids=REPLICA_FAULTS)
-def test_replicas_skip_together_whichever_has_the_fault(replicated_pair: _Pair, fault: Fault) -> None:
+@pytest.mark.parametrize("fault_name", REPLICA_FAULTS)
+def test_replicas_skip_together_whichever_has_the_fault(replicated_pair: _Pair, fault_name: str) -> None:
+    fault = lanes.replica_faults_of(replicated_pair.name)[fault_name]
     states = checks.train(replicated_pair.wrapped(fault.structure), fault)
     assert checks.violations(fault, states, replicated_pair.plain_states(fault)) == []
 

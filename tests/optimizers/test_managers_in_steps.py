@@ -9,8 +9,12 @@ from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, valu
 
 import tfmp
 
-#: 2**15 / 4 is the largest power of two that four times it stays below 65504.
+#: The scale for a largest gradient of 4: the largest power of two which, times 4, is at most 65504.
 _FOR_4 = 2.0**13
+
+#: What gradients do to the scale: magnitudes 4, NaN, 1. An overflow halves it, with a margin of 1. Then log2 of the
+#: magnitude has been 2 and 0: a mean of 1 and a deviation of 2, and 2**(15.99... - 1 - 3 * 2 - 1) is floored.
+_AFTER_19 = [_FOR_4, _FOR_4 / 2, 2.0**7]
 
 
 def _manager() -> tfmp.LogMaxLossScaleManager:
@@ -32,9 +36,17 @@ def test_true_magnitude_sets_the_scale(keras: ModuleType, way: str) -> None:
     for kernel in (math.inf, -4.0, math.nan, 0.25):
         run(tf.constant(kernel))
         scales.append(float(opt.loss_scale))
-    # An overflow halves it. The last step's largest gradient is that of the bias, 1.
-    assert scales[:3] == [2.0**19, _FOR_4, _FOR_4 / 2]
-    assert 1 <= scales[3] <= 2.0**15
+    assert scales == [2.0**19, *_AFTER_19]
+
+
+def test_true_magnitude_sets_the_scale_of_eager_v1() -> None:
+    w = tf.Variable(1.0)
+    opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), _manager())
+    scales = []
+    for factor in (math.inf, -4.0, math.nan, 1.0):
+        opt.minimize(lambda factor=factor: w * factor, var_list=[w])
+        scales.append(float(opt.loss_scale))
+    assert scales == [2.0**19, *_AFTER_19]
 
 
 @pytest.mark.graph
@@ -45,10 +57,10 @@ def test_true_magnitude_sets_the_scale_in_a_graph(session: tf.compat.v1.Session)
     train_op = opt.minimize(w * factor)
     session.run(tf.compat.v1.global_variables_initializer())
     scales = []
-    for fed in (math.inf, -4.0, math.nan):
+    for fed in (math.inf, -4.0, math.nan, 1.0):
         session.run(train_op, {factor: fed})
         scales.append(session.run("loss_scale:0"))
-    assert scales == [2.0**19, _FOR_4, _FOR_4 / 2]
+    assert scales == [2.0**19, *_AFTER_19]
 
 
 @for_every_keras()
@@ -68,6 +80,28 @@ def test_replicas_take_the_largest_of_their_magnitudes(
     # Keras 2 sums before it looks: 0 is what the other has, so that sum and maximum are the same.
     run(tf.constant([0.0, 4.0]))
     assert float(opt.loss_scale) == _FOR_4
+
+
+@pytest.mark.graph
+def test_replicas_of_a_graph_take_the_largest_of_their_magnitudes(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session, two_replicas.scope():
+        factors = tf.compat.v1.placeholder(tf.float32, [2])
+        w = tf.compat.v1.get_variable("w", initializer=1.0)
+        opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), _manager())
+
+        def on_replica() -> tf.Operation:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return opt.minimize(w * tf.gather(factors, replica), var_list=[w])
+
+        train_op = tf.group(two_replicas.experimental_local_results(two_replicas.run(on_replica)))
+        session.run(tf.compat.v1.global_variables_initializer())
+        scales = []
+        for fed in ([1.0, math.inf], [0.25, -4.0], [math.nan, 1.0], [-1.0, 0.5]):
+            session.run(train_op, {factors: fed})
+            scales.append(session.run(opt.loss_scale))
+        assert scales == [2.0**19, *_AFTER_19]
 
 
 @for_every_keras()

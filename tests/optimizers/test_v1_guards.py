@@ -72,8 +72,6 @@ def _synchronized(w: tf.Variable) -> None:
 
 
 @pytest.mark.graph
-# TensorFlow's own, of SyncReplicasOptimizer.
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", [_minimized, _clipped, _shared_out, _synchronized])
 def test_script_that_scales_its_loss_is_not_warned(
     caplog: pytest.LogCaptureFixture, way: Callable[[tf.Variable], None]

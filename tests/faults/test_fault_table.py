@@ -1,0 +1,49 @@
+"""The page tells what the program prints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import fault_table
+import lanes
+import pytest
+from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Rule
+from front_ends import FrontEnd
+from structures import STRUCTURES
+
+_PAGE = Path(__file__).parents[2].joinpath("docs", "faults.md").read_text()
+#: Of the tables of faults, which begin with this column.
+_ROWS = [line for line in _PAGE[_PAGE.index("| fault |") :].splitlines() if line.startswith("| ")]
+_FRONT_END = "v1 graph, resource variables"
+
+
+def _makers(rule: Rule | None) -> fault_table.Makers:
+    make, make_plain = lanes.front_ends()[_FRONT_END]
+
+    def maker(make: lanes.Make, rule: Rule | None) -> Callable[[str], FrontEnd]:
+        return lambda structure: make(STRUCTURES[structure], rule)
+
+    return maker(make, rule), maker(make_plain, None)
+
+
+def _lines(rule: Rule | None) -> list[str]:
+    names = ["inf", "float16: 1e5, which does not fit"]
+    return list(fault_table.table({_FRONT_END: _makers(rule)}, names, lanes.faults_of))
+
+
+@pytest.mark.graph
+def test_program_prints_rows_of_the_page() -> None:
+    header, _, *rows = _lines(Rule())
+    assert len(rows) == 2
+    assert {header, *rows} <= set(_ROWS)
+
+
+@pytest.mark.graph
+def test_program_says_what_is_wrong() -> None:
+    *_, inf, half = _lines(None)
+    assert "WRONG: step 1 must be skipped, and something moved" in inf
+    assert "WRONG: step 1 must be skipped, and something moved" in half
+
+
+def test_page_has_a_row_for_every_fault_and_no_other() -> None:
+    told = [row.split(" | ")[0].removeprefix("| ") for row in _ROWS]
+    assert list(dict.fromkeys(told)) == list(dict.fromkeys(["fault", *FAULTS, *LARGE_FAULTS, *REPLICA_FAULTS]))

@@ -1,0 +1,147 @@
+"""A detector that was selected decides on every front-end, and the report names who it found."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, values
+
+import tfmp
+
+tf1 = tf.compat.v1
+
+_SCALE = 1024.0
+
+#: The type that saturates, and the largest value that it has.
+_TYPES = pytest.mark.parametrize(("dtype", "largest"), [("float16", 65504.0), ("float8_e4m3fn", 448.0)])
+
+
+def _wrap(inner: Any, dtype: str) -> Any:
+    manager = tfmp.ExponentialUpdateLossScaleManager(_SCALE, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    return tfmp.LossScaleOptimizer(inner, manager, overflow_detector=tfmp.SaturationDetector(dtype=dtype))
+
+
+def _of_sgd(dtype: str) -> Any:
+    return _wrap(tf1.train.GradientDescentOptimizer(0.5), dtype)
+
+
+def _found(names: Any, last: Any) -> dict[str, list[int]]:
+    """Return the counts of the variables that overflowed, by the last part of their names."""
+    rows = zip(names, last.tolist(), strict=True)
+    return {name.split("/")[-1].split(":")[0]: counts for name, counts in rows if any(counts)}
+
+
+def _fetched(session: tf1.Session, opt: Any) -> dict[str, list[int]]:
+    (report,) = opt.overflow_reports()
+    return _found(report.names, session.run(report.last))
+
+
+def _told(opt: Any) -> dict[str, list[int]]:
+    (report,) = opt.overflow_reports()
+    return _found(report.names, report.last.numpy())
+
+
+@pytest.mark.graph
+@_TYPES
+def test_saturated_step_is_skipped_in_a_graph(session: tf1.Session, dtype: str, largest: float) -> None:
+    factor = tf1.placeholder(tf.float32, [])
+    a, b = (tf1.get_variable(name, initializer=[1.0, 2.0]) for name in ("a", "b"))
+    opt = _of_sgd(dtype)
+    train_op = opt.minimize(tf.reduce_sum(a) * factor + tf.reduce_sum(b) * 0.0625)
+    status = opt.loss_scale, opt.skipped_steps
+    session.run(tf1.global_variables_initializer())
+    session.run(train_op, {factor: largest / _SCALE})
+    assert session.run(status) == (_SCALE / 2, 1)
+    assert session.run(a).tolist() == [1, 2]
+    assert _fetched(session, opt) == {"a": [0, 0, 2]}
+    session.run(train_op, {factor: 0.0625})
+    assert session.run(a).tolist() == [1 - 0.03125, 2 - 0.03125]
+
+
+@_TYPES
+def test_saturated_step_is_skipped_by_eager_v1(dtype: str, largest: float) -> None:
+    a, b = (tf.Variable([1.0, 2.0], name=name) for name in ("a", "b"))
+    opt = _of_sgd(dtype)
+    for factor in (largest / _SCALE, 0.0625):
+        opt.minimize(lambda factor=factor: tf.reduce_sum(a) * factor + tf.reduce_sum(b) * 0.0625, var_list=[a, b])
+    assert values([a, b]) == [[1 - 0.03125, 2 - 0.03125]] * 2
+    assert (float(opt.loss_scale), int(opt.skipped_steps)) == (_SCALE / 2, 1)
+    assert _told(opt) == {"a": [0, 0, 2]}
+
+
+_WAYS = {
+    "eager": lambda step: step,
+    "function": tf.function,
+    "xla": lambda step: tf.function(step, jit_compile=True),
+}
+
+
+@for_every_keras()
+@_TYPES
+@pytest.mark.parametrize("way", _WAYS.values(), ids=_WAYS)
+def test_saturated_step_is_skipped_by_every_keras(
+    keras: ModuleType, way: Callable[[Any], Any], dtype: str, largest: float
+) -> None:
+    variables = kernel_and_bias(keras)
+    before = values(variables)
+    opt = _wrap(optimizer(keras), dtype)
+    opt.build(variables)
+    step = way(lambda kernel: take_step(opt, variables, [tf.fill([2, 2], kernel), tf.fill([2], 0.0625)]))
+    step(tf.constant(largest / _SCALE))
+    assert values(variables) == before
+    assert (float(opt.loss_scale), int(opt.skipped_steps)) == (_SCALE / 2, 1)
+    (counts,) = _told(opt).values()
+    assert counts == [0, 0, 4]
+    step(tf.constant(0.0625))
+    assert values(variables) == [[[1 - 0.03125, 2 - 0.03125], [3 - 0.03125, 4 - 0.03125]], [5 - 0.03125, 6 - 0.03125]]
+
+
+@for_every_keras()
+@_TYPES
+def test_saturated_step_is_skipped_by_two_replicas(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, dtype: str, largest: float
+) -> None:
+    with two_replicas.scope():
+        kernel, _ = kernel_and_bias(keras)
+        opt = _wrap(optimizer(keras), dtype)
+        opt.build([kernel])
+
+    def on_replica(factors: tf.Tensor) -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        take_step(opt, [kernel], [tf.fill([2, 2], tf.gather(factors, replica))])
+
+    step = tf.function(lambda factors: two_replicas.run(on_replica, [factors]))
+    # Keras 2 looks at the sum.
+    step(tf.constant([0.0, largest / _SCALE]))
+    assert kernel.numpy().tolist() == [[1, 2], [3, 4]]
+    assert (float(opt.loss_scale), int(opt.skipped_steps)) == (_SCALE / 2, 1)
+    assert list(_told(opt).values()) == [[0, 0, 4]]
+    step(tf.constant([0.0625, 0.0625]))
+    assert kernel.numpy().tolist() == [[1 - 0.0625, 2 - 0.0625], [3 - 0.0625, 4 - 0.0625]]
+
+
+@pytest.mark.graph
+@_TYPES
+def test_saturated_step_is_skipped_by_two_replicas_of_a_graph(
+    two_replicas: tf.distribute.MirroredStrategy, dtype: str, largest: float
+) -> None:
+    with tf.Graph().as_default(), tf1.Session() as session, two_replicas.scope():
+        factors = tf1.placeholder(tf.float32, [2])
+        a = tf1.get_variable("a", initializer=[1.0, 2.0])
+        opt = _of_sgd(dtype)
+
+        def on_replica() -> tf.Operation:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return opt.minimize(tf.reduce_sum(a) * tf.gather(factors, replica), var_list=[a])
+
+        train_op = tf.group(two_replicas.experimental_local_results(two_replicas.run(on_replica)))
+        local = two_replicas.experimental_local_results(a)
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {factors: [0.0625, largest / _SCALE]})
+        assert [value.tolist() for value in session.run(local)] == [[1, 2]] * 2
+        assert session.run([opt.loss_scale, opt.skipped_steps]) == [_SCALE / 2, 1]
+        assert _fetched(session, opt) == {"a": [0, 0, 2]}
+        session.run(train_op, {factors: [0.0625, 0.0625]})
+        assert [value.tolist() for value in session.run(local)] == [[1 - 0.0625, 2 - 0.0625]] * 2
