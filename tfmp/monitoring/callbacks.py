@@ -58,7 +58,7 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     Args:
         every_n_steps: Batches between two reports of an epoch.
-        summary_dir: A directory for TensorBoard summaries: the fields of `tfmp.core.outcomes.LossScaleStatus`, over
+        summary_dir: A directory for TensorBoard summaries: the fields of `tfmp.LossScaleStatus`, over
             the optimizer's `iterations`. By default none are written.
         on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end `fit`), or "raise".
         stuck_after: After how many back-offs in a row without an applied step it is stuck.

@@ -43,7 +43,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         every_n_steps: Steps between two reports; 100 if `every_n_secs` is not given either.
         every_n_secs: Seconds between two reports, in place of `every_n_steps`.
         summary_dir: A directory for TensorBoard summaries at each report: the fields of
-            `tfmp.core.outcomes.LossScaleStatus`, over `global_step`. By default none are written.
+            `tfmp.LossScaleStatus`, over `global_step`. By default none are written.
         on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end the training), or "raise". The end
             of the session only warns.
         stuck_after: After how many back-offs in a row without an applied step it is stuck.
