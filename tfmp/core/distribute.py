@@ -225,7 +225,8 @@ class Mirrored:
         """Return the largest of the replicas' values."""
         del name
         context = _replica_context()
-        own = _in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        # Else all_reduce (TensorFlow 2.15 to 2.21, in graphs) looks for the variables that a gradient would depend on.
+        own = _in_slot(tf.stop_gradient(values), context.replica_id_in_sync_group, context.num_replicas_in_sync)
         return tf.reduce_max(context.all_reduce(tf.distribute.ReduceOp.SUM, own), axis=0)
 
     def apply_or_count(

@@ -79,10 +79,10 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
                [0, 0]])>
     """
     # By what is read together: all small tensors of a type, and each other one.
-    groups: dict[object, dict[int, tf.Tensor]] = {}
+    groups: dict[str, dict[int, tf.Tensor]] = {}
     for index, grad in enumerate(grads):
         for values in values_of([grad]):
-            groups.setdefault(values.dtype if _is_small(values) else index, {})[index] = values
+            groups.setdefault(values.dtype.name if _is_small(values) else str(index), {})[index] = values
     rows = [tf.zeros([len(predicates)], tf.int64)] * len(grads)
     for group in groups.values():
         for index, row in zip(group, _counts_of_each(list(group.values()), predicates), strict=True):
