@@ -170,6 +170,41 @@ def test_state_from_elsewhere_survives_no_step(bad: float) -> None:
                 assert math.frexp(after.loss_scale)[0] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("loss_scale", "meant"),
+    {
+        **{512: 512, 511: 512, 600: 512, 768: 512, 769: 1024, 1000: 1024, 3.5: 4, 4095: 4096, 0.5: 2, 1e39: 4096},
+        **{0.0: 2, -8.0: 2, -math.inf: 2, math.inf: 4096, math.nan: 8},
+    }.items(),
+)
+def test_manager_goes_on_from_the_nearest_power_of_two_within_the_bounds(loss_scale: float, meant: float) -> None:
+    manager = tfmp.LogMaxLossScaleManager(min_loss_scale=2, max_loss_scale=4096, **_KILO)
+    for max_abs in (1.0, math.inf):
+        manager.update_loss_scale(tf.math.is_finite(max_abs), tf.constant(max_abs))
+    assert manager.continue_from(loss_scale, good_steps=2, bad_steps=1) is None
+    assert [float(field) for field in manager.state.read()] == [meant, 0, 0, 0, 0, 0]
+    manager.update_loss_scale(tf.constant(False), tf.constant(math.inf))
+    assert float(manager.get_loss_scale()) == max(2, meant / 2)
+    manager.update_loss_scale(tf.constant(True), tf.constant(1.0))
+    assert float(manager.get_loss_scale()) == 1024
+
+
+@pytest.mark.graph
+def test_manager_goes_on_in_a_graph_by_an_op(session: tf.compat.v1.Session) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    set_state = manager.continue_from(100)
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(set_state)
+    assert list(session.run(manager.state.read())) == [128, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("given", [{"loss_scale": "8"}, {"loss_scale": 8, "good_steps": None}])
+def test_what_is_no_number_to_go_on_from_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"^{list(given)[-1]} must be a number, got .* of type "):
+        tfmp.LogMaxLossScaleManager().continue_from(**given)
+
+
 def test_missing_magnitude_is_asked_for() -> None:
     assert tfmp.LogMaxLossScaleManager.needs_max_abs
     with pytest.raises(TypeError, match=r"^LogMaxLossScaleManager.update_loss_scale needs max_abs, got None: pass "):
