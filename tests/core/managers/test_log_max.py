@@ -158,16 +158,24 @@ def test_scale_is_a_power_of_two_within_its_bounds_whatever_happens(rule: dict[s
         assert np.all((state.margin >= 0) & (state.margin <= highest_margin))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 0.0, 3e38])
-def test_state_from_elsewhere_survives_no_step(bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 3e38])
+def test_statistics_from_elsewhere_survive_no_step(bad: float) -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
-    for field in ("loss_scale", "log_mean", "log_variance"):
+    for field in ("log_mean", "log_variance"):
         state = manager.state.read()._replace(observations=tf.constant(5), margin=tf.constant(-7), **{field: bad})
         state = LogMaxState(*map(tf.convert_to_tensor, state))
         for magnitudes in ([1, 1], [math.inf, 1], [0, 0]):
             for after in _run(manager, magnitudes, state):
                 assert 1 <= after.loss_scale <= 2**24
                 assert math.frexp(after.loss_scale)[0] == 0.5
+
+
+@pytest.mark.parametrize(("restored", "meant"), {1000.0: 512, -8.0: 1, 3e38: 2**24, 1e-42: 1}.items())
+def test_restored_scale_becomes_the_next_lower_power_of_two_within_the_bounds(restored: float, meant: float) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    manager.state.create().loss_scale.assign(restored)
+    manager.update_loss_scale(tf.constant(True), tf.constant(0.0))
+    assert float(manager.get_loss_scale()) == meant
 
 
 @pytest.mark.parametrize(
