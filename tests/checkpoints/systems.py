@@ -39,8 +39,25 @@ def own_manager() -> tfmp.LossScaleManager:
     return tfmp.ExponentialUpdateLossScaleManager(1024, 4, 2, decr_ratio=0.5)
 
 
-def own_around(keras: ModuleType) -> Any:
-    return tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), own_manager())
+def tolerant_manager() -> tfmp.LossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(1024, 4, 2, decr_ratio=0.5, tolerance=0.25)
+
+
+def log_max_manager() -> tfmp.LossScaleManager:
+    """Return a manager that stays at its bounds, whatever the gradients."""
+    return tfmp.LogMaxLossScaleManager(init_loss_scale=1024, min_loss_scale=1024, max_loss_scale=1024)
+
+
+#: Each manager that keeps a state, and what it ends with.
+OWN_MANAGERS = {
+    "exponential": (own_manager, OWN),
+    "tolerant": (tolerant_manager, OWN),
+    "log_max": (log_max_manager, (1024.0, 2, 0)),
+}
+
+
+def own_around(keras: ModuleType, make: Callable[[], tfmp.LossScaleManager] = own_manager) -> Any:
+    return tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), make())
 
 
 def stock_around(keras: ModuleType) -> Any:
@@ -121,8 +138,8 @@ def tensorflows_rewrite(opt: Any) -> Any:
     return experimental.enable_mixed_precision_graph_rewrite(opt, experimental.DynamicLossScale(1024.0, 4, 2.0))
 
 
-def own(opt: Any) -> Any:
-    return tfmp.LossScaleOptimizer(opt, own_manager())
+def own(opt: Any, make: Callable[[], tfmp.LossScaleManager] = own_manager) -> Any:
+    return tfmp.LossScaleOptimizer(opt, make())
 
 
 def main(root: Path) -> None:

@@ -187,7 +187,7 @@ def test_what_is_missing_is_listed_with_what_is_nearest(tmp_path: Path) -> None:
             *("w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power")
         }
         tf.compat.v1.get_variable("weights", [4])
-        with pytest.raises(ValueError, match="weights: missing") as raised:
+        with pytest.raises(ValueError, match="weights: missing"):
             tfmp.checkpoint_variable_map(tmp_path)
 
 

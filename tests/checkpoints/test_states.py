@@ -1,10 +1,11 @@
 """The loss scale is read from what each system saved, whichever is installed."""
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -70,6 +71,12 @@ _FILES = {systems.keras_file, systems.weights_file, systems.legacy_file}
 _WRITERS = {"keras2": _KERAS2, "tf_keras": _KERAS2, "keras3": _KERAS3}
 
 
+_Make: TypeAlias = Callable[[], tfmp.LossScaleManager]
+_each_manager = pytest.mark.parametrize(
+    ("make", "expected"), systems.OWN_MANAGERS.values(), ids=list(systems.OWN_MANAGERS)
+)
+
+
 @pytest.fixture(params=_WRITERS, scope="module")
 def keras(request: pytest.FixtureRequest) -> tuple[str, ModuleType]:
     if (found := systems.keras_of(request.param)) is None:
@@ -84,11 +91,14 @@ def test_every_format_of_keras_own_wrapper_is_read(keras: tuple[str, ModuleType]
         _check(save(model, tmp_path), STOCK, _WRITERS[name])
 
 
-def test_every_format_of_tfmps_wrapper_is_read(keras: tuple[str, ModuleType], tmp_path: Path) -> None:
+@_each_manager
+def test_every_format_of_tfmps_wrapper_is_read(
+    keras: tuple[str, ModuleType], make: _Make, expected: tuple[float, int, int], tmp_path: Path
+) -> None:
     name, module = keras
-    model = systems.trained_model(module, systems.own_around(module))
+    model = systems.trained_model(module, systems.own_around(module, make))
     for save in {*_FORMATS[name], *_FILES}:
-        _check(save(model, tmp_path), OWN, "tfmp")
+        _check(save(model, tmp_path), expected, "tfmp")
 
 
 def test_fixed_scale_is_read_where_keras_describes_the_optimizer(keras: tuple[str, ModuleType], tmp_path: Path) -> None:
@@ -111,15 +121,37 @@ def test_file_that_leaves_the_scale_out_says_so_and_names_the_initial_one() -> N
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize(
-    ("wrap", "expected", "writer"), [(systems.tensorflows, STOCK, _TENSORFLOW), (systems.own, OWN, _CONTRIB)]
-)
-def test_checkpoint_of_a_saver_is_read(
-    wrap: Callable[[Any], Any], expected: tuple[float, int, int], writer: str, tmp_path: Path
-) -> None:
-    prefix = systems.train_in_session(wrap, tmp_path)
+def test_checkpoint_of_a_saver_is_read(tmp_path: Path) -> None:
+    prefix = systems.train_in_session(systems.tensorflows, tmp_path)
     for path in (prefix, prefix.with_name("model.ckpt.index"), tmp_path):
-        _check(path, expected, writer)
+        _check(path, STOCK, _TENSORFLOW)
+
+
+@pytest.mark.graph
+@_each_manager
+def test_checkpoint_of_a_saver_is_read_with_each_manager(
+    make: _Make, expected: tuple[float, int, int], tmp_path: Path
+) -> None:
+    path = systems.train_in_session(functools.partial(systems.own, make=make), tmp_path, optimizers=2)
+    writer = "tfmp" if make is systems.log_max_manager else _CONTRIB
+    for key in ("loss_scale", "loss_scale_1"):
+        state = tfmp.read_loss_scale_state(path, key)
+        assert state == (*expected, writer, key)
+
+
+@pytest.mark.graph
+def test_managers_of_several_kinds_are_not_taken_for_each_other_in_a_checkpoint_of_a_saver(tmp_path: Path) -> None:
+    makers = [systems.own_manager, systems.log_max_manager]
+    path = systems.train_in_session(lambda opt: systems.own(opt, makers.pop()), tmp_path, optimizers=2)
+    with pytest.raises(ValueError, match=r"the scales loss_scale, loss_scale_1 of managers of several kinds"):
+        tfmp.read_loss_scale_state(path)
+
+
+@pytest.mark.graph
+def test_variables_that_look_like_those_of_another_manager_change_nothing(tmp_path: Path) -> None:
+    scale = {"loss_scale": np.float32(8), "good_steps": np.int32(1), "bad_steps": np.int32(2)}
+    path = _saved(scale | {"log_mean": np.float32(1), "margin": np.int32(3)}, tmp_path)
+    assert tfmp.read_loss_scale_state(path)[:3] == (8, 1, 2)
 
 
 @pytest.mark.graph
@@ -139,11 +171,12 @@ def test_checkpoint_of_tensorflows_wrapper_is_read_that_its_objects_made(tmp_pat
     _check(Path(tf.train.Checkpoint(opt=opt).save(str(tmp_path / "model.ckpt"))), STOCK, _TENSORFLOW)
 
 
-def test_checkpoint_of_a_manager_is_read(tmp_path: Path) -> None:
-    manager = systems.own_manager()
+@_each_manager
+def test_checkpoint_of_a_manager_is_read(make: _Make, expected: tuple[float, int, int], tmp_path: Path) -> None:
+    manager = make()
     for factor in systems.FACTORS:
-        manager.update_loss_scale(tf.math.is_finite(factor))
-    _check(Path(tf.train.Checkpoint(m=manager).save(str(tmp_path / "model.ckpt"))), OWN, "tfmp")
+        manager.update_loss_scale(tf.math.is_finite(factor), *[tf.constant(1.0)] * manager.needs_max_abs)
+    _check(Path(tf.train.Checkpoint(m=manager).save(str(tmp_path / "model.ckpt"))), expected, "tfmp")
 
 
 @pytest.mark.graph

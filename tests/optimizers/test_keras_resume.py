@@ -17,9 +17,9 @@ _STEPS = 8
 # Alone, in a streak that lowers the scale, and right before the end.
 _OVERFLOWS = (1, 4, 5, 7)
 
-# Saves a model in a file, and loads the file into another model.
+# Saves a model in a file; loads the file into a model, and returns it, or another one with what was saved.
 _Save: TypeAlias = Callable[[Any, str], object]
-_Load: TypeAlias = Callable[[Any, str], object]
+_Load: TypeAlias = Callable[[ModuleType, Any, str], Any]
 
 
 def _model(keras: ModuleType) -> Any:
@@ -42,21 +42,40 @@ def _save_weights(model: Any, path: str) -> None:
     model.save_weights(f"{path}.weights.h5")
 
 
-def _load_weights(model: Any, path: str) -> None:
+def _load_weights(keras: ModuleType, model: Any, path: str) -> Any:
     model.load_weights(f"{path}.weights.h5")
+    return model
 
 
 def _save_checkpoint(model: Any, path: str) -> None:
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
 
 
-def _load_checkpoint(model: Any, path: str) -> None:
+def _load_checkpoint(keras: ModuleType, model: Any, path: str) -> Any:
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).read(path).assert_consumed()
+    return model
 
 
-@pytest.mark.parametrize(("save", "load"), [(_save_weights, _load_weights), (_save_checkpoint, _load_checkpoint)])
+def _save_keras_file(model: Any, path: str) -> None:
+    model.save(f"{path}.keras")
+
+
+def _load_keras_file(keras: ModuleType, model: Any, path: str) -> Any:
+    return keras.saving.load_model(f"{path}.keras")
+
+
+_FORMATS = [
+    (_save_weights, _load_weights),
+    (_save_checkpoint, _load_checkpoint),
+    (_save_keras_file, _load_keras_file),
+]
+
+
+@pytest.mark.parametrize(("save", "load"), _FORMATS, ids=["weights", "checkpoint", "keras_file"])
 @for_every_keras()
-def test_run_resumes_exactly_wherever_it_stopped(keras: ModuleType, save: _Save, load: _Load, tmp_path: Path) -> None:
+def test_run_resumes_exactly_wherever_it_stopped(
+    keras: ModuleType, save: _Save, load: _Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model, resumed = _model(keras), _model(keras)
     after = []
     for step in range(_STEPS):
@@ -66,9 +85,11 @@ def test_run_resumes_exactly_wherever_it_stopped(keras: ModuleType, save: _Save,
     # Backwards, so that what is loaded into has always been further.
     # Before the first step Keras 2 has no metrics to save.
     for stop in reversed(range(1, _STEPS)):
-        load(resumed, str(tmp_path / f"model-{stop}"))
+        resumed = load(keras, resumed, str(tmp_path / f"model-{stop}"))
+        assert type(resumed.optimizer) is type(model.optimizer)
         for step in range(stop, _STEPS):
             assert _step(resumed, step) == after[step], (stop, step)
+    assert "Inconsistent references" not in caplog.text
 
 
 @for_every_keras("keras2", "tf_keras")

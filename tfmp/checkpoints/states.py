@@ -14,7 +14,8 @@ class SavedLossScale(NamedTuple):
     Attributes:
         loss_scale: The scale, as it was saved: some systems let it reach 0 or infinity.
         good_steps: Finite steps since the scale last changed or a step overflowed.
-        bad_steps: Overflowed steps since the scale last changed; 0 where a system lowers the scale at each.
+        bad_steps: Overflowed steps since the scale last changed; 0 where a system, or a LogMaxLossScaleManager, lowers
+            the scale at each. Below 0 while hysteresis forgives them.
         writer: The system that wrote it, to be read by people.
         key: The key of the scale in the file.
     """
@@ -30,7 +31,7 @@ def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) 
     """Read the loss scale that a run ended with, whichever system saved it.
 
     A run that moves to tfmp starts from there, instead of searching for its scale again: give the scale to a manager
-    as `init_loss_scale`, or scale and counters to the `continue_from` of an `ExponentialUpdateLossScaleManager`.
+    as `init_loss_scale`, or scale and counters to the `continue_from` of one that changes its scale.
     Nothing but TensorFlow is needed to read, not even the Keras that wrote the file.
 
     It finds the scale of
@@ -41,6 +42,9 @@ def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) 
     * Keras 2 (Keras 2.15, tf_keras) in checkpoints, weights in TensorFlow's format, and SavedModels;
     * Keras 3 in checkpoints, and in files `.keras`, `.weights.h5` and `.h5`;
     * tfmp around either Keras' optimizers in all of these.
+
+    A manager of your own is found where it keeps tfmp's names. Weights files (`.weights.h5`, and `.keras`, which holds
+    one) have no names: there it is not found, or taken for one of tfmp's if the types of its variables are the same.
 
     A scale that was fixed is no variable, and in no checkpoint. It is known from the files of Keras that describe the
     optimizer, `.keras` and `.h5`; from these `good_steps` and `bad_steps` are 0.
@@ -55,7 +59,8 @@ def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) 
 
     Raises:
         FileNotFoundError: There is no such file or checkpoint.
-        ValueError: It cannot be read; or it holds no scale, or several and `key` is not given, or none of that key.
+        ValueError: It cannot be read; or it holds no scale, or several and `key` is not given, or none of that key;
+            or scales whose counters cannot be told apart, as of a `Saver` with managers of several kinds.
 
     Example:
         >>> import tempfile, tensorflow as tf, tfmp
@@ -106,10 +111,11 @@ def _fixed(run: SavedRun) -> SavedLossScale:
             f"Read a tf.train.Checkpoint of that run, or start again from its initial scale, {scale:g}."
         )
     raise ValueError(
-        f"{run.path} holds no loss scale. Looked for were loss_scale with good_steps and bad_steps (tf.contrib, tfmp), "
-        "current_loss_scale with good_steps (TensorFlow's MixedPrecisionLossScaleOptimizer, Keras 2), dynamic_scale "
-        "with step_counter (Keras 3), and the variables of a wrapper in Keras' weights files. A fixed scale is in no "
-        "checkpoint, Keras 2's own scale in no weights file, and neither is in a SavedModel made to serve a model. "
+        f"{run.path} holds no loss scale. Looked for were loss_scale with good_steps and bad_steps (tf.contrib, tfmp) "
+        "or log_mean (tfmp), current_loss_scale with good_steps (TensorFlow's MixedPrecisionLossScaleOptimizer, "
+        "Keras 2), dynamic_scale with step_counter (Keras 3), and the variables of a wrapper in Keras' weights files. "
+        "A fixed scale is in no checkpoint, Keras 2's own scale in no weights file, and neither is in a SavedModel "
+        "made to serve a model. "
         f"{_listed('keys', run.keys)}."
     )
 

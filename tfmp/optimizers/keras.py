@@ -9,12 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
-from tfmp.core.managers import (
-    ExponentialUpdateLossScaleManager,
-    FixedLossScaleManager,
-    LogMaxLossScaleManager,
-    LossScaleManager,
-)
+from tfmp.core.managers import OWN_MANAGERS, ExponentialUpdateLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.scaler import LossScaler
 from tfmp.optimizers.base import LossScaleOptimizer, validated_detector, validated_manager
@@ -260,7 +255,7 @@ def register_managers(keras: ModuleType) -> None:
     Args:
         keras: The Keras.
     """
-    for manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager, LogMaxLossScaleManager):
+    for manager in OWN_MANAGERS:
         keras.saving.register_keras_serializable(package="tfmp")(manager)
 
 
@@ -277,15 +272,22 @@ def manager_with_keras_rule(initial_scale: float, growth_steps: int) -> Exponent
 
 
 def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:
-    """Let a manager go on where Keras' wrapper stopped; a manager without such a state is left alone.
+    """Let a manager go on where Keras' wrapper stopped, by its `continue_from`; say so if it has none.
 
     Args:
-        manager: The manager.
+        manager: The manager; one of the user's own may have the method, with the arguments `loss_scale, good_steps`.
         loss_scale: The scale.
         good_steps: Finite steps since the scale last changed.
     """
-    if isinstance(manager, ExponentialUpdateLossScaleManager):
-        manager.continue_from(loss_scale, good_steps)
+    continue_from = getattr(manager, "continue_from", None)
+    if continue_from is None:
+        _logger.warning(
+            "the loss scale %g of Keras' own LossScaleOptimizer is not taken over: %s has no method continue_from.",
+            loss_scale,
+            type(manager).__name__,
+        )
+        return
+    continue_from(loss_scale, good_steps)
 
 
 def nearest_allowed(loss_scale: float) -> float:

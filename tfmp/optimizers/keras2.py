@@ -7,12 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
-from tfmp.core.managers import (
-    ExponentialUpdateLossScaleManager,
-    FixedLossScaleManager,
-    LogMaxLossScaleManager,
-    LossScaleManager,
-)
+from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.base import validated_aggregation_dtype
 from tfmp.optimizers.keras import (
@@ -244,8 +239,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:
         # The legacy formats, .h5 among them, find no class by the module or the package that it is registered with.
-        managers = (FixedLossScaleManager, ExponentialUpdateLossScaleManager, LogMaxLossScaleManager)
-        known = (*vars(cls._keras.optimizers).values(), *managers)
+        known = (*vars(cls._keras.optimizers).values(), *OWN_MANAGERS)
         return {value.__name__: value for value in known if isinstance(value, type)}
 
     @property

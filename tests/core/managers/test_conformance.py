@@ -124,18 +124,27 @@ def test_scale_falls_to_the_floor_that_the_manager_names(make_manager: Callable[
     assert float(manager.get_loss_scale()) == manager.lowest_loss_scale < 8
 
 
-@_each(_MANAGERS)
+_SAYING = {name: make for name, make in _WITH_STATE.items() if name not in {"tolerance", "all settings"}}
+
+
+@_each(_SAYING)
 def test_scale_shrinks_after_as_many_skips_in_a_row_as_the_manager_says(
     make_manager: Callable[[], tfmp.LossScaleManager],
 ) -> None:
     manager = make_manager()
-    if manager.skips_per_backoff is None:
-        pytest.skip("it does not say")
+    assert manager.skips_per_backoff is not None
     for _ in range(manager.skips_per_backoff - 1):
         _update(manager, False)
         assert float(manager.get_loss_scale()) == 8
     _update(manager, False)
     assert float(manager.get_loss_scale()) < 8
+
+
+@_each({name: make for name, make in _MANAGERS.items() if name not in _SAYING})
+def test_manager_that_does_not_know_after_how_many_skips_says_so(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    assert make_manager().skips_per_backoff is None
 
 
 @pytest.mark.graph
@@ -248,7 +257,7 @@ def test_host_takes_over_the_present_state(make_manager: Callable[[], tfmp.LossS
 
 
 @_each(_WITH_STATE)
-@pytest.mark.parametrize("restored", [0.0, -8.0, math.inf, -math.inf, math.nan, 1e-42, 3e38])
+@pytest.mark.parametrize("restored", [0.0, math.inf, math.nan])
 @pytest.mark.parametrize("finite", [True, False])
 def test_scale_that_was_restored_from_elsewhere_survives_no_step(
     make_manager: Callable[[], tfmp.LossScaleManager], restored: float, finite: bool

@@ -158,16 +158,59 @@ def test_scale_is_a_power_of_two_within_its_bounds_whatever_happens(rule: dict[s
         assert np.all((state.margin >= 0) & (state.margin <= highest_margin))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 0.0, 3e38])
-def test_state_from_elsewhere_survives_no_step(bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 3e38])
+def test_statistics_from_elsewhere_survive_no_step(bad: float) -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
-    for field in ("loss_scale", "log_mean", "log_variance"):
+    for field in ("log_mean", "log_variance"):
         state = manager.state.read()._replace(observations=tf.constant(5), margin=tf.constant(-7), **{field: bad})
         state = LogMaxState(*map(tf.convert_to_tensor, state))
         for magnitudes in ([1, 1], [math.inf, 1], [0, 0]):
             for after in _run(manager, magnitudes, state):
                 assert 1 <= after.loss_scale <= 2**24
                 assert math.frexp(after.loss_scale)[0] == 0.5
+
+
+@pytest.mark.parametrize(("restored", "meant"), {1000.0: 512, -8.0: 1, 3e38: 2**24, 1e-42: 1}.items())
+def test_restored_scale_becomes_the_next_lower_power_of_two_within_the_bounds(restored: float, meant: float) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    manager.state.create().loss_scale.assign(restored)
+    manager.update_loss_scale(tf.constant(True), tf.constant(0.0))
+    assert float(manager.get_loss_scale()) == meant
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "meant"),
+    {
+        **{512: 512, 511: 512, 600: 512, 768: 512, 769: 1024, 1000: 1024, 3.5: 4, 4095: 4096, 0.5: 2, 1e39: 4096},
+        **{0.0: 2, -8.0: 2, -math.inf: 2, math.inf: 4096, math.nan: 8},
+    }.items(),
+)
+def test_manager_goes_on_from_the_nearest_power_of_two_within_the_bounds(loss_scale: float, meant: float) -> None:
+    manager = tfmp.LogMaxLossScaleManager(min_loss_scale=2, max_loss_scale=4096, **_KILO)
+    for max_abs in (1.0, math.inf):
+        manager.update_loss_scale(tf.math.is_finite(max_abs), tf.constant(max_abs))
+    assert manager.continue_from(loss_scale, good_steps=2, bad_steps=1) is None
+    assert [float(field) for field in manager.state.read()] == [meant, 0, 0, 0, 0, 0]
+    manager.update_loss_scale(tf.constant(False), tf.constant(math.inf))
+    assert float(manager.get_loss_scale()) == max(2, meant / 2)
+    manager.update_loss_scale(tf.constant(True), tf.constant(1.0))
+    assert float(manager.get_loss_scale()) == 1024
+
+
+@pytest.mark.graph
+def test_manager_goes_on_in_a_graph_by_an_op(session: tf.compat.v1.Session) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    set_state = manager.continue_from(100)
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(set_state)
+    assert list(session.run(manager.state.read())) == [128, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("given", [{"loss_scale": "8"}, {"loss_scale": 8, "good_steps": None}])
+def test_what_is_no_number_to_go_on_from_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"^{list(given)[-1]} must be a number, got .* of type "):
+        tfmp.LogMaxLossScaleManager().continue_from(**given)
 
 
 def test_missing_magnitude_is_asked_for() -> None:

@@ -31,6 +31,21 @@ _DYNAMIC = tfmp.ExponentialUpdateLossScaleManager(2**16, 2000, 1, 2, 0.5).get_co
             _DYNAMIC | {"init_loss_scale": 512},
         ),
         (
+            {"max_loss_scale": 1024},
+            tfmp.ExponentialUpdateLossScaleManager,
+            _DYNAMIC | {"init_loss_scale": 1024, "max_loss_scale": 1024},
+        ),
+        (
+            {"min_loss_scale": 2**20},
+            tfmp.ExponentialUpdateLossScaleManager,
+            _DYNAMIC | {"init_loss_scale": 2**20, "min_loss_scale": 2**20},
+        ),
+        (
+            {"mode": "log_max", "max_loss_scale": 16},
+            tfmp.LogMaxLossScaleManager,
+            tfmp.LogMaxLossScaleManager(init_loss_scale=16, max_loss_scale=16).get_config(),
+        ),
+        (
             {"scale_factor": 4.0, "scale_window": 100},
             tfmp.ExponentialUpdateLossScaleManager,
             _DYNAMIC | {"incr_ratio": 4, "decr_ratio": 0.25, "incr_every_n_steps": 100},
@@ -60,16 +75,41 @@ def test_manager_is_returned_as_it_is() -> None:
     assert tfmp.get_loss_scale_manager(manager) is manager
 
 
-@pytest.mark.parametrize("mode", ["dynamic", "static", "log_max"])
+# None of the values is the default.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "dynamic": {
+        "init_loss_scale": 8,
+        "incr_every_n_steps": 7,
+        "decr_every_n_nan_or_inf": 3,
+        "incr_ratio": 4,
+        "decr_ratio": 0.25,
+        "min_loss_scale": 2,
+        "max_loss_scale": 16,
+        "hysteresis": 5,
+        "consecutive_hysteresis": True,
+        "tolerance": 0.5,
+    },
+    "static": {"loss_scale": 8},
+    "log_max": {
+        "init_loss_scale": 8,
+        "limit": 1000,
+        "deviations": 2,
+        "mean_decay": 0.5,
+        "deviation_decay": 0.75,
+        "incr_every_n_steps": 7,
+        "min_loss_scale": 2,
+        "max_loss_scale": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", _SETTINGS)
 def test_every_argument_of_a_manager_is_a_setting_of_its_mode(mode: str) -> None:
-    spec = {"mode": mode, "init_scale": 8}
-    manager = tfmp.get_loss_scale_manager(spec)
-    for name in inspect.signature(type(manager)).parameters:
-        value = manager.get_config()[name]
-        spec = {"mode": mode, name: value}
-        if mode != "static":
-            spec["init_loss_scale"] = 8
-        assert tfmp.get_loss_scale_manager(spec).get_config() == manager.get_config()
+    manager = tfmp.get_loss_scale_manager({"mode": mode, **_SETTINGS[mode]})
+    assert manager.get_config() == _SETTINGS[mode]
+    assert set(_SETTINGS[mode]) == set(inspect.signature(type(manager)).parameters)
+    default = tfmp.get_loss_scale_manager(mode if mode != "static" else 1).get_config()
+    assert not set(default.items()) & set(_SETTINGS[mode].items())
 
 
 def test_description_is_left_as_it_is() -> None:
@@ -95,8 +135,24 @@ def test_description_is_left_as_it_is() -> None:
         ({"scale_window": 1, "growth_interval": 1}, ValueError, "scale_window and growth_interval are the same"),
         ({"scale_factor": 0}, ValueError, "scale_factor must be greater than 0, got 0."),
         ({"scale_factor": "2"}, TypeError, "scale_factor must be a number, got '2' of type str."),
-        ({"init_scale": "512"}, TypeError, "init_loss_scale must be a number, got '512' of type str."),
-        ({"growth_factor": 0.5}, ValueError, "incr_ratio must be greater than 1, got 0.5."),
+        ({"init_scale": "512"}, TypeError, "init_scale (init_loss_scale) must be a number, got '512'"),
+        ({"growth_factor": 0.5}, ValueError, "growth_factor (incr_ratio) must be greater than 1, got 0.5."),
+        ({"scale_factor": 0.5}, ValueError, "scale_factor (incr_ratio) must be greater than 1, got 0.5."),
+        ({"incr_ratio": 0.5}, ValueError, "incr_ratio must be greater than 1, got 0.5."),
+        ({"init_scale": 0, "mode": "fixed"}, ValueError, "init_scale (loss_scale) must be a float32 number of at"),
+        (
+            {"max_loss_scale": 0.5},
+            ValueError,
+            "min_loss_scale (by default) must not be greater than max_loss_scale, got 1 and 0.5.",
+        ),
+        (
+            {"init_scale": 4, "max_loss_scale": 2},
+            ValueError,
+            "init_scale (init_loss_scale) must not be greater than max_loss_scale, got 4 and 2.",
+        ),
+        ({"max_loss_scale": "8"}, TypeError, "max_loss_scale must be a number, got '8' of type str."),
+        ({"max_loss_scale": math.nan}, ValueError, "max_loss_scale must be finite, got nan."),
+        ({"mode": "log_max", "max_loss_scale": 1000}, ValueError, "max_loss_scale must be a power of two, got 1000.0."),
         (0.5, ValueError, "loss_scale must be a float32 number of at least 1, got 0.5."),
         (math.nan, ValueError, "loss_scale must be finite, got nan."),
         (

@@ -12,3 +12,10 @@ from tfmp.core.managers.log_max import LogMaxLossScaleManager as LogMaxLossScale
 from tfmp.core.managers.log_max import LogMaxState as LogMaxState
 from tfmp.core.managers.specification import Specification as Specification
 from tfmp.core.managers.specification import get_loss_scale_manager as get_loss_scale_manager
+
+#: The managers that are no user's own.
+OWN_MANAGERS: tuple[type[LossScaleManager], ...] = (
+    FixedLossScaleManager,
+    ExponentialUpdateLossScaleManager,
+    LogMaxLossScaleManager,
+)

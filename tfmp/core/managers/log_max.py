@@ -112,7 +112,9 @@ class LogMaxLossScaleManager(LossScaleManager):
     ) -> None:
         super().__init__()
         scales = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
-        for name, scale in zip(("init_loss_scale", "min_loss_scale", "max_loss_scale"), scales, strict=True):
+        for name, scale in zip(
+            ("min_loss_scale", "max_loss_scale", "init_loss_scale"), (*scales[1:], scales[0]), strict=True
+        ):
             if math.frexp(scale)[0] != 0.5:
                 raise ValueError(f"{name} must be a power of two, got {float(scale)!r}.")
         self._init_loss_scale, self._lowest, self._highest = scales
@@ -125,7 +127,8 @@ class LogMaxLossScaleManager(LossScaleManager):
         self._deviation_decay = _decay("deviation_decay", deviation_decay)
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         zero = np.float32(0), np.float32(0), np.int32(0), np.int32(0), np.int32(0)
-        self.state = StateVariables(LogMaxState(self._init_loss_scale, *zero), saved=True)
+        self._initial_state = LogMaxState(self._init_loss_scale, *zero)
+        self.state = StateVariables(self._initial_state, saved=True)
         self.state.create()
 
     def get_config(self) -> dict[str, Any]:
@@ -178,6 +181,35 @@ class LogMaxLossScaleManager(LossScaleManager):
         with tf.name_scope("cond"):  # As the manager of tf.contrib has it.
             return self.state.assign(self.next_state(self.state.read(), finite_grads, max_abs))
 
+    def continue_from(self, loss_scale: float, good_steps: int = 0, bad_steps: int = 0) -> tf.Operation:
+        """Go on from the scale of another program, as from `init_loss_scale`: statistics and margin begin anew.
+
+        Args:
+            loss_scale: The scale. It becomes the nearest power of two within the bounds, of two as near the lower one;
+                what is not positive becomes `min_loss_scale`, infinity `max_loss_scale` and NaN `init_loss_scale`.
+            good_steps: Finite steps in a row. Other rules go on from it; this one has no use for it, since there is no
+                margin to take from.
+            bad_steps: Overflowed steps since the scale last changed; no use either.
+
+        Returns:
+            The op that sets the state; None in eager mode.
+
+        Raises:
+            TypeError: One is no number.
+
+        Example:
+            >>> manager = LogMaxLossScaleManager()
+            >>> manager.continue_from(3000)
+            >>> float(manager.get_loss_scale())
+            2048.0
+        """
+        scale = settings.real("loss_scale", loss_scale)
+        for name, steps in {"good_steps": good_steps, "bad_steps": bad_steps}.items():
+            settings.number(name, steps)
+        nearest = self._init_loss_scale if math.isnan(scale) else np.float32(self._nearest_power_of_two(scale))
+        state = self._initial_state._replace(loss_scale=nearest)
+        return self.state.assign(LogMaxState(*map(tf.convert_to_tensor, state)))
+
     def store_in(self, add_variable: AddVariable) -> None:
         """Keep the scale's own state there too; see `LossScaleManager.store_in`."""
         self.state.store_in(add_variable)
@@ -212,6 +244,11 @@ class LogMaxLossScaleManager(LossScaleManager):
             margin=tf.where(finite, margin, margin_if_not),
             good_steps=tf.where(regain, 0, good),
         )
+
+    def _nearest_power_of_two(self, scale: float) -> float:
+        fraction, exponent = math.frexp(min(max(scale, float(self._lowest)), float(self._highest)))
+        # The fraction is at least 1/2.
+        return math.ldexp(1, exponent - 1 if fraction <= 0.75 else exponent)
 
     def _mended(self, state: LogMaxState) -> LogMaxState:
         """Return a state whose values can be computed with, as all states are but those from elsewhere."""

@@ -1,5 +1,6 @@
 """A manager from one value, as a configuration file holds it."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,13 +40,15 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
         a number     FixedLossScaleManager of that scale
         "dynamic"    ExponentialUpdateLossScaleManager from 2**16; halves at each overflow, doubles after 2000 finite
                      steps in a row, as PyTorch does
-        "log_max"    LogMaxLossScaleManager
+        "log_max"    LogMaxLossScaleManager from 2**15
         a mapping    `mode`, which is "dynamic" where it is left out, "static" (or "fixed") or "log_max", and settings
                      by the names of the manager's own arguments, or those of MMCV or PyTorch:
 
             init_scale, scale_factor, scale_window             init_loss_scale (static: loss_scale), both incr_ratio and
                                                                1 / decr_ratio, incr_every_n_steps
             growth_factor, backoff_factor, growth_interval     incr_ratio, decr_ratio, incr_every_n_steps
+
+    Where no scale to start from is given, it is that default, or the nearest within the bounds that are given.
 
     Args:
         spec: The description.
@@ -92,13 +95,47 @@ def _manager_of_mode(name: object, given: Mapping[str, Any]) -> LossScaleManager
         raise ValueError(
             f"a loss scale of mode {name!r} has no setting {unknown[0]!r}; it takes {', '.join(mode.names)}."
         )
-    values = mode.defaults | _settings(mode, given)
+    values, given_as = _settings(mode, given)
     if mode.make is FixedLossScaleManager and not values:
         raise ValueError(f"a loss scale of mode {name!r} needs one of {', '.join(mode.names)}.")
-    return mode.make(**values)
+    values = mode.defaults | values
+    if "init_loss_scale" not in given_as and "init_loss_scale" in values:
+        values["init_loss_scale"] = _within_bounds(values["init_loss_scale"], values)
+    try:
+        return mode.make(**values)
+    except (TypeError, ValueError) as error:
+        raise type(error)(_in_the_words_given(str(error), mode, given_as)) from None
 
 
-def _settings(mode: _Mode, given: Mapping[str, Any]) -> dict[str, Any]:
+def _within_bounds(default: float, values: Mapping[str, Any]) -> float:
+    """Return the scale to start from where none is given: the default, or the bound that is nearest to it."""
+    lowest, highest = (values.get(name) for name in ("min_loss_scale", "max_loss_scale"))
+    # What is no number is left to the manager to refuse.
+    if lowest is not None and settings.is_number(lowest):
+        default = max(default, lowest)
+    if highest is not None and settings.is_number(highest):
+        default = min(default, highest)
+    return default
+
+
+def _in_the_words_given(message: str, mode: _Mode, given_as: Mapping[str, str]) -> str:
+    """Return what a manager says of its settings, with the names that they were given by."""
+    own_names = {name for names in mode.names.values() for name in names}
+
+    def named(match: re.Match[str]) -> str:
+        name = match[0]
+        if name not in own_names:
+            return name
+        if name not in given_as:
+            return f"{name} (by default)"
+        return name if given_as[name] == name else f"{given_as[name]} ({name})"
+
+    what, got, value = message.partition(", got ")
+    return re.sub(r"[a-z_]+", named, what) + got + value
+
+
+def _settings(mode: _Mode, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings by the manager's own names, and the names that they were given by."""
     values: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     for key, value in given.items():
@@ -109,7 +146,7 @@ def _settings(mode: _Mode, given: Mapping[str, Any]) -> dict[str, Any]:
             values[setting] = value
     if given_as.get("decr_ratio") == "scale_factor":
         values["decr_ratio"] = 1 / settings.positive("scale_factor", values["decr_ratio"])
-    return values
+    return values, given_as
 
 
 _DYNAMIC = _Mode(
@@ -139,7 +176,7 @@ _STATIC = _Mode(
 
 _LOG_MAX = _Mode(
     LogMaxLossScaleManager,
-    {},
+    {"init_loss_scale": 2**15},
     {
         **_by_own_names("init_loss_scale", "limit", "deviations", "mean_decay", "deviation_decay"),
         **_by_own_names("incr_every_n_steps", "min_loss_scale", "max_loss_scale"),
