@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -56,6 +57,15 @@ def test_every_detector_counts_what_is_infinite_and_what_is_nan(detector: Overfl
     counts = detector.counts(grads, tf.constant(_SCALE))
     assert counts.dtype == tf.int64
     assert counts.numpy().tolist() == [[0, 0, 0], [0, 0, 0], [1, 2, 0], [0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("shape", [None, [None], [None, 2], [2, None]])
+def test_gradients_of_unknown_shape_are_counted(session: tf.compat.v1.Session, shape: list[int | None] | None) -> None:
+    fed = np.full([2, 2] if shape is None or len(shape) == 2 else [4], math.inf, np.float32)
+    grad = tf.compat.v1.placeholder(tf.float32, shape)
+    counts = tfmp.NonFiniteDetector().counts([grad, None], tf.constant(_SCALE))
+    assert session.run(counts, {grad: fed}).tolist() == [[4, 0, 0], [0, 0, 0]]
 
 
 def test_saturated_values_are_counted_apart() -> None:

@@ -235,13 +235,13 @@ def _weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
 
 def _sums_of_rows(values: tf.Tensor, weight: float) -> tf.Tensor:
     # Many values to a row. XLA multiplies matrices on all cores, and reduces on one (TensorFlow 2.15 to 2.21, CPU).
-    rows = tf.reshape(values, [-1, _length_of_rows(values.shape)])
-    return tf.linalg.matvec(rows, tf.fill([rows.shape[1]], tf.constant(weight, rows.dtype)))
+    length = _length_of_rows(values.shape)
+    return tf.linalg.matvec(tf.reshape(values, [-1, length]), tf.fill([length], tf.constant(weight, values.dtype)))
 
 
 def _length_of_rows(shape: tf.TensorShape) -> int:
     length = 1
-    for size in reversed(shape if shape.rank else []):
+    for size in reversed(shape.as_list() if shape.rank else []):
         if size is None or length >= 256:
             break
         length *= size
