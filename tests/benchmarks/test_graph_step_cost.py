@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from benchmarks import graph_step_cost
 
-pytestmark = pytest.mark.graph
-
 _CONTENDERS = {"copy", "read", "bare", "contrib's formula", "TF core", "tfmp"}
 
 

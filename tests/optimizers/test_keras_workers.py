@@ -23,7 +23,8 @@ def test_two_workers_stay_one_through_200_random_overflows(keras: ModuleType, tm
         assert first == on_one_device
 
 
-@for_every_keras()
+# It waits for TensorFlow's engine, which tf_keras shares.
+@for_every_keras("keras3", "keras2")
 def test_worker_that_dies_ends_the_other_and_the_run_resumes(keras: ModuleType, tmp_path: Path) -> None:
     program = replica_training.command(keras.__name__, "workers", "ours", "random", "loop", f"--save={tmp_path}")
     died = replica_processes.run([*program, "--die=10"], tmp_path, 90, replica_processes.two_workers(), outlive=True)
