@@ -18,7 +18,7 @@ def test_several_devices_without_a_strategy_are_refused() -> None:
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_step_that_xla_compiles_is_applied_or_counted_once(flag: bool) -> None:
+def test_step_that_xla_compiles_calls_one_of_two_functions_once(flag: bool) -> None:
     weight, rows, counted = tf.Variable([1.0, 2.0]), tf.Variable([[1.0], [2.0], [3.0]]), tf.Variable(0.0)
 
     def apply(grads: Gradients) -> tf.Operation:
@@ -29,7 +29,7 @@ def test_step_that_xla_compiles_is_applied_or_counted_once(flag: bool) -> None:
     def step(finite: tf.Tensor, grad: tf.Tensor) -> None:
         slices = tf.IndexedSlices(grad[:, tf.newaxis], tf.constant([2, 2]), tf.constant([3, 1]))
         grads = [grad, None, slices]
-        SingleProcess().apply_or_count(finite, grads, apply, lambda grads: grads[0][0], counted.assign_add)
+        SingleProcess().call_either(finite, grads, apply, lambda grads: counted.assign_add(grads[0][0]))
 
     step(tf.constant(flag), tf.constant([0.5, 0.25]))
     assert weight.numpy().tolist() == ([0.5, 1.75] if flag else [1, 2])

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import numerics
+from tfmp.core.conditionals import call_either
 from tfmp.core.horovods import running_horovod
-from tfmp.core.xla import within_xla
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _STRATEGIES_OF_WORKERS = (
@@ -64,22 +64,16 @@ class Distribution(Protocol):
             name: What they are, a different name for each use in a step: Horovod tells tensors apart by that.
         """
 
-    def apply_or_count(
-        self,
-        flag: tf.Tensor,
-        grads: Gradients,
-        apply_fn: ApplyGradients,
-        count_fn: Callable[[Gradients], tf.Tensor],
-        record_fn: Callable[[tf.Tensor], tf.Operation],
+    def call_either(
+        self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
-        """Apply each replica's gradients if the flag is true; else count what is wrong with them, and record that once.
+        """Call one of two functions on every replica, the same on each.
 
         Args:
             flag: A boolean scalar on which all replicas agree.
-            grads: The replica's gradients.
-            apply_fn: Applies gradients; may itself reduce them across replicas.
-            count_fn: Called on each replica; gives the same on all.
-            record_fn: Called with what that gave, once for all replicas.
+            grads: The replica's gradients, which are what may differ between replicas.
+            if_true: Called with them where the flag is true; may reduce across replicas, or call `once`.
+            if_false: Called with them where it is false; the same holds.
 
         Returns:
             The op that does so; None in eager mode.
@@ -167,23 +161,11 @@ class SingleProcess:
         del name
         return values
 
-    def apply_or_count(
-        self,
-        flag: tf.Tensor,
-        grads: Gradients,
-        apply_fn: ApplyGradients,
-        count_fn: Callable[[Gradients], tf.Tensor],
-        record_fn: Callable[[tf.Tensor], tf.Operation],
+    def call_either(
+        self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
-        """Apply the gradients if the flag is true; else count and record."""
-
-        def count(grads: Gradients) -> tf.Operation:
-            return record_fn(count_fn(grads))
-
-        if within_xla():
-            counted = _run_if_within_xla(tf.logical_not(flag), count, grads)
-            return tf.group(_run_if_within_xla(flag, apply_fn, grads), counted)
-        return _run_either(flag, lambda: apply_fn(grads), lambda: count(grads))
+        """Call one of the functions."""
+        return call_either(flag, grads, if_true, if_false)
 
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         """Call the function."""
@@ -229,25 +211,17 @@ class Mirrored:
         own = _in_slot(tf.stop_gradient(values), context.replica_id_in_sync_group, context.num_replicas_in_sync)
         return tf.reduce_max(context.all_reduce(tf.distribute.ReduceOp.SUM, own), axis=0)
 
-    def apply_or_count(
-        self,
-        flag: tf.Tensor,
-        grads: Gradients,
-        apply_fn: ApplyGradients,
-        count_fn: Callable[[Gradients], tf.Tensor],
-        record_fn: Callable[[tf.Tensor], tf.Operation],
+    def call_either(
+        self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
-        """Apply the gradients on each replica if the flag is true; else count on each and record for all."""
+        """Call one of the functions on each replica; the conditional stands in the cross-replica context."""
 
         def on_all(strategy: _Strategy, flags: tf.Tensor, grads: Gradients) -> tf.Operation:
-            def run(function: Callable[[Gradients], Any]) -> Sequence[Any]:
-                return strategy.experimental_local_results(strategy.run(function, args=(grads,)))
+            def run(function: ApplyGradients) -> tf.Operation:
+                return tf.group(strategy.experimental_local_results(strategy.run(function, args=(grads,))))
 
-            return _run_either(
-                strategy.experimental_local_results(flags)[0],
-                lambda: tf.group(run(apply_fn)),
-                lambda: record_fn(run(count_fn)[0]),
-            )
+            first = strategy.experimental_local_results(flags)[0]
+            return call_either(first, [], lambda _: run(if_true), lambda _: run(if_false))
 
         return _replica_context().merge_call(on_all, args=(flag, list(grads)))
 
@@ -357,32 +331,6 @@ def _of_each_step(value: tf.Tensor) -> tf.Tensor:
     """
     # Not times 1: TensorFlow knows what 0 times anything is.
     return value + tf.cast(tf.timestamp() < 0, value.dtype)
-
-
-def _run_if_within_xla(flag: tf.Tensor, function: ApplyGradients, grads: Gradients) -> tf.Operation:
-    """Call a function once or not at all, by a loop, which updates variables in place: a conditional copies them."""
-
-    def run(times: tf.Tensor) -> tf.Tensor:
-        # The 1 that is left is no constant of the loop. Without it, XLA would take arithmetic on gradients out of the
-        # loop, and store what it gives.
-        factor = tf.cast(times, tf.float32)
-        grads_here = [
-            numerics.map_values(lambda values: values * tf.cast(factor, values.dtype), grad) for grad in grads
-        ]
-        with tf.control_dependencies([function(grads_here)]):
-            return times - 1
-
-    return tf.group(tf.while_loop(lambda times: times > 0, run, [tf.cast(flag, tf.int32)]))
-
-
-def _run_either(
-    flag: tf.Tensor, if_true: Callable[[], tf.Operation], if_false: Callable[[], tf.Operation]
-) -> tf.Operation:
-    def done(function: Callable[[], tf.Operation], value: bool) -> tf.Tensor:
-        with tf.control_dependencies([function()]):
-            return tf.constant(value)
-
-    return tf.group(tf.cond(flag, lambda: done(if_true, True), lambda: done(if_false, False)))
 
 
 def _replica_context() -> Any:  # noqa: ANN401 - TensorFlow ships no types

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -19,6 +20,18 @@ _logger = logging.getLogger("tfmp")
 
 #: Not a string, so that TensorFlow does not try to export what the collection holds.
 _STEPS_OF_GRAPH = ("tfmp", "steps")
+
+
+class Verdict(NamedTuple):
+    """What was found of a step's gradients, on all replicas together.
+
+    Attributes:
+        finite: Whether they can be used; bool.
+        max_abs: The largest magnitude, float32; None where the manager does not ask for it.
+    """
+
+    finite: tf.Tensor
+    max_abs: tf.Tensor | None
 
 
 class LossScaler:
@@ -143,8 +156,32 @@ class LossScaler:
         Returns:
             The op of the whole step; None in eager mode.
         """
+        applied, verdict = self.attempt(grads, names, apply_fn, reduce_fn, scaled=scaled, next_values=next_values)
+
+        def update() -> tf.Operation:
+            noted = [] if note_fn is None else [note_fn(verdict.finite)]
+            return tf.group(self.update(verdict), *noted)
+
+        return tf.group(applied, current_distribution(self._is_distributed).once(update))
+
+    def attempt(
+        self,
+        grads: Gradients,
+        names: Sequence[str],
+        apply_fn: ApplyGradients,
+        reduce_fn: Callable[[Gradients], Gradients] | None = None,
+        *,
+        scaled: bool = False,
+        next_values: Collection[int] = (),
+    ) -> tuple[tf.Operation, Verdict]:
+        """Apply the gradients if they are finite on every replica; the scale stays. The arguments are those of `step`.
+
+        Returns:
+            The op that does it, None in eager mode; and what was found, the same on each replica, for `update`.
+        """
         distribution = current_distribution(self._is_distributed)
         counts = self.overflow_counts.of(names)
+        _note_in_graph(self._manager, counts)
         addends = distribution.addends
         if reduce_fn is not None:
             grads, addends = reduce_fn(grads), 1
@@ -159,21 +196,27 @@ class LossScaler:
             next_values=next_values,
         )
         finite = distribution.all_true(inspection.all_finite(grads), grads, names)
-        seen = [finite]
+        max_abs = None
         if self._manager.needs_max_abs:
-            seen.append(distribution.maximum(inspection.max_abs(grads), "largest_gradient"))
+            max_abs = distribution.maximum(inspection.max_abs(grads), "largest_gradient")
 
-        def count_fn(grads: Gradients) -> tf.Tensor:
-            return distribution.maximum(inspection.counts(grads), "overflow_counts")
+        def count(grads: Gradients) -> tf.Operation:
+            found = distribution.maximum(inspection.counts(grads), "overflow_counts")
+            return distribution.once(lambda: counts.record(found))
 
-        applied = distribution.apply_or_count(finite, grads, apply_fn, count_fn, counts.record)
+        return distribution.call_either(finite, grads, apply_fn, count), Verdict(finite, max_abs)
 
-        def update() -> tf.Operation:
-            _note_in_graph(self._manager, counts)
-            noted = [] if note_fn is None else [note_fn(finite)]
-            return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(finite), *noted)
+    def update(self, verdict: Verdict) -> tf.Operation:
+        """Move the scale, and count the step; once for all replicas.
 
-        return tf.group(applied, distribution.once(update))
+        Args:
+            verdict: What was found of the step's gradients.
+
+        Returns:
+            The op that does it; None in eager mode.
+        """
+        seen = [verdict.finite] if verdict.max_abs is None else [verdict.finite, verdict.max_abs]
+        return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(verdict.finite))
 
     def overflow_reports(self) -> list[OverflowReport]:
         """Return whose gradients overflowed, a report for each list of variables that steps were taken for.
