@@ -14,6 +14,7 @@ _LEAVES = {"tfmp.types", "tfmp.optional", "tfmp.core.settings"}
 _CORE = {
     f"tfmp.core.{name}"
     for name in (
+        "accumulation",
         "numerics",
         "reductions",
         "overflow",
@@ -58,12 +59,17 @@ _ALLOWED = {
         *(f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed", "log_max")),
     },
     "tfmp.core.horovods": set(),
+    "tfmp.core.accumulation": {
+        *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow")),
+        *_LEAVES,
+    },
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.distribute": {"tfmp.core.conditionals", "tfmp.core.horovods", "tfmp.core.numerics", *_LEAVES},
     "tfmp.core.noted_losses": set(),
     "tfmp.core.call_sites": set(),
     "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
-    "tfmp.optimizers.base": {"tfmp.types", *_CORE},
+    "tfmp.core.step_properties": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
+    "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {"tfmp.core.call_sites", "tfmp.optimizers.base", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras2": {"tfmp.optimizers.base", "tfmp.optimizers.keras", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras215": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},

@@ -12,6 +12,7 @@ from tfmp.optional import require_tensorflow
 if TYPE_CHECKING:
     from tfmp.checkpoints.names import checkpoint_variable_map as checkpoint_variable_map
     from tfmp.checkpoints.states import read_loss_scale_state as read_loss_scale_state
+    from tfmp.core.accumulation import GradientAccumulator as GradientAccumulator
     from tfmp.core.managers import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
+    "GradientAccumulator": "tfmp.core.accumulation",
     "LogMaxLossScaleManager": "tfmp.core.managers",
     "LossScaleCallback": "tfmp.monitoring.callbacks",
     "LossScaleLoggingHook": "tfmp.monitoring.hooks",

@@ -14,6 +14,9 @@ Gradients: TypeAlias = Sequence[Gradient]
 #: Makes one non-trainable variable from its name and initial value; scalars are all that Keras is asked to hold.
 AddVariable: TypeAlias = Callable[[str, Any], tf.Variable]
 
+#: Makes one non-trainable variable of zeros from its name, shape and type; each replica has its own values in it.
+AddBuffer: TypeAlias = Callable[[str, Sequence[int], tf.DType], tf.Variable]
+
 #: A loss, or what computes it (eager execution).
 Loss: TypeAlias = tf.Tensor | Callable[[], tf.Tensor]
 

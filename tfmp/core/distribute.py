@@ -64,6 +64,14 @@ class Distribution(Protocol):
             name: What they are, a different name for each use in a step: Horovod tells tensors apart by that.
         """
 
+    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the sum of the replicas' values, the same on each.
+
+        Args:
+            values: The replica's values, of any shape: one comes out for each of them.
+            name: What they are, as for `maximum`.
+        """
+
     def call_either(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
@@ -161,6 +169,11 @@ class SingleProcess:
         del name
         return values
 
+    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the values."""
+        del name
+        return values
+
     def call_either(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
@@ -200,16 +213,19 @@ class Mirrored:
     def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         """Return whether the flag is true on every replica; those of one process cannot differ in their gradients."""
         del grads, names
-        false_count = tf.cast(tf.logical_not(flag), tf.float32)
-        return tf.equal(_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, false_count), 0)
+        return tf.equal(self.total(tf.cast(tf.logical_not(flag), tf.float32), "steps_not_finite"), 0)
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the largest of the replicas' values."""
-        del name
         context = _replica_context()
+        own = _in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        return tf.reduce_max(self.total(own, name), axis=0)
+
+    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the sum of the replicas' values."""
+        del name
         # Else all_reduce (TensorFlow 2.15 to 2.21, in graphs) looks for the variables that a gradient would depend on.
-        own = _in_slot(tf.stop_gradient(values), context.replica_id_in_sync_group, context.num_replicas_in_sync)
-        return tf.reduce_max(context.all_reduce(tf.distribute.ReduceOp.SUM, own), axis=0)
+        return _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
 
     def call_either(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
@@ -242,7 +258,7 @@ class MirroredWorkers(Mirrored):
     def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         """Return whether the flag is true on every replica; stop where one has a gradient that another lacks."""
         ones = tf.concat([[tf.logical_not(flag)], tf.reshape(numerics.forms(grads), [-1])], axis=0)
-        counts = _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(ones, tf.float32))
+        counts = self.total(tf.cast(ones, tf.float32), "forms_of_gradients")
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         with tf.control_dependencies([_assert_alike(tf.reshape(counts[1:], [-1, 2]), replicas, names)]):
             return tf.equal(counts[0], 0)
@@ -289,20 +305,21 @@ class Horovod(SingleProcess):
 
         Nothing of a step is needed to know, so in a graph this is done by the time that there are gradients.
         """
-        ones = _of_each_step(tf.cast(numerics.forms(grads), tf.float32))
-        counts = self._horovod.allreduce(ones, op=self._horovod.Sum, name="forms_of_gradients")
+        counts = self.total(tf.cast(numerics.forms(grads), tf.float32), "forms_of_gradients")
         return _assert_alike(counts, self._horovod.size(), names)
 
     def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         """Return whether the flag is true in every process; `mean` has compared the gradients."""
         del grads, names
-        false_count = _of_each_step(tf.cast(tf.logical_not(flag), tf.float32))
-        return tf.equal(self._horovod.allreduce(false_count, op=self._horovod.Sum, name="steps_not_finite"), 0)
+        return tf.equal(self.total(tf.cast(tf.logical_not(flag), tf.float32), "steps_not_finite"), 0)
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the largest of the processes' values."""
-        own = _of_each_step(_in_slot(values, self._horovod.rank(), self._horovod.size()))
-        return tf.reduce_max(self._horovod.allreduce(own, op=self._horovod.Sum, name=name), axis=0)
+        return tf.reduce_max(self.total(_in_slot(values, self._horovod.rank(), self._horovod.size()), name), axis=0)
+
+    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the sum of the processes' values."""
+        return self._horovod.allreduce(_of_each_step(values), op=self._horovod.Sum, name=name)
 
 
 def _in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Tensor:

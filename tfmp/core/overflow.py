@@ -139,3 +139,22 @@ def _limit_of(dtype: str | tf.DType) -> float:
     next_largest = np.float32(np.nextafter(largest, np.zeros_like(largest)))
     halfway = (float(largest) + float(next_largest)) / 2
     return max(float(np.float32(halfway)), float(np.nextafter(next_largest, np.float32(np.inf))))
+
+
+def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
+    """Return the detector, the default one for None, or say that it is none.
+
+    Args:
+        detector: What the user gave as a detector.
+
+    Raises:
+        TypeError: It is not one.
+    """
+    if detector is None:
+        return NonFiniteDetector()
+    if not isinstance(detector, OverflowDetector):
+        raise TypeError(
+            f"overflow_detector must be a tfmp.OverflowDetector, got {detector!r} of type {type(detector).__name__}: "
+            "pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
+        )
+    return detector

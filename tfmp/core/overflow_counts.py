@@ -59,7 +59,7 @@ class OverflowCounts(tf.Module):
         self._state.create()
 
     def record(self, counts: tf.Tensor) -> tf.Operation:
-        """Store the counts of a skipped step.
+        """Store the counts of a step in which something overflowed; those of any other change nothing.
 
         Args:
             counts: What `OverflowDetector.counts` returned.
@@ -67,8 +67,10 @@ class OverflowCounts(tf.Module):
         Returns:
             The op that stores them; None in eager mode.
         """
-        steps = self._state.read().steps + tf.cast(tf.reduce_any(counts > 0, axis=1), tf.int64)
-        return self._state.assign(_Counts(last=counts, steps=steps))
+        before = self._state.read()
+        overflowed = tf.reduce_any(counts > 0, axis=1)
+        last = tf.where(tf.reduce_any(overflowed), counts, before.last)
+        return self._state.assign(_Counts(last=last, steps=before.steps + tf.cast(overflowed, tf.int64)))
 
     def report(self) -> OverflowReport:
         """Return what was stored."""

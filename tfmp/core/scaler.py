@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfmp.core import numerics
+from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.inspection import Inspection
@@ -26,10 +27,12 @@ class Verdict(NamedTuple):
     """What was found of a step's gradients, on all replicas together.
 
     Attributes:
-        finite: Whether they can be used; bool.
+        applied: Whether they were applied; bool.
+        finite: Whether nothing overflowed; bool. Both are the same, but where an overflow drops a micro-batch only.
         max_abs: The largest magnitude, float32; None where the manager does not ask for it.
     """
 
+    applied: tf.Tensor
     finite: tf.Tensor
     max_abs: tf.Tensor | None
 
@@ -141,6 +144,7 @@ class LossScaler:
         *,
         scaled: bool = False,
         next_values: Collection[int] = (),
+        accumulator: GradientAccumulator | None = None,
     ) -> tf.Operation:
         """Apply the gradients if they are finite on every replica, and move the scale.
 
@@ -152,21 +156,32 @@ class LossScaler:
             note_fn: Told of every step, once for all replicas, whether it was applied; for a host that keeps books.
             scaled: Whether the gradients are those of a scaled loss, which `apply_fn` then unscales.
             next_values: Indices of those that are no gradients but the next values of their variables, never scaled.
+            accumulator: Takes the gradients, those of a micro-batch; a step is taken when its window ends.
 
         Returns:
             The op of the whole step; None in eager mode.
         """
-        applied, verdict = self.attempt(grads, names, apply_fn, reduce_fn, scaled=scaled, next_values=next_values)
+        distribution = current_distribution(self._is_distributed)
 
-        def update() -> tf.Operation:
-            noted = [] if note_fn is None else [note_fn(verdict.finite)]
-            return tf.group(self.update(verdict), *noted)
+        def take_step(grads: Gradients | GradientAccumulator) -> tf.Operation:
+            applied, verdict = self.attempt(grads, names, apply_fn, reduce_fn, scaled=scaled, next_values=next_values)
 
-        return tf.group(applied, current_distribution(self._is_distributed).once(update))
+            def update() -> tf.Operation:
+                noted = [] if note_fn is None else [note_fn(verdict.applied)]
+                return tf.group(self.update(verdict), *noted)
+
+            return tf.group(applied, distribution.once(update))
+
+        if accumulator is None:
+            return take_step(grads)
+        true_grads = self.unscale(grads) if scaled else grads
+        with tf.control_dependencies([accumulator.add_unscaled(true_grads, self._manager.get_loss_scale())]):
+            is_full = accumulator.is_full
+        return distribution.call_either(is_full, [], lambda _: take_step(accumulator), lambda _: tf.no_op())
 
     def attempt(
         self,
-        grads: Gradients,
+        grads: Gradients | GradientAccumulator,
         names: Sequence[str],
         apply_fn: ApplyGradients,
         reduce_fn: Callable[[Gradients], Gradients] | None = None,
@@ -174,7 +189,15 @@ class LossScaler:
         scaled: bool = False,
         next_values: Collection[int] = (),
     ) -> tuple[tf.Operation, Verdict]:
-        """Apply the gradients if they are finite on every replica; the scale stays. The arguments are those of `step`.
+        """Apply the gradients if they are finite on every replica; the scale stays.
+
+        Args:
+            grads: This replica's gradients; or an accumulator, whose window this ends.
+            names: As in `step`.
+            apply_fn: As there.
+            reduce_fn: As there.
+            scaled: As there; an accumulator's never are.
+            next_values: As there.
 
         Returns:
             The op that does it, None in eager mode; and what was found, the same on each replica, for `update`.
@@ -182,6 +205,10 @@ class LossScaler:
         distribution = current_distribution(self._is_distributed)
         counts = self.overflow_counts.of(names)
         _note_in_graph(self._manager, counts)
+        window = None
+        if isinstance(grads, GradientAccumulator):
+            window = grads.take(lambda values: distribution.total(values, "micro_batches"))
+            grads, scaled = window.grads, False
         addends = distribution.addends
         if reduce_fn is not None:
             grads, addends = reduce_fn(grads), 1
@@ -200,11 +227,29 @@ class LossScaler:
         if self._manager.needs_max_abs:
             max_abs = distribution.maximum(inspection.max_abs(grads), "largest_gradient")
 
-        def count(grads: Gradients) -> tf.Operation:
-            found = distribution.maximum(inspection.counts(grads), "overflow_counts")
-            return distribution.once(lambda: counts.record(found))
+        def record(found: tf.Tensor) -> tf.Operation:
+            of_all = distribution.maximum(found, "overflow_counts")
+            return distribution.once(lambda: counts.record(of_all))
 
-        return distribution.call_either(finite, grads, apply_fn, count), Verdict(finite, max_abs)
+        if window is None:
+            step = distribution.call_either(finite, grads, apply_fn, lambda grads: record(inspection.counts(grads)))
+            return step, Verdict(finite, finite, max_abs)
+
+        # Beside the gradients, since it differs between replicas as they do.
+        held = [*grads, window.overflows]
+
+        def apply_what_was_kept(held: Gradients) -> tf.Operation:
+            *grads, overflows = held
+            return tf.group(apply_fn(grads), record(overflows))
+
+        def count(held: Gradients) -> tf.Operation:
+            *grads, overflows = held
+            return record(overflows + inspection.counts(grads))
+
+        applied = tf.logical_and(finite, window.usable)
+        step = distribution.call_either(applied, held, apply_what_was_kept, count)
+        verdict = Verdict(applied, tf.logical_and(finite, window.complete), max_abs)
+        return tf.group(step, window.emptied), verdict
 
     def update(self, verdict: Verdict) -> tf.Operation:
         """Move the scale, and count the step; once for all replicas.
@@ -216,7 +261,7 @@ class LossScaler:
             The op that does it; None in eager mode.
         """
         seen = [verdict.finite] if verdict.max_abs is None else [verdict.finite, verdict.max_abs]
-        return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(verdict.finite))
+        return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(verdict.applied))
 
     def overflow_reports(self) -> list[OverflowReport]:
         """Return whose gradients overflowed, a report for each list of variables that steps were taken for.

@@ -6,12 +6,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow_counts import OverflowReport
-from tfmp.core.scaler import LossScaler
+from tfmp.core.overflow import OverflowDetector
+from tfmp.core.step_properties import StepProperties
 
 
-class LossScaleOptimizer:
+class LossScaleOptimizer(StepProperties):
     """Wraps an optimizer: scales the loss, and applies only gradients that are finite on every replica.
 
     Constructing it gives the front-end for the wrapped optimizer's type, which is also an optimizer of that
@@ -54,9 +53,6 @@ class LossScaleOptimizer:
 
     Source: tf.contrib.mixed_precision.LossScaleOptimizer.
     """
-
-    _loss_scale_manager: LossScaleManager
-    _scaler: LossScaler
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - the front-end's arguments
         """Make an object of the front-end for the optimizer that is wrapped."""
@@ -119,94 +115,6 @@ class LossScaleOptimizer:
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
         raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
-
-    @property
-    def loss_scale(self) -> tf.Tensor:
-        """The loss scale, a float32 scalar."""
-        return self._loss_scale_manager.get_loss_scale()
-
-    @property
-    def last_step_finite(self) -> tf.Tensor:
-        """Whether the last step was applied, a boolean scalar; True before the first step."""
-        return self._loss_scale_manager.get_step_outcomes().last_step_finite
-
-    @property
-    def attempted_steps(self) -> tf.Tensor:
-        """Steps applied or skipped since the session, or the eager program, began; an int64 scalar."""
-        return self._loss_scale_manager.get_status().attempted_steps
-
-    @property
-    def applied_steps(self) -> tf.Tensor:
-        """Steps applied since the session, or the eager program, began; an int64 scalar."""
-        return self._loss_scale_manager.get_step_outcomes().applied_steps
-
-    @property
-    def skipped_steps(self) -> tf.Tensor:
-        """Steps skipped since the session, or the eager program, began; an int64 scalar."""
-        return self._loss_scale_manager.get_step_outcomes().skipped_steps
-
-    @property
-    def consecutive_skipped_steps(self) -> tf.Tensor:
-        """Steps skipped since the last one that was applied; an int64 scalar."""
-        return self._loss_scale_manager.get_step_outcomes().consecutive_skipped_steps
-
-    def overflow_reports(self) -> list[OverflowReport]:
-        """Return whose gradients overflowed since the session, or the eager program, began.
-
-        Counted on skipped steps only, on the device. With several replicas a count is the largest of theirs.
-
-        Returns:
-            A report for each list of variables that steps were taken for, of which there is one as a rule: `names`,
-            and the int64 tensors `last` (a row for each variable: how many values were infinite, NaN, saturated on the
-            last skipped step) and `steps` (on how many skipped steps it had any).
-
-        Example:
-            >>> import tfmp
-            >>> w = tf.Variable([1.0, 2.0], name="w")
-            >>> opt = tfmp.LossScaleOptimizer(
-            ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
-            >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, float("inf")]), var_list=[w])
-            >>> report, = opt.overflow_reports()
-            >>> report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()
-            (['w:0'], [[1, 0, 0]], [1])
-        """
-        return self._scaler.overflow_reports()
-
-
-def validated_manager(manager: LossScaleManager) -> LossScaleManager:
-    """Return the manager, or say that it is none.
-
-    Args:
-        manager: What the user gave as a manager.
-
-    Raises:
-        TypeError: It is not one.
-    """
-    if not isinstance(manager, LossScaleManager):
-        raise TypeError(
-            f"loss_scale_manager must be a tfmp.LossScaleManager, got {manager!r} of type "
-            f"{type(manager).__name__}: for a constant scale pass tfmp.FixedLossScaleManager(scale)."
-        )
-    return manager
-
-
-def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
-    """Return the detector, the default one for None, or say that it is none.
-
-    Args:
-        detector: What the user gave as a detector.
-
-    Raises:
-        TypeError: It is not one.
-    """
-    if detector is None:
-        return NonFiniteDetector()
-    if not isinstance(detector, OverflowDetector):
-        raise TypeError(
-            f"overflow_detector must be a tfmp.OverflowDetector, got {detector!r} of type {type(detector).__name__}: "
-            "pass tfmp.NonFiniteDetector() or tfmp.SaturationDetector()."
-        )
-    return detector
 
 
 def validated_aggregation_dtype(

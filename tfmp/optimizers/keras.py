@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
-from tfmp.core.managers import OWN_MANAGERS, ExponentialUpdateLossScaleManager, LossScaleManager
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.managers import OWN_MANAGERS, ExponentialUpdateLossScaleManager, LossScaleManager, validated_manager
+from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler
-from tfmp.optimizers.base import LossScaleOptimizer, validated_detector, validated_manager
+from tfmp.optimizers.base import LossScaleOptimizer
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")

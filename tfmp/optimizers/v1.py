@@ -9,15 +9,10 @@ import tensorflow as tf
 from tfmp.core import call_sites, numerics
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods
-from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.managers import LossScaleManager, validated_manager
+from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler
-from tfmp.optimizers.base import (
-    LossScaleOptimizer,
-    validated_aggregation_dtype,
-    validated_detector,
-    validated_manager,
-)
+from tfmp.optimizers.base import LossScaleOptimizer, validated_aggregation_dtype
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")

@@ -5,6 +5,7 @@ else computes a scale.
 """
 
 from tfmp.core.managers.base import LossScaleManager as LossScaleManager
+from tfmp.core.managers.base import validated_manager as validated_manager
 from tfmp.core.managers.exponential import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
 from tfmp.core.managers.exponential import LossScaleState as LossScaleState
 from tfmp.core.managers.fixed import FixedLossScaleManager as FixedLossScaleManager

@@ -141,3 +141,20 @@ class LossScaleManager(tf.Module, abc.ABC):
     def _outcomes(self) -> StateVariables[StepOutcomes]:
         # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
         return StateVariables(NO_STEPS, saved=False)
+
+
+def validated_manager(manager: LossScaleManager) -> LossScaleManager:
+    """Return the manager, or say that it is none.
+
+    Args:
+        manager: What the user gave as a manager.
+
+    Raises:
+        TypeError: It is not one.
+    """
+    if not isinstance(manager, LossScaleManager):
+        raise TypeError(
+            f"loss_scale_manager must be a tfmp.LossScaleManager, got {manager!r} of type "
+            f"{type(manager).__name__}: for a constant scale pass tfmp.FixedLossScaleManager(scale)."
+        )
+    return manager

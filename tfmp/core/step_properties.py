@@ -1,0 +1,66 @@
+"""What users read of the steps of an optimizer or a scaler."""
+
+import tensorflow as tf
+
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.overflow_counts import OverflowReport
+from tfmp.core.scaler import LossScaler
+
+
+class StepProperties:
+    """The loss scale, and what became of the steps, for a class that has a manager and a scaler."""
+
+    _loss_scale_manager: LossScaleManager
+    _scaler: LossScaler
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The loss scale, a float32 scalar."""
+        return self._loss_scale_manager.get_loss_scale()
+
+    @property
+    def last_step_finite(self) -> tf.Tensor:
+        """Whether the last step was applied, a boolean scalar; True before the first step."""
+        return self._loss_scale_manager.get_step_outcomes().last_step_finite
+
+    @property
+    def attempted_steps(self) -> tf.Tensor:
+        """Steps applied or skipped since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_status().attempted_steps
+
+    @property
+    def applied_steps(self) -> tf.Tensor:
+        """Steps applied since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_step_outcomes().applied_steps
+
+    @property
+    def skipped_steps(self) -> tf.Tensor:
+        """Steps skipped since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_step_outcomes().skipped_steps
+
+    @property
+    def consecutive_skipped_steps(self) -> tf.Tensor:
+        """Steps skipped since the last one that was applied; an int64 scalar."""
+        return self._loss_scale_manager.get_step_outcomes().consecutive_skipped_steps
+
+    def overflow_reports(self) -> list[OverflowReport]:
+        """Return whose gradients overflowed since the session, or the eager program, began.
+
+        Counted on skipped steps only, on the device. With several replicas a count is the largest of theirs.
+
+        Returns:
+            A report for each list of variables that steps were taken for, of which there is one as a rule: `names`,
+            and the int64 tensors `last` (a row for each variable: how many values were infinite, NaN, saturated on the
+            last skipped step) and `steps` (on how many skipped steps it had any).
+
+        Example:
+            >>> import tfmp
+            >>> w = tf.Variable([1.0, 2.0], name="w")
+            >>> opt = tfmp.LossScaleOptimizer(
+            ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
+            >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, float("inf")]), var_list=[w])
+            >>> report, = opt.overflow_reports()
+            >>> report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()
+            (['w:0'], [[1, 0, 0]], [1])
+        """
+        return self._scaler.overflow_reports()
