@@ -129,7 +129,7 @@ class Calls:
         >>> calls.note_step("optimizer", None)
         Traceback (most recent call last):
             ...
-        RuntimeError: step was called already for this optimizer ('optimizer') since the last update: call update()
+        RuntimeError: step was called already for this optimizer (str) since the last update: call update()
         once after all optimizers have stepped.
     """
 
@@ -210,7 +210,7 @@ class Calls:
         place = self._place()
         stepped = self._stepped.pop(place, [])
         self._ops.pop(place, None)
-        if not tf.distribute.in_cross_replica_context():
+        if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
             # The other replicas come here later.
             here = threading.get_ident()
             self._stepped[place] = [call for call in stepped if call.replica != here]
@@ -245,4 +245,5 @@ _Place: TypeAlias = tf.Graph | Calls
 
 
 def _name(optimizer: object) -> str:
-    return repr(getattr(optimizer, "name", optimizer))
+    name = getattr(optimizer, "name", None)
+    return type(optimizer).__name__ if name is None else f"{type(optimizer).__name__} {name!r}"
