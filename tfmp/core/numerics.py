@@ -77,12 +77,13 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
         >>> shrink(tf.constant([2.0**127]), tf.constant(2.0**-130, tf.float64)).numpy()
         array([0.125], dtype=float32)
     """
-    # In float32 a factor below 2**-126 is a denormal number, which CPU kernels flush to 0.
-    first = tf.where(factor < 2.0**-64, tf.constant(2.0**-64, factor.dtype), 1)
+    # In float32 a factor below 2**-126 is a denormal number, which CPU kernels flush to 0. In graphs TensorFlow would
+    # multiply two factors first; not a factor with a divisor.
+    divisor = tf.where(factor < 2.0**-64, tf.constant(2.0**64, factor.dtype), 1)
 
     def shrink_values(values: tf.Tensor) -> tf.Tensor:
         wide = widen(values)
-        return tf.cast(wide * tf.cast(first, wide.dtype) * tf.cast(factor / first, wide.dtype), values.dtype)
+        return tf.cast(wide / tf.cast(divisor, wide.dtype) * tf.cast(factor * divisor, wide.dtype), values.dtype)
 
     return map_values(shrink_values, grad)
 
