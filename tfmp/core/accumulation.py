@@ -204,7 +204,8 @@ class GradientAccumulator(tf.Module):
         complete = tf.equal(kept, tried)
         # A new value: the variable is set to 0 below.
         overflows = self.overflows.read_value() + 0
-        grads = self._scaled_sums(replicas / kept)
+        # Nothing kept is 0, not NaN: reports would name variables that did not overflow.
+        grads = self._scaled_sums(replicas / tf.maximum(kept, 1.0))
         with tf.control_dependencies([*numerics.values_of(grads), overflows, complete]):
             emptied = self.reset()
         usable = complete if self._settings.overflow_drops == "window" else kept > 0
