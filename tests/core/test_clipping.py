@@ -13,6 +13,7 @@ from kerases import for_every_keras, kernel_and_bias, optimizer, wrap
 
 import tfmp
 from tfmp.core.numerics import values_of
+from tfmp.core.scaler import LossScaler
 from tfmp.types import Gradient, Gradients
 
 
@@ -75,15 +76,15 @@ def test_what_overflowed_stays_where_it_is(mode: str, bad: float) -> None:
 @pytest.mark.parametrize("mode", _MODES)
 def test_squares_that_overflow_break_no_norm(mode: str) -> None:
     def clip(values: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
-        grads = [values * 2.0**127, tf.cast(values * 2.0**15, tf.float16), values * 2.0**-60]
-        clipped, norm = tfmp.clip_by_global_norm(grads, 4.0)
-        return values_of(tfmp.clip_by_norm(grads, 2.0)), values_of(clipped), norm
+        grads = [values * 2.0**127, tf.cast(values * 2.0**15, tf.float16), values * 2.0**-10]
+        clipped, norm = tfmp.clip_by_global_norm(grads[:2], 4.0)
+        return values_of(tfmp.clip_by_norm(grads, 2.0**-13)), values_of(clipped), norm
 
     by_norm, clipped, norm = _MODES[mode](clip)(tf.ones([4]))
-    # Beside a huge gradient a tiny one still has its own norm.
-    assert _numbers(by_norm) == [[1.0] * 4, [1.0] * 4, [2.0**-60] * 4]
+    # Beside a huge gradient a small one still has its own norm.
+    assert _numbers(by_norm) == [[2.0**-14] * 4] * 3
     # 2**-111 is 0 in float16.
-    assert _numbers(clipped) == [[2.0] * 4, [0.0] * 4, [0.0] * 4]
+    assert _numbers(clipped) == [[2.0] * 4, [0.0] * 4]
     assert float(norm) == 2.0**128
 
 
@@ -211,14 +212,11 @@ def test_every_keras_skips_and_names_the_guilty_after_clipping(keras: ModuleType
     opt.build(variables)
     scale = float(opt.loss_scale)
 
-    @tf.function
-    def step(grads: list[tf.Tensor]) -> None:
-        for way in _WAYS:
-            true_grads = opt.get_unscaled_gradients([grad * scale for grad in grads])
-            opt.apply_gradients(zip(way(true_grads, 2.5), variables, strict=True))
-
     before = [variable.numpy().tolist() for variable in variables]
-    step([tf.ones([2, 2]), tf.constant([1.0, math.inf])])
+    opt.get_scaled_loss(tf.constant(1.0))
+    for way in _WAYS:
+        grads = opt.get_unscaled_gradients([tf.fill([2, 2], scale), tf.constant([scale, math.inf])])
+        opt.apply_gradients(zip(way(grads, 2.5), variables, strict=True))
     assert [variable.numpy().tolist() for variable in variables] == before
     assert int(opt.skipped_steps) == 3
     (report,) = opt.overflow_reports()
@@ -227,18 +225,17 @@ def test_every_keras_skips_and_names_the_guilty_after_clipping(keras: ModuleType
 
 def test_each_replica_clips_its_own_and_all_skip(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
-        weight = tf.Variable([8.0, 8.0])
+        weight = tf.Variable([8.0, 8.0], aggregation=tf.VariableAggregation.SUM)
         manager = tfmp.ExponentialUpdateLossScaleManager(8, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-        opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), manager)
+    scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=True)
 
-    @tf.function
     def step(value: tf.Tensor) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        # (3, 4) on the first replica; on the second twice the value fed, which is below the norm to clip.
+        # On the second replica the norm is below the one to clip, or not finite.
         grad = tf.where(tf.equal(replica, 0), [3.0, 4.0], [value, 0.0])
-        opt.apply_gradients(zip(_by_global_norm([grad], 2.5), [weight], strict=True))
+        scaler.step(_by_global_norm([grad], 2.5), ["weight"], lambda grads: tf.group(weight.assign_sub(grads[0])))
 
-    for value, expected in [(1.0, [5.5, 6.0]), (math.inf, [5.5, 6.0])]:
+    for value in (1.0, math.inf):
         two_replicas.run(step, args=(tf.constant(value),))
-        assert weight.numpy().tolist() == expected
+        assert [each.numpy().tolist() for each in two_replicas.experimental_local_results(weight)] == [[5.5, 6.0]] * 2
     assert float(manager.get_loss_scale()) == 4

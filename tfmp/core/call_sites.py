@@ -112,8 +112,8 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     seen = set(queue)
     while queue and len(seen) < _MOST_OPS:
         op = queue.popleft()
-        is_clipping = made_within(op, os.path.join("tfmp", "core", "clipping.py"))
-        if not is_clipping and (made_by_tfmp(op) or made_within(op, "gradients_impl.py")):
+        is_found = made_by_tfmp(op) or made_within(op, "gradients_impl.py")
+        if is_found and not made_within(op, os.path.join("tfmp", "core", "clipping.py")):
             return op
         inputs = [tensor.op for tensor in op.inputs if tensor.op not in seen]
         seen.update(inputs)
