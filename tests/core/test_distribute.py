@@ -88,3 +88,25 @@ def test_overflow_on_one_replica_skips_all(
     assert float(manager.get_loss_scale()) == (16 if applied else 4)
     counts = manager.get_step_outcomes()
     assert (int(counts.applied_steps), int(counts.skipped_steps)) == ((1, 0) if applied else (0, 1))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_total_and_maximum_are_of_all_replicas(two_replicas: tf.distribute.MirroredStrategy, compiled: bool) -> None:
+    def of_replica() -> tuple[tf.Tensor, tf.Tensor]:
+        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        values = tf.stack([1.0, 4 * replica, -replica])
+        distribution = current_distribution(is_distributed=True)
+        return distribution.total(values, "values"), distribution.maximum(values, "values")
+
+    def run() -> list[tuple[tf.Tensor, tf.Tensor]]:
+        total, maximum = map(two_replicas.experimental_local_results, two_replicas.run(of_replica))
+        return list(zip(total, maximum, strict=True))
+
+    for total, maximum in (tf.function(run) if compiled else run)():
+        assert total.numpy().tolist() == [2, 4, -1]
+        assert maximum.numpy().tolist() == [1, 4, 0]
+
+
+def test_single_process_has_the_total_and_the_maximum_itself() -> None:
+    values = tf.constant([1, -2], tf.int64)
+    assert SingleProcess().total(values, "values") is SingleProcess().maximum(values, "values") is values

@@ -1,0 +1,304 @@
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gradient_forms import TYPES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfmp
+from tfmp.core.numerics import densify
+from tfmp.core.scaler import LossScaler
+from tfmp.types import Gradients
+
+_POLICIES = ["window", "micro_batch"]
+_SCALE = 2.0**20
+_MODES: dict[str, Callable[..., Any]] = {
+    "eager": lambda function: function,
+    "function": tf.function,
+    "xla": tf.function(jit_compile=True),
+}
+
+
+def _windows(values: Sequence[float], steps: int, per_epoch: int | None) -> list[list[float]]:
+    """Return the values of each window that ends."""
+    windows: list[list[float]] = []
+    for epoch in (
+        [values[start : start + per_epoch] for start in range(0, len(values), per_epoch)] if per_epoch else [values]
+    ):
+        windows += [list(epoch[start : start + steps]) for start in range(0, len(epoch), steps)]
+        if len(epoch) != per_epoch and len(windows[-1]) < steps:
+            windows.pop()
+    return windows
+
+
+def _mean(window: Sequence[float], overflow_drops: str) -> np.float32 | None:
+    """Return the mean of the finite values, in float32; None where nothing is to be applied."""
+    kept = [np.float32(value) for value in window if math.isfinite(value)]
+    if not kept or (overflow_drops == "window" and len(kept) < len(window)):
+        return None
+    return sum(kept, np.float32(0)) * (np.float32(1) / np.float32(len(kept)))
+
+
+class _Training:
+    """A weight that each window sets to its mean, and one that the loss does not depend on."""
+
+    def __init__(self, *args: Any, **accumulation: Any) -> None:
+        self.weight, self.other = tf.Variable(0.0), tf.Variable(0.0)
+        self.manager = tfmp.ExponentialUpdateLossScaleManager(_SCALE, 10**6, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+        self.scaler = LossScaler(self.manager, tfmp.NonFiniteDetector(), is_distributed=False)
+        self.accumulator = tfmp.GradientAccumulator([self.weight, self.other], *args, **accumulation)
+        self.scaler.prepare(["weight", "other"])
+
+    def step(self, grad: tf.Tensor) -> None:
+        self.scaler.step([grad, None], ["weight", "other"], self._apply, accumulator=self.accumulator)
+
+    def _apply(self, grads: Gradients) -> tf.Operation:
+        assert grads[1] is None
+        return tf.group(self.weight.assign(grads[0]))
+
+    def told(self) -> tuple[float, float, int, int]:
+        outcomes = self.manager.get_step_outcomes()
+        scale = float(self.manager.get_loss_scale())
+        return float(self.weight), scale, int(outcomes.applied_steps), int(outcomes.skipped_steps)
+
+
+def _expected(windows: list[list[float]], overflow_drops: str) -> tuple[float, float, int, int]:
+    """Return what a training tells after some windows."""
+    means = [_mean(window, overflow_drops) for window in windows]
+    applied = [float(mean) for mean in means if mean is not None]
+    overflowed = sum(not all(map(math.isfinite, window)) for window in windows)
+    return (applied or [0.0])[-1], _SCALE * 0.5**overflowed, len(applied), len(means) - len(applied)
+
+
+_VALUES = st.one_of(st.floats(-1e4, 1e4, width=32, allow_subnormal=False), st.sampled_from([math.inf, math.nan]))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(_VALUES, min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.sampled_from(_POLICIES),
+    st.one_of(st.none(), st.integers(1, 7)),
+)
+def test_each_window_applies_the_mean_of_what_it_kept(
+    values: list[float], steps: int, overflow_drops: str, per_epoch: int | None
+) -> None:
+    training = _Training(steps, overflow_drops=overflow_drops, micro_batches_per_epoch=per_epoch)
+    for count, value in enumerate(values, 1):
+        training.step(tf.constant(value))
+        assert training.told() == _expected(_windows(values[:count], steps, per_epoch), overflow_drops)
+
+
+@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize("overflow_drops", _POLICIES)
+def test_windows_are_the_same_in_every_mode(mode: str, overflow_drops: str) -> None:
+    values = [1.0, 3.0, math.inf, 5.0, math.nan, -math.inf, 7.0, 2.0, 9.0]
+    training = _Training(2, overflow_drops=overflow_drops, micro_batches_per_epoch=7)
+    step = _MODES[mode](training.step)
+    for count, value in enumerate(values, 1):
+        step(tf.constant(value))
+        assert training.told() == _expected(_windows(values[:count], 2, 7), overflow_drops)
+    (report,) = training.scaler.overflow_reports()
+    # Of the last window that overflowed; and on how many steps each variable did.
+    assert report.last.numpy().tolist() == [[1, 1, 0], [0, 0, 0]]
+    assert report.steps.numpy().tolist() == [2, 0]
+
+
+def test_102_micro_batches_in_windows_of_4_end_with_a_mean_of_2() -> None:
+    training = _Training(4, micro_batches_per_epoch=102)
+    step = tf.function(training.step)
+    means = []
+    for index in [*range(102), *range(4)]:
+        step(tf.constant(float(index)))
+        means.append(float(training.weight))
+    assert means[3:100:4] == [4 * window + 1.5 for window in range(25)]
+    assert means[100:] == [97.5, 100.5, 100.5, 100.5, 100.5, 1.5]
+    assert int(training.manager.get_step_outcomes().applied_steps) == 27
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_sums_are_wide_and_means_are_of_the_variables_type(dtype: tf.DType) -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(tf.zeros([2], dtype))], 2)
+    assert accumulator.sums[0].dtype == (tf.float64 if dtype == tf.float64 else tf.float32)
+    # 2**16 in the sum is infinite in float16, and 1 + 2**-20 is not in bfloat16; 2**-40 is in float64 only.
+    for grad in ([2.0**15, 1.0], [2.0**15, 2.0**-20 + 2.0**-40]):
+        accumulator.add([tf.constant(grad, tf.float64 if dtype == tf.float64 else tf.float32)])
+    tail = 2.0**-20 + (2.0**-40 if dtype == tf.float64 else 0)
+    assert accumulator.sums[0].numpy().tolist() == [2.0**16, 1 + tail]
+    (mean,) = accumulator.mean()
+    assert mean.dtype == dtype
+    assert mean.numpy().tolist() == tf.cast(tf.constant([2.0**15, (1 + tail) / 2], tf.float64), dtype).numpy().tolist()
+
+
+def test_scaled_gradients_are_unscaled_before_they_are_added() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
+    for scale in (1024.0, 512.0):
+        accumulator.add([tf.constant(3 * scale, tf.float16)], loss_scale=tf.constant(scale))
+    assert [float(grad) for grad in accumulator.mean()] == [3]
+
+
+def test_accumulator_alone_begins_anew_when_it_is_reset() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2, micro_batches_per_epoch=3)
+    means, ends = [], []
+    for value in [1.0, math.inf, 4.0, 5.0, 7.0]:
+        accumulator.add([tf.constant(value)])
+        ends.append(bool(accumulator.is_full))
+        if ends[-1]:
+            means.append(float(accumulator.mean()[0]))
+            accumulator.reset()
+    assert ends == [False, True, True, False, True]
+    assert means == [1, 4, 6]
+    assert accumulator.overflows.numpy().tolist() == [[0, 0, 0]]
+
+
+def test_gradient_that_some_micro_batches_lack_is_0_there() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0) for _ in range(3)], 2)
+    accumulator.add([tf.constant(2.0), None, None])
+    accumulator.add([tf.constant(4.0), tf.constant(6.0), None])
+    first, second, third = accumulator.mean()
+    assert (float(first), float(second), third) == (3, 3, None)
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_sparse_gradient_is_sparse_again_with_the_rows_it_touched(mode: str) -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(tf.zeros([5, 2], tf.float16))], 2)
+
+    def add(values: tf.Tensor, indices: tf.Tensor) -> None:
+        accumulator.add([tf.IndexedSlices(values, indices, tf.constant([5, 2], tf.int64))])
+
+    add = _MODES[mode](add)
+    add(tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([3, 3], tf.int64))
+    add(tf.constant([[8.0, 0.0], [4.0, 4.0]]), tf.constant([1, 3], tf.int64))
+    (mean,) = accumulator.mean()
+    assert isinstance(mean, tf.IndexedSlices)
+    assert mean.indices.numpy().tolist() == [1, 3]
+    assert mean.values.dtype == tf.float16
+    assert mean.values.numpy().tolist() == [[4, 0], [4, 5]]
+    accumulator.reset()
+    add(tf.constant([[2.0, 2.0], [0.0, 0.0]]), tf.constant([0, 3], tf.int64))
+    assert densify(accumulator.mean()[0]).numpy().tolist() == [[2, 2], *[[0, 0]] * 4]
+
+
+def test_sum_that_overflows_though_no_micro_batch_did_skips_the_window() -> None:
+    for overflow_drops in _POLICIES:
+        training = _Training(2, overflow_drops=overflow_drops)
+        for _ in range(2):
+            training.step(tf.constant(3e38))
+        assert training.told() == (0, _SCALE / 2, 0, 1)
+
+
+def test_micro_batch_that_saturated_is_dropped_by_a_detector_that_sees_it() -> None:
+    detector = tfmp.SaturationDetector()
+    training = _Training(3, overflow_drops="micro_batch", overflow_detector=detector)
+    for value in [2.0**-6, 65504 / _SCALE, 2.0**-5]:
+        training.step(tf.constant(value))
+    assert training.told() == (1.5 * 2.0**-6, _SCALE / 2, 1, 0)
+    (report,) = training.scaler.overflow_reports()
+    assert report.last.numpy().tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
+def test_checkpoint_inside_a_window_goes_on_exactly(tmp_path: Path) -> None:
+    values = [0.1, math.inf, 0.3, 0.7, 1.1, 1.3, 1.7]
+    settings_ = {"overflow_drops": "micro_batch", "micro_batches_per_epoch": 5}
+    straight = _Training(3, **settings_)
+    for value in values:
+        straight.step(tf.constant(value))
+    first, second = _Training(3, **settings_), _Training(3, **settings_)
+    for value in values[:2]:
+        first.step(tf.constant(value))
+    path = tf.train.Checkpoint(accumulator=first.accumulator, manager=first.manager).save(tmp_path / "inside")
+    checkpoint = tf.train.Checkpoint(accumulator=second.accumulator, manager=second.manager)
+    checkpoint.restore(path).assert_consumed()
+    for value in values[2:]:
+        second.step(tf.constant(value))
+    assert second.told() == straight.told()
+    assert (
+        second.accumulator.sums[0].numpy() == straight.accumulator.sums[0].numpy() == np.float32(1.3) + np.float32(1.7)
+    )
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("overflow_drops", _POLICIES)
+def test_replicas_share_a_window_whatever_overflowed_on_one(
+    two_replicas: tf.distribute.MirroredStrategy, overflow_drops: str, mode: str
+) -> None:
+    with two_replicas.scope():
+        weight = tf.Variable(0.0)
+        manager = tfmp.ExponentialUpdateLossScaleManager(_SCALE, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+        accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=overflow_drops)
+    scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=True)
+    opt = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+    def of_replica(values: tf.Tensor) -> None:
+        # A replica's gradient is its share of the mean.
+        share = values[tf.distribute.get_replica_context().replica_id_in_sync_group] / 2
+        scaler.step(
+            [share], ["weight"], lambda grads: opt.apply_gradients([(grads[0], weight)]), accumulator=accumulator
+        )
+
+    step = _MODES[mode](lambda values: two_replicas.run(of_replica, args=(values,)))
+    # The second replica alone overflows; then none; then both in all micro-batches.
+    windows = [[[1.0, 3.0], [8.0, math.inf]], [[2.0, 4.0], [6.0, 8.0]], [[math.inf, math.nan]] * 2]
+    seen = []
+    for values in itertools.chain(*windows):
+        step(tf.constant(values))
+        seen.append([float(value) for value in two_replicas.experimental_local_results(weight)])
+    # The means are 4 and 5.
+    moved = [-4.0, -9.0] if overflow_drops == "micro_batch" else [0.0, -5.0]
+    assert seen == [[value] * 2 for value in (0.0, moved[0], moved[0], moved[1], moved[1], moved[1])]
+    outcomes = manager.get_step_outcomes()
+    assert int(outcomes.applied_steps) == (2 if overflow_drops == "micro_batch" else 1)
+    assert float(manager.get_loss_scale()) == _SCALE / 4
+    (report,) = scaler.overflow_reports()
+    assert report.steps.numpy().tolist() == [2]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("overflow_drops", _POLICIES)
+def test_graph_accumulates_as_eager_code_does(session: tf.compat.v1.Session, overflow_drops: str) -> None:
+    weight = tf.compat.v1.get_variable("weight", initializer=0.0)
+    grad = tf.compat.v1.placeholder(tf.float32, [])
+    manager = tfmp.ExponentialUpdateLossScaleManager(_SCALE, 10**6, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=overflow_drops, micro_batches_per_epoch=5)
+    scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
+    train_op = scaler.step([grad], ["weight"], lambda grads: weight.assign(grads[0]), accumulator=accumulator)
+    outcomes = manager.get_step_outcomes()
+    told = [weight, manager.get_loss_scale(), outcomes.applied_steps, outcomes.skipped_steps]
+    session.run(tf.compat.v1.global_variables_initializer())
+    tf.compat.v1.get_default_graph().finalize()
+    values = [1.0, 3.0, math.inf, 5.0, 7.0, 1.0, math.nan]
+    for count, value in enumerate(values, 1):
+        session.run(train_op, {grad: value})
+        assert tuple(session.run(told)) == _expected(_windows(values[:count], 2, 5), overflow_drops)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"accumulation_steps": 0}, ValueError, "accumulation_steps must be a whole number from 1 to .*, got 0"),
+        ({"accumulation_steps": 1.5}, ValueError, "accumulation_steps must be a whole number from 1 to .*, got 1.5"),
+        ({"accumulation_steps": "4"}, TypeError, "accumulation_steps must be a number, got '4'"),
+        ({"overflow_drops": "batch"}, ValueError, 'overflow_drops must be "window" or "micro_batch", got \'batch\''),
+        ({"micro_batches_per_epoch": 0}, ValueError, "micro_batches_per_epoch must be a whole number from 1 .*, got 0"),
+        ({"variables": []}, ValueError, "variables is empty: pass the variables to train"),
+        ({"overflow_detector": max}, TypeError, "overflow_detector must be a tfmp.OverflowDetector, got <built-in"),
+    ],
+)
+def test_setting_out_of_range_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        tfmp.GradientAccumulator(**{"variables": [tf.Variable(0.0)], "accumulation_steps": 2} | arguments)
+
+
+def test_gradients_that_do_not_fit_the_variables_are_refused() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
+    with pytest.raises(ValueError, match=r"^there are 2 gradients for 1 variables: pass one for each, None where"):
+        accumulator.add([tf.constant(1.0), None])
+    with pytest.raises(ValueError, match=r"^every gradient is None: the loss depends on none of the variables"):
+        accumulator.add([None])
+    assert float(accumulator.tried) == 0
