@@ -1,0 +1,187 @@
+"""Windows of micro-batches with TF1-style optimizers: in graphs, under Estimator, and in eager code."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+tf1 = tf.compat.v1
+
+_INNER: dict[str, Callable[[], tf1.train.Optimizer]] = {
+    "gd": lambda: tf1.train.GradientDescentOptimizer(0.5),
+    "momentum": lambda: tf1.train.MomentumOptimizer(0.5, 0.5),
+    "adam": lambda: tf1.train.AdamOptimizer(0.5),
+}
+
+
+def _wrap(inner: tf1.train.Optimizer, **settings: Any) -> tfmp.LossScaleOptimizer:
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    return tfmp.LossScaleOptimizer(inner, manager, **settings)
+
+
+class Training:
+    """A vector whose gradient is what is fed, a table whose gradient is sparse, and a bias that has none."""
+
+    def __init__(self, inner: tf1.train.Optimizer, **settings: Any) -> None:
+        self.fed = tf1.placeholder(tf.float32, [2])
+        self.row = tf1.placeholder_with_default(0, [])
+        self.w = tf1.get_variable("w", initializer=[1.0, 2.0])
+        self.table = tf1.get_variable("table", initializer=[[1.0], [1.0], [1.0]])
+        self.bias = tf1.get_variable("bias", initializer=1.0)
+        self.global_step = tf1.train.get_or_create_global_step()
+        self.inner, self.opt = inner, _wrap(inner, **settings)
+        loss = tf.reduce_sum(self.w * self.fed) + tf.reduce_sum(tf.gather(self.table, self.row)) * self.fed[0]
+        self.train_op = self.opt.minimize(loss, self.global_step, [self.w, self.table, self.bias])
+        self.session = tf1.get_default_session()
+        self.session.run(tf1.global_variables_initializer())
+
+    def take(self, *micro_batches: Sequence[float], row: int = 0) -> None:
+        for fed in micro_batches:
+            self.session.run(self.train_op, {self.fed: fed, self.row: row})
+
+    def values(self) -> dict[str, Any]:
+        return {name: value.tolist() for name, value in self.arrays().items()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self.session.run({variable.op.name: variable.read_value() for variable in tf1.global_variables()})
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("inner", _INNER)
+def test_a_window_is_a_large_batch(session: tf1.Session, inner: str) -> None:
+    training = Training(_INNER[inner](), accumulation_steps=4)
+    plain = tf1.get_variable("plain", initializer=[1.0, 2.0])
+    plain_op = _INNER[inner]().minimize(tf.reduce_sum(plain * training.fed), var_list=[plain])
+    session.run(tf1.global_variables_initializer())
+    micro_batches = np.float32([[0.5, 1], [1, -2], [2, 4], [0.5, 1], [-4, 2], [1, 1], [0.25, 0.75], [0.75, 0.25]])
+    for taken in range(2):
+        batch = micro_batches[4 * taken : 4 * taken + 4]
+        training.take(*batch)
+        session.run(plain_op, {training.fed: batch.mean(axis=0)})
+        expected = session.run(plain)
+        if inner == "adam":
+            np.testing.assert_allclose(session.run(training.w), expected, rtol=1e-6)
+        else:
+            assert session.run(training.w).tolist() == expected.tolist()
+        assert session.run(training.global_step) == taken + 1
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
+def test_an_overflow_within_a_window_drops_it_or_the_micro_batch(session: tf1.Session, overflow_drops: str) -> None:
+    training = Training(_INNER["momentum"](), accumulation_steps=4, overflow_drops=overflow_drops)
+    opt = training.opt
+    state = [training.w, opt.get_slot(training.w, "momentum"), training.global_step, opt.loss_scale, opt.skipped_steps]
+
+    def values() -> list[Any]:
+        return [value.tolist() for value in session.run(state)]
+
+    training.take([1, 2], [math.inf, 1], [4, 1])
+    # Nothing moves, the scale neither, before the window ends.
+    assert values() == [[1, 2], [0, 0], 0, 1024, 0]
+    training.take([1, 0])
+    dropped = [[1, 2], [0, 0], 0, 512, 1]
+    # The mean of three: [2, 1].
+    kept = [[0, 1.5], [2, 1], 1, 512, 0]
+    assert values() == (dropped if overflow_drops == "window" else kept)
+    report = session.run(opt.overflow_reports()[0].steps)
+    assert report.tolist() == [1, 1, 0]
+    # The next window is a new one; one that keeps nothing is skipped by either policy.
+    before = values()
+    training.take(*[[math.nan, 1]] * 4)
+    assert values() == [*before[:3], 256, before[4] + 1]
+    assert session.run(opt.overflow_reports()[0].steps).tolist() == [2, 2, 0]
+    training.take(*[[4, 4]] * 4)
+    assert values()[2:] == [before[2] + 1, 256, before[4] + 1]
+
+
+@pytest.mark.graph
+def test_rows_that_no_micro_batch_named_do_not_move(session: tf1.Session) -> None:
+    training = Training(_INNER["momentum"](), accumulation_steps=2)
+    for row in (0, 1):
+        training.take([2, 0], row=row)
+    values = training.values()
+    assert (values["table"], values["table/Momentum"]) == ([[0.5], [0.5], [1.0]], [[1.0], [1.0], [0.0]])
+    training.take([2, 0], [2, 0], row=1)
+    values = training.values()
+    # Momentum would have moved row 0 by a gradient of 0.
+    assert (values["table"], values["table/Momentum"]) == ([[0.5], [-0.75], [1.0]], [[1.0], [2.5], [0.0]])
+    assert values["bias"] == 1
+
+
+@pytest.mark.graph
+def test_the_last_window_of_an_epoch_divides_by_what_it_holds(session: tf1.Session) -> None:
+    training = Training(_INNER["gd"](), accumulation_steps=4, micro_batches_per_epoch=102)
+    for epoch in (1, 2):
+        training.take(*[[0, 0]] * 100, [1, 0])
+        assert session.run(training.global_step) == 26 * epoch - 1
+        training.take([3, 0])
+        # Less 0.5 times the mean of 1 and 3.
+        assert session.run([training.global_step, training.w[0]]) == [26 * epoch, 1 - epoch]
+
+
+@pytest.mark.graph
+def test_training_resumed_within_a_window_is_the_same_bit_for_bit(session: tf1.Session, tmp_path: Path) -> None:
+    settings = {"accumulation_steps": 4, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 10}
+    fed = np.random.default_rng(0).standard_normal([10, 2])
+    fed[5] = math.inf
+    training = Training(_INNER["adam"](), **settings)
+    saver = tf1.train.Saver()
+    training.take(*fed[:7])
+    path = saver.save(session, str(tmp_path / "model"))
+    training.take(*fed[7:])
+    expected = training.values()
+    assert expected["global_step"] == 3
+    with tf.Graph().as_default(), tf1.Session():
+        resumed = Training(_INNER["adam"](), **settings)
+        tf1.train.Saver().restore(resumed.session, path)
+        resumed.take(*fed[7:])
+        assert resumed.values() == expected
+    # The window is empty, and the epoch is over.
+    assert {name: value for name, value in expected.items() if "/kept" in name or "/tried" in name} == {
+        "accumulation/kept": 0,
+        "accumulation/tried": 0,
+        "accumulation/tried_in_epoch": 0,
+    }
+
+
+@pytest.mark.graph
+def test_a_graph_keeps_its_names(session: tf1.Session) -> None:
+    state = {"loss_scale", "good_steps", "bad_steps", "global_step"}
+    state |= {"w", "table", "bias", "w/Adam", "w/Adam_1", "table/Adam", "table/Adam_1"}
+
+    def names(path: str) -> set[str]:
+        return {name for name, _ in tf.train.list_variables(path)}
+
+    def added(scope: str) -> set[str]:
+        return {f"{scope}/{name}" for name in ("kept", "tried", "tried_in_epoch", "overflows")}
+
+    def saved(tmp: Path, **settings: Any) -> set[str]:
+        with tf.Graph().as_default(), tf1.Session():
+            training = Training(_INNER["adam"](), **settings)
+            return names(tf1.train.Saver().save(training.session, str(tmp)))
+
+    del session, names, added, saved, state
+
+
+@pytest.mark.graph
+def test_each_list_of_variables_has_a_window_of_its_own(session: tf1.Session, tmp_path: Path) -> None:
+    first, second = (tf1.get_variable(name, initializer=1.0) for name in ("first", "second"))
+    manager = tfmp.FixedLossScaleManager(8)
+    opts = [tfmp.LossScaleOptimizer(_INNER["adam"](), manager, accumulation_steps=2) for _ in range(2)]
+    first_op, second_op = (
+        opt.minimize(variable * 1.0, var_list=[variable]) for opt, variable in zip(opts, (first, second), strict=True)
+    )
+    session.run(tf1.global_variables_initializer())
+    for op in (first_op, second_op, first_op):
+        session.run(op)
+    assert session.run([first < 1, tf.equal(second, 1)]) == [True, True]
+    path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    names = {name for name, _ in tf.train.list_variables(path)}
+    print(sorted(names))
