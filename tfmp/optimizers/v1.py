@@ -8,9 +8,9 @@ from typing import NoReturn, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
-from tfmp.core.accumulation import accumulation_settings
+from tfmp.core.accumulation import GradientAccumulator, accumulation_settings
 from tfmp.core.accumulators import Accumulators
-from tfmp.core.distribute import current_distribution
+from tfmp.core.distribute import MirroredWorkers, current_distribution
 from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager, validated_manager
 from tfmp.core.overflow import OverflowDetector, validated_detector
@@ -158,7 +158,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         Raises:
             ValueError: There is no gradient at all; or is_distributed=True and nothing distributes; or a reference
                 variable meets control flow v2, which cannot update it conditionally.
-            NotImplementedError: The active `tf.distribute` strategy is not supported.
+            NotImplementedError: The active `tf.distribute` strategy is not supported; or is one of several workers, and
+                accumulates in a graph.
         """
         pairs = tuple(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -166,7 +167,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
         self._make_slots([variable for grad, variable in pairs if grad is not None])
-        accumulator = self._accumulators.of(variables) if self._accumulators is not None else None
+        accumulator = self._accumulator(variables)
         if accumulator is None:
             # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
             grads = [
@@ -187,6 +188,19 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         step = self._scaler.step(grads, names, apply_fn, reduce_fn, accumulator=accumulator)
         _note_train_op(step)
         return step
+
+    def _accumulator(self, variables: Sequence[tf.Variable]) -> GradientAccumulator | None:
+        if self._accumulators is None:
+            return None
+        with tf.init_scope():
+            in_graph = not tf.executing_eagerly()
+        if in_graph and isinstance(current_distribution(self._is_distributed), MirroredWorkers):
+            raise NotImplementedError(
+                "accumulation_steps under MultiWorkerMirroredStrategy in a graph, as Estimator builds: the worker that "
+                "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
+                "accumulation_steps=1."
+            )
+        return self._accumulators.of(variables)
 
     def _shares_windows(self) -> bool:
         """Tell whether gradients are shared once for each window, and not those of every micro-batch.
