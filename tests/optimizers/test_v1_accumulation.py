@@ -94,9 +94,10 @@ def test_an_overflow_within_a_window_drops_it_or_the_micro_batch(session: tf1.Se
     assert report.tolist() == [1, 1, 0]
     # The next window is a new one; one that keeps nothing is skipped by either policy.
     before = values()
-    training.take(*[[math.nan, 1]] * 4)
+    training.take(*[[1, math.nan]] * 4)
     assert values() == [*before[:3], 256, before[4] + 1]
-    assert session.run(opt.overflow_reports()[0].steps).tolist() == [2, 2, 0]
+    # The table's gradients were finite.
+    assert session.run(opt.overflow_reports()[0].steps).tolist() == [2, 1, 0]
     training.take(*[[4, 4]] * 4)
     assert values()[2:] == [before[2] + 1, 256, before[4] + 1]
 
@@ -236,6 +237,15 @@ def test_a_run_that_fails_for_want_of_input_is_not_counted(caplog: pytest.LogCap
         "loss scale 1024, global step 0, steps applied 0, skipped 0 (0 in a row)",
         "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
     ]
+
+
+def test_a_window_that_kept_nothing_names_only_who_overflowed() -> None:
+    weights = [tf.Variable(1.0, name=name) for name in ("finite", "infinite")]
+    opt = _wrap(_INNER["gd"](), accumulation_steps=2, overflow_drops="micro_batch")
+    for _ in range(2):
+        opt.minimize(lambda: weights[0] + weights[1] * math.inf, var_list=weights)
+    assert int(opt.skipped_steps) == 1
+    assert opt.overflow_reports()[0].steps.numpy().tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
