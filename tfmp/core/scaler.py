@@ -204,7 +204,6 @@ class LossScaler:
         """
         distribution = current_distribution(self._is_distributed)
         counts = self.overflow_counts.of(names)
-        _note_in_graph(self._manager, counts)
         window = None
         if isinstance(grads, GradientAccumulator):
             window = grads.take(lambda values: distribution.total(values, "micro_batches"))
@@ -229,7 +228,13 @@ class LossScaler:
 
         def record(found: tf.Tensor) -> tf.Operation:
             of_all = distribution.maximum(found, "overflow_counts")
-            return distribution.once(lambda: counts.record(of_all))
+
+            def store() -> tf.Operation:
+                # Once: replicas may have a manager each, of which one is used.
+                _note_in_graph(self._manager, counts)
+                return counts.record(of_all)
+
+            return distribution.once(store)
 
         if window is None:
             step = distribution.call_either(finite, grads, apply_fn, lambda grads: record(inspection.counts(grads)))
