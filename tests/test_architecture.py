@@ -15,6 +15,7 @@ _CORE = {
     f"tfmp.core.{name}"
     for name in (
         "accumulation",
+        "accumulators",
         "numerics",
         "reductions",
         "overflow",
@@ -63,6 +64,7 @@ _ALLOWED = {
         *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow")),
         *_LEAVES,
     },
+    "tfmp.core.accumulators": {f"tfmp.core.{name}" for name in ("accumulation", "overflow", "state")},
     "tfmp.core.clipping": {"tfmp.core.numerics", "tfmp.core.reductions", "tfmp.core.settings", "tfmp.types"},
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.distribute": {"tfmp.core.conditionals", "tfmp.core.horovods", "tfmp.core.numerics", *_LEAVES},

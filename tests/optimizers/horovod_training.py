@@ -30,6 +30,10 @@ _WORKERS = 2
 _WEIGHTS = {"kernel": np.float32([1, 2]), "table": np.ones([4, 1], np.float32), "bias": np.float32(1)}
 
 
+#: What the workers are fed in two windows of three micro-batches; in the first, one of them overflows.
+MICRO_BATCHES = np.float32([[1, 2], [4, math.inf], [1, 2], [2, 2], [1, 1], [4, 2]])
+
+
 def inputs(steps: int) -> np.ndarray:
     """Return what each worker is fed, a row for each step: powers of two, so that means are exact.
 
@@ -195,6 +199,24 @@ def _of_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -
             yield session.run(weight).tolist()
 
 
+def _by_windows(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[list[float]]:
+    """Train on windows: a weight that all workers move, and a table, of which each moves a row of its own."""
+    del options
+    with tf.Graph().as_default(), tf1.Session() as session:
+        fed = tf1.placeholder(tf.float32, [])
+        weight = tf1.get_variable("weight", initializer=1.0)
+        table = tf1.get_variable("table", initializer=[1.0, 1.0])
+        settings = {"accumulation_steps": 3, "overflow_drops": way, "loss_scale_manager": tfmp.FixedLossScaleManager(8)}
+        opt = wrap(hvd, order, tf1.train.GradientDescentOptimizer(0.5), **settings)
+        # Rows that are no constant: Horovod's own optimizer does not share those well.
+        rows = tf.gather(table, [tf.where(fed > 0, hvd.rank(), 0)])
+        train_op = opt.minimize((weight + tf.reduce_sum(rows)) * fed)
+        session.run(tf1.global_variables_initializer())
+        for micro_batch in MICRO_BATCHES[:, hvd.rank()]:
+            session.run(train_op, {fed: micro_batch})
+            yield [float(value) for value in np.hstack(session.run([weight, table]))]
+
+
 def _by_keras(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[replica_training.State]:
     training = replica_training.ReplicaTraining(
         importlib.import_module("keras"),
@@ -237,6 +259,8 @@ _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
     "eager": _by_v1,
     "function": _by_v1,
     "constants": _of_constants,
+    "window": _by_windows,
+    "micro_batch": _by_windows,
     "fit": _by_keras,
     "loop": _by_keras,
     "tape": _by_keras,

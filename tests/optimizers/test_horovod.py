@@ -10,6 +10,7 @@ from typing import Any
 
 import horovod_training
 import keras
+import numpy as np
 import pytest
 import replica_processes
 import replica_training
@@ -103,6 +104,42 @@ def test_gradients_are_shared_once_and_sparse_ones_as_such(tmp_path: Path, ways:
         [meetings] = re.findall(rf"MEETINGS {training} (.*)$", log, re.MULTILINE)
         # The flag, too, is summed; of a sparse gradient the values and the rows are gathered.
         assert json.loads(meetings) == {"ALLREDUCE": dense + 1 + asks, "ALLGATHER": 2}, training
+
+
+def _after_windows(overflow_drops: str, order: str) -> list[list[float]]:
+    """Return the weight and the two rows of the table after each micro-batch."""
+    weights, states = np.ones(3), []
+    for window in np.split(horovod_training.MICRO_BATCHES, 2):
+        # A row for each worker's micro-batch: the weight's gradient, and those of the rows.
+        kept = np.isfinite(window)
+        finite = np.where(kept, window, 0)
+        grads = np.stack([finite, finite * [1, 0], finite * [0, 1]], axis=-1)
+        if order in {"inside", "outside"}:
+            # Horovod has averaged it.
+            kept &= kept.all(axis=1, keepdims=True)
+        states += [weights.tolist()] * 2
+        if kept.all() or overflow_drops == "micro_batch":
+            weights = weights - 0.5 * grads[kept].mean(axis=0)
+        states.append(weights.tolist())
+    return states
+
+
+def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(tmp_path: Path) -> None:
+    trainings = ["window/plain", *(f"micro_batch/{order}" for order in _ORDERS)]
+    status, log = _horovodrun([*trainings, "--record"], tmp_path, seconds=60)
+    assert status == 0, log
+    for training in trainings:
+        overflow_drops, _, order = training.partition("/")
+        expected = _after_windows(overflow_drops, order)
+        for rank in range(2):
+            tolerance = 1e-3 if order == "float16" else 1e-6
+            np.testing.assert_allclose(_states(log, rank, training), expected, atol=tolerance, err_msg=training)
+        [meetings] = re.findall(rf"MEETINGS {training} (.*)$", log, re.MULTILINE)
+        # In a window: how many micro-batches all have kept, the flag, and who overflowed. Gradients, and what they are,
+        # once; but Horovod's own optimizer shares those of each micro-batch.
+        once = {"ALLREDUCE": (3 + 2) / 3, "ALLGATHER": 2 / 3}
+        each = {"ALLREDUCE": (3 + 3) / 3, "ALLGATHER": 2}
+        assert json.loads(meetings) == (each if order in {"inside", "outside"} else once), training
 
 
 def test_gradients_that_are_constants_are_shared_at_every_step(tmp_path: Path) -> None:

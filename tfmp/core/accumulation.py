@@ -169,11 +169,9 @@ class GradientAccumulator(tf.Module):
         def drop(grads: Gradients) -> tf.Operation:
             return tf.group(self.overflows.assign_add(inspection.counts(grads)))
 
-        return tf.group(
-            call_either(inspection.all_finite(grads), grads, keep, drop),
-            self.tried.assign_add(1.0),
-            self.tried_in_epoch.assign_add(1.0),
-        )
+        # In a graph, a run that fails for want of gradients, as at the end of the input, must count nothing.
+        with tf.control_dependencies([call_either(inspection.all_finite(grads), grads, keep, drop)]):
+            return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
     def mean(self) -> list[Gradient]:
         """Return the mean of what this replica's window holds, in the variables' types; NaN if it holds nothing."""
@@ -204,7 +202,7 @@ class GradientAccumulator(tf.Module):
         complete = tf.equal(kept, tried)
         # A new value: the variable is set to 0 below.
         overflows = self.overflows.read_value() + 0
-        # What holds nothing has no mean; zeros are finite, and name no variable as guilty.
+        # Of an empty window the sums are 0: as NaN they would be counted as an overflow of every variable.
         grads = self._scaled_sums(tf.math.divide_no_nan(replicas, kept))
         with tf.control_dependencies([*numerics.values_of(grads), overflows, complete]):
             emptied = self.reset()
@@ -269,11 +267,13 @@ def _wide(dtype: tf.DType) -> tf.DType:
 
 
 def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-    # Each replica has its own; a checkpoint holds their sum.
-    return tf.Variable(
+    # Each replica has its own; a checkpoint holds their sum. In a graph `tf.Variable` would put each replica's part
+    # among the global variables, to be saved and restored beside the sum.
+    return tf.compat.v1.Variable(
         tf.zeros(shape, dtype),
         trainable=False,
         name=name,
+        use_resource=True,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
     )

@@ -236,7 +236,10 @@ class Mirrored:
             def run(function: ApplyGradients) -> tf.Operation:
                 return tf.group(strategy.experimental_local_results(strategy.run(function, args=(grads,))))
 
-            first = strategy.experimental_local_results(flags)[0]
+            # A graph orders nothing by itself: what each replica did before its flag comes before what is called.
+            flags = strategy.experimental_local_results(flags)
+            with tf.control_dependencies(flags):
+                first = tf.identity(flags[0])
             return call_either(first, [], lambda _: run(if_true), lambda _: run(if_false))
 
         return _replica_context().merge_call(on_all, args=(flag, list(grads)))

@@ -249,7 +249,6 @@ class LossScaler:
         """
         distribution = current_distribution(self._is_distributed)
         counts = self.overflow_counts.of(names)
-        _note_in_graph(self._manager, counts)
         addends = distribution.addends
         if reduce_fn is not None:
             grads, addends = reduce_fn(grads), 1
@@ -276,7 +275,13 @@ class LossScaler:
 
         def record(found: tf.Tensor) -> tf.Operation:
             of_all = distribution.maximum(found, "overflow_counts")
-            return distribution.once(lambda: counts.record(of_all))
+
+            def store() -> tf.Operation:
+                # Once: replicas may have a manager each, of which one is used.
+                _note_in_graph(self._manager, counts)
+                return counts.record(of_all)
+
+            return distribution.once(store)
 
         # Counts that are known go with the gradients: both differ between replicas.
         known = [] if seen is None or seen.overflows is None else [seen.overflows]

@@ -33,11 +33,21 @@ class LossScaleOptimizer(StepProperties):
             half the bytes. By default they travel in their own type. Not for Keras 3.
         jit_compile: For Keras 3: whether XLA compiles unscaling, clipping and update into one program, which makes a
             step faster than it is without a wrapper. By default "auto": where that pays.
+        accumulation_steps: Micro-batches in a window. Each call takes the gradients of one; they are added up in
+            float32, and the step is taken with their mean, on the call that ends the window. With 1 each call takes a
+            step.
+        overflow_drops: What an overflow in a micro-batch makes invalid, for TF1's optimizers and all versions of Keras.
+            `"window"`: the step is skipped, and nothing of the window is applied. `"micro_batch"`: that micro-batch
+            alone, on the replica that it is of; the mean is of the others, and the step is skipped only if there are
+            none. The scale backs off when the window ends, either way.
+        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full: the number of those
+            in an epoch, or in the whole training. Counting then begins anew. By default windows end when full.
 
     Raises:
-        TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager.
+        TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager; or
+            a number is none.
         ValueError: `opt` is wrapped already; or `aggregation_dtype` is not to be had; or `opt` is one of Horovod's that
-            does not average the gradients of each step.
+            does not average the gradients of each step; or a setting of the accumulation is out of range.
 
     Example:
         >>> import tfmp
@@ -71,6 +81,9 @@ class LossScaleOptimizer(StepProperties):
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
         jit_compile: bool | str = "auto",
+        accumulation_steps: int = 1,
+        overflow_drops: str = "window",
+        micro_batches_per_epoch: int | None = None,
     ) -> None:
         # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
         raise TypeError(

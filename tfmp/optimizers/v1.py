@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
-from tfmp.core.distribute import current_distribution
+from tfmp.core.accumulation import GradientAccumulator, accumulation_settings
+from tfmp.core.accumulators import Accumulators
+from tfmp.core.distribute import MirroredWorkers, current_distribution
 from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager, validated_manager
 from tfmp.core.overflow import OverflowDetector, validated_detector
@@ -50,6 +53,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         sparse_as_dense: bool = False,
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
+        accumulation_steps: int = 1,
+        overflow_drops: str = "window",
+        micro_batches_per_epoch: int | None = None,
     ) -> None:
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__name__}.")
@@ -68,9 +74,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._origin_known = False
         refuse_unsupported_horovods(opt)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
-        self._scaler = LossScaler(
-            self._loss_scale_manager, validated_detector(overflow_detector), is_distributed, self._aggregation_dtype
-        )
+        detector = validated_detector(overflow_detector)
+        self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype)
+        accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        self._accumulators = Accumulators(accumulation, detector) if accumulation.accumulation_steps > 1 else None
 
     def compute_gradients(
         self,
@@ -83,7 +90,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     ) -> list[tuple[Gradient, tf.Variable]]:
         """Compute the gradients of the loss, in true magnitude, so that they can be clipped.
 
-        With is_distributed=True under Horovod they are the mean over its processes.
+        With is_distributed=True under Horovod they are the mean over its processes; but where micro-batches are
+        accumulated, which are averaged when their window ends.
 
         The loss is scaled, differentiated by the wrapped optimizer, and the gradients unscaled in float32, whatever
         the variable's type. What overflowed is infinite or NaN. Clip by `tfmp.clip_by_value`, `clip_by_norm` or
@@ -126,7 +134,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         if is_horovods(self._opt) or called_by_horovods(self):
             # That optimizer averages gradients itself, inside this one or around it.
             validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
-        else:
+        elif not self._shares_windows():
             grads = self._scaler.share(grads, [variable.name for variable in variables])
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
@@ -135,11 +143,14 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     ) -> tf.Operation:
         """Apply the gradients if they are finite on every replica, and move the loss scale.
 
+        With `accumulation_steps` they are those of a micro-batch, and are added up; the call that ends the window
+        takes the step.
+
         Args:
             grads_and_vars: Pairs of unscaled gradient and variable, as `compute_gradients` returns them. Gradients
-                are cast to the variable's type before they are checked; None is left out.
+                are cast to the variable's type before they are checked, of a window their mean is; None is left out.
             global_step: The step counter. It goes up by exactly one if the step is applied, whether or not the
-                wrapped optimizer sees to that, and stays if it is skipped.
+                wrapped optimizer sees to that, and stays if it is skipped. So it counts windows.
             name: A name for the wrapped optimizer's op.
 
         Returns:
@@ -148,7 +159,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         Raises:
             ValueError: There is no gradient at all; or is_distributed=True and nothing distributes; or a reference
                 variable meets control flow v2, which cannot update it conditionally.
-            NotImplementedError: The active `tf.distribute` strategy is not supported.
+            NotImplementedError: The active `tf.distribute` strategy is not supported; or is one of several workers, and
+                accumulates in a graph.
         """
         pairs = tuple(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -156,10 +168,12 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
         self._make_slots([variable for grad, variable in pairs if grad is not None])
-        # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
-        grads = [
-            numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
-        ]
+        accumulator = self._accumulator(variables)
+        if accumulator is None:
+            # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
+            grads = [
+                numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
+            ]
         # tf.contrib's names: what the wrapped optimizer makes stands under the conditional's scope
         # (`cond/beta1_power`). Branches of control flow v2 are graphs of their own and do not know that scope.
         scope = tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
@@ -168,9 +182,33 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             with tf.name_scope(scope):
                 return self._apply(list(zip(grads, variables, strict=True)), global_step, name)
 
-        step = self._scaler.step(grads, [variable.name for variable in variables], apply_fn)
+        names = [variable.name for variable in variables]
+        reduce_fn = None
+        if self._shares_windows() and not (is_horovods(self._opt) or called_by_horovods(self)):
+            reduce_fn = partial(self._scaler.share, names=names, scaled=False)
+        step = self._scaler.step(grads, names, apply_fn, reduce_fn, accumulator=accumulator)
         _note_train_op(step)
         return step
+
+    def _accumulator(self, variables: Sequence[tf.Variable]) -> GradientAccumulator | None:
+        if self._accumulators is None:
+            return None
+        with tf.init_scope():
+            in_graph = not tf.executing_eagerly()
+        if in_graph and isinstance(current_distribution(self._is_distributed), MirroredWorkers):
+            raise NotImplementedError(
+                "accumulation_steps under MultiWorkerMirroredStrategy in a graph, as Estimator builds: the worker that "
+                "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
+                "accumulation_steps=1."
+            )
+        return self._accumulators.of(variables)
+
+    def _shares_windows(self) -> bool:
+        """Tell whether gradients are shared once for each window, and not those of every micro-batch.
+
+        Under a strategy the wrapped optimizer sums them, when they are applied.
+        """
+        return self._accumulators is not None and not tf.distribute.has_strategy()
 
     def _warn_if_never_scaled(self, grads: Gradients) -> None:
         """Warn, once, of gradients that no `compute_gradients` of a wrapper gave: their loss was not scaled."""

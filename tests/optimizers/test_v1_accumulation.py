@@ -1,0 +1,319 @@
+"""Windows of micro-batches with TF1-style optimizers: in graphs, under Estimator, and in eager code."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+tf1 = tf.compat.v1
+
+_INNER: dict[str, Callable[[], tf1.train.Optimizer]] = {
+    "gd": lambda: tf1.train.GradientDescentOptimizer(0.5),
+    "momentum": lambda: tf1.train.MomentumOptimizer(0.5, 0.5),
+    "adam": lambda: tf1.train.AdamOptimizer(0.5),
+}
+
+
+def _wrap(inner: tf1.train.Optimizer, **settings: Any) -> tfmp.LossScaleOptimizer:
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    return tfmp.LossScaleOptimizer(inner, manager, **settings)
+
+
+class Training:
+    """A vector whose gradient is what is fed, a table whose gradient is sparse, and a bias that has none."""
+
+    def __init__(self, inner: tf1.train.Optimizer, **settings: Any) -> None:
+        self.fed = tf1.placeholder(tf.float32, [2])
+        self.row = tf1.placeholder_with_default(0, [])
+        self.w = tf1.get_variable("w", initializer=[1.0, 2.0])
+        self.table = tf1.get_variable("table", initializer=[[1.0], [1.0], [1.0]])
+        self.bias = tf1.get_variable("bias", initializer=1.0)
+        self.global_step = tf1.train.get_or_create_global_step()
+        self.inner, self.opt = inner, _wrap(inner, **settings)
+        loss = tf.reduce_sum(self.w * self.fed) + tf.reduce_sum(tf.gather(self.table, self.row)) * self.fed[0]
+        self.train_op = self.opt.minimize(loss, self.global_step, [self.w, self.table, self.bias])
+        self.session = tf1.get_default_session()
+        self.session.run(tf1.global_variables_initializer())
+
+    def take(self, *micro_batches: Sequence[float], row: int = 0) -> None:
+        for fed in micro_batches:
+            self.session.run(self.train_op, {self.fed: fed, self.row: row})
+
+    def values(self) -> dict[str, Any]:
+        return {name: value.tolist() for name, value in self.arrays().items()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self.session.run({variable.op.name: variable.read_value() for variable in tf1.global_variables()})
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("inner", _INNER)
+def test_a_window_is_a_large_batch(session: tf1.Session, inner: str) -> None:
+    training = Training(_INNER[inner](), accumulation_steps=4)
+    plain = tf1.get_variable("plain", initializer=[1.0, 2.0])
+    plain_op = _INNER[inner]().minimize(tf.reduce_sum(plain * training.fed), var_list=[plain])
+    session.run(tf1.global_variables_initializer())
+    micro_batches = np.float32([[0.5, 1], [1, -2], [2, 4], [0.5, 1], [-4, 2], [1, 1], [0.25, 0.75], [0.75, 0.25]])
+    for taken in range(2):
+        batch = micro_batches[4 * taken : 4 * taken + 4]
+        training.take(*batch)
+        session.run(plain_op, {training.fed: batch.mean(axis=0)})
+        expected = session.run(plain)
+        if inner == "adam":
+            np.testing.assert_allclose(session.run(training.w), expected, rtol=1e-6)
+        else:
+            assert session.run(training.w).tolist() == expected.tolist()
+        assert session.run(training.global_step) == taken + 1
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
+def test_an_overflow_within_a_window_drops_it_or_the_micro_batch(session: tf1.Session, overflow_drops: str) -> None:
+    training = Training(_INNER["momentum"](), accumulation_steps=4, overflow_drops=overflow_drops)
+    opt = training.opt
+    state = [training.w, opt.get_slot(training.w, "momentum"), training.global_step, opt.loss_scale, opt.skipped_steps]
+
+    def values() -> list[Any]:
+        return [value.tolist() for value in session.run(state)]
+
+    training.take([1, 2], [math.inf, 1], [4, 1])
+    # Nothing moves, the scale neither, before the window ends.
+    assert values() == [[1, 2], [0, 0], 0, 1024, 0]
+    training.take([1, 0])
+    dropped = [[1, 2], [0, 0], 0, 512, 1]
+    # The mean of three: [2, 1].
+    kept = [[0, 1.5], [2, 1], 1, 512, 0]
+    assert values() == (dropped if overflow_drops == "window" else kept)
+    report = session.run(opt.overflow_reports()[0].steps)
+    assert report.tolist() == [1, 1, 0]
+    # The next window is a new one; one that keeps nothing is skipped by either policy.
+    before = values()
+    training.take(*[[1, math.nan]] * 4)
+    assert values() == [*before[:3], 256, before[4] + 1]
+    # The table's gradients were finite.
+    assert session.run(opt.overflow_reports()[0].steps).tolist() == [2, 1, 0]
+    training.take(*[[4, 4]] * 4)
+    assert values()[2:] == [before[2] + 1, 256, before[4] + 1]
+
+
+@pytest.mark.graph
+def test_rows_that_no_micro_batch_named_do_not_move(session: tf1.Session) -> None:
+    training = Training(_INNER["momentum"](), accumulation_steps=2)
+    for row in (0, 1):
+        training.take([2, 0], row=row)
+    values = training.values()
+    assert (values["table"], values["table/Momentum"]) == ([[0.5], [0.5], [1.0]], [[1.0], [1.0], [0.0]])
+    training.take([2, 0], [2, 0], row=1)
+    values = training.values()
+    # Momentum would have moved row 0 by a gradient of 0.
+    assert (values["table"], values["table/Momentum"]) == ([[0.5], [-0.75], [1.0]], [[1.0], [2.5], [0.0]])
+    assert values["bias"] == 1
+
+
+@pytest.mark.graph
+def test_the_last_window_of_an_epoch_divides_by_what_it_holds(session: tf1.Session) -> None:
+    training = Training(_INNER["gd"](), accumulation_steps=4, micro_batches_per_epoch=102)
+    for epoch in (1, 2):
+        training.take(*[[0, 0]] * 100, [1, 0])
+        assert session.run(training.global_step) == 26 * epoch - 1
+        training.take([3, 0])
+        # Less 0.5 times the mean of 1 and 3.
+        assert session.run([training.global_step, training.w[0]]) == [26 * epoch, 1 - epoch]
+
+
+@pytest.mark.graph
+def test_training_resumed_within_a_window_is_the_same_bit_for_bit(session: tf1.Session, tmp_path: Path) -> None:
+    settings = {"accumulation_steps": 4, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 10}
+    fed = np.random.default_rng(0).standard_normal([10, 2])
+    fed[5] = math.inf
+    training = Training(_INNER["adam"](), **settings)
+    saver = tf1.train.Saver()
+    training.take(*fed[:7])
+    path = saver.save(session, str(tmp_path / "model"))
+    training.take(*fed[7:])
+    expected = training.values()
+    assert expected["global_step"] == 3
+    with tf.Graph().as_default(), tf1.Session():
+        resumed = Training(_INNER["adam"](), **settings)
+        tf1.train.Saver().restore(resumed.session, path)
+        resumed.take(*fed[7:])
+        assert resumed.values() == expected
+    # The window is empty, and the epoch is over.
+    assert {name: value for name, value in expected.items() if "/kept" in name or "/tried" in name} == {
+        "accumulation/kept": 0,
+        "accumulation/tried": 0,
+        "accumulation/tried_in_epoch": 0,
+    }
+
+
+@pytest.mark.graph
+def test_each_list_of_variables_has_a_window_and_names_of_its_own(session: tf1.Session) -> None:
+    first, second = (tf1.get_variable(name, initializer=1.0) for name in ("first", "second"))
+    manager = tfmp.FixedLossScaleManager(8)
+    opts = [tfmp.LossScaleOptimizer(_INNER["adam"](), manager, accumulation_steps=2) for _ in range(2)]
+    first_op, second_op = (
+        opt.minimize(variable * 1.0, var_list=[variable]) for opt, variable in zip(opts, (first, second), strict=True)
+    )
+    session.run(tf1.global_variables_initializer())
+    for op in (first_op, second_op, first_op):
+        session.run(op)
+    assert session.run([first < 1, tf.equal(second, 1)]) == [True, True]
+    window = ("sum_0", "kept", "tried", "tried_in_epoch", "overflows")
+    assert {variable.op.name for variable in tf1.global_variables()} == {
+        *("first", "first/Adam", "first/Adam_1", "cond/beta1_power", "cond/beta2_power"),
+        *("second", "second/Adam", "second/Adam_1", "cond_2/beta1_power", "cond_2/beta2_power"),
+        *(f"{scope}/{name}" for scope in ("accumulation", "accumulation_1") for name in window),
+    }
+
+
+@pytest.mark.graph
+def test_a_window_of_one_adds_nothing_to_the_graph(session: tf1.Session, tmp_path: Path) -> None:
+    training = Training(_INNER["adam"](), accumulation_steps=1, overflow_drops="micro_batch", micro_batches_per_epoch=3)
+    training.take([1, 1])
+    path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    assert {name for name, _ in tf.train.list_variables(path)} == {
+        *("loss_scale", "good_steps", "bad_steps", "global_step", "cond/beta1_power", "cond/beta2_power", "bias"),
+        *(f"{name}{slot}" for name in ("w", "table") for slot in ("", "/Adam", "/Adam_1")),
+    }
+    assert session.run(training.global_step) == 1
+
+
+@pytest.mark.graph
+def test_the_mean_of_a_window_fits_where_a_micro_batch_does_not(session: tf1.Session) -> None:
+    w = tf1.get_variable("w", initializer=tf.constant([1.0], tf.float16), use_resource=True)
+    fed = tf1.placeholder(tf.float32, [])
+    opt = _wrap(_INNER["gd"](), accumulation_steps=2)
+    # Float16 ends at 65504.
+    train_op = opt.apply_gradients([(fed[tf.newaxis], w)])
+    session.run(tf1.global_variables_initializer())
+    for value in (2.0**17, 4 - 2.0**17):
+        session.run(train_op, {fed: value})
+    assert session.run([w, opt.skipped_steps]) == [0, 0]
+    for value in (2.0**17, 2.0**17):
+        session.run(train_op, {fed: value})
+    assert session.run([w, opt.skipped_steps]) == [0, 1]
+
+
+@pytest.mark.graph
+def test_micro_batches_are_clipped_one_by_one_and_a_loss_never_scaled_is_warned_of(
+    session: tf1.Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = tf1.get_variable("w", initializer=1.0)
+    fed = tf1.placeholder(tf.float32, [])
+    (grad,) = tf.gradients(w * fed, [w])
+    with caplog.at_level("WARNING", logger="tfmp"):
+        train_op = _wrap(_INNER["gd"](), accumulation_steps=2).apply_gradients([(tf.clip_by_norm(grad, 2.0), w)])
+    assert "their loss was never scaled" in caplog.text
+    session.run(tf1.global_variables_initializer())
+    for value in (1, 8):
+        session.run(train_op, {fed: value})
+    assert session.run(w) == 1 - 0.5 * (1 + 2) / 2
+
+
+@pytest.mark.graph
+def test_a_run_that_fails_for_want_of_input_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.Graph().as_default(), caplog.at_level("INFO", logger="tfmp"):
+        w = tf1.get_variable("w", initializer=1.0)
+        fed = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32([1, 3, 5]))).get_next()
+        train_op = _wrap(_INNER["gd"](), accumulation_steps=2).minimize(w * fed, tf1.train.get_or_create_global_step())
+        hook = tfmp.LossScaleLoggingHook(every_n_steps=100)
+        variables = {variable.op.name: variable.read_value() for variable in tf1.global_variables()}
+        with tf1.train.SingularMonitoredSession([hook]) as session:
+            raw = session.raw_session()
+            for _ in range(3):
+                session.run(train_op)
+            with pytest.raises(tf.errors.OutOfRangeError):
+                raw.run(train_op)
+            window = raw.run({name: variables[f"accumulation/{name}"] for name in ("sum_0", "kept", "tried")})
+    assert window == {"sum_0": 5, "kept": 1, "tried": 1}
+    # It counts windows, and sees no other hand that moves global_step.
+    assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
+        "loss scale 1024, global step 0, steps applied 0, skipped 0 (0 in a row)",
+        "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
+    ]
+
+
+def test_a_window_that_kept_nothing_names_only_who_overflowed() -> None:
+    weights = [tf.Variable(1.0, name=name) for name in ("finite", "infinite")]
+    opt = _wrap(_INNER["gd"](), accumulation_steps=2, overflow_drops="micro_batch")
+    for _ in range(2):
+        opt.minimize(lambda: weights[0] + weights[1] * math.inf, var_list=weights)
+    assert int(opt.skipped_steps) == 1
+    assert opt.overflow_reports()[0].steps.numpy().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_losses_that_are_functions_are_accumulated(compiled: bool) -> None:
+    # Two variables of one name.
+    weights = [tf.Variable(1.0, name="w"), tf.Variable(1.0, name="w")]
+    global_step = tf.Variable(0, dtype=tf.int64)
+    opt = _wrap(_INNER["momentum"](), accumulation_steps=2, overflow_drops="micro_batch")
+
+    def step(factor: tf.Tensor) -> None:
+        opt.minimize(lambda: weights[0] * factor, global_step, var_list=weights[:1])
+        opt.minimize(lambda: weights[1] * 2.0 * factor, global_step, var_list=weights[1:])
+
+    run = tf.function(step) if compiled else step
+    for factor in (1.0, 1.0, math.inf, 1.0):
+        run(tf.constant(factor))
+    assert [float(weight) for weight in weights] == [1 - 0.5 - 0.75, 1 - 1 - 1.5]
+    assert (int(global_step), int(opt.applied_steps), float(opt.loss_scale)) == (4, 4, 256)
+
+
+@pytest.mark.graph
+@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
+def test_replicas_have_sums_of_their_own_that_a_checkpoint_holds_together(
+    tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    def model_fn(features: tf.Tensor, mode: str) -> Any:
+        w = tf1.get_variable("w", initializer=1.0)
+        opt = _wrap(_INNER["gd"](), accumulation_steps=4, overflow_drops="micro_batch")
+        train_op = opt.minimize(w * features, tf1.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=tf.zeros([]), train_op=train_op)
+
+    config = tf.estimator.RunConfig(train_distribute=two_replicas, save_summary_steps=None, log_step_count_steps=None)
+    estimator = tf.estimator.Estimator(model_fn, tmp_path, config)
+
+    def train(*micro_batches: Sequence[float]) -> dict[str, Any]:
+        rows = np.float32(micro_batches).ravel()
+        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(rows))
+        saved = tf.train.load_checkpoint(str(tmp_path))
+        return {name: saved.get_tensor(name).tolist() for name in saved.get_variable_to_shape_map()}
+
+    after = train([1, 1], [4, math.inf], [4, 2], [1, 1], [2, 6], [2, 6])
+    window = {name.removeprefix("accumulation/"): after[name] for name in after if name.startswith("accumulation/")}
+    # A replica's gradients are those of half the loss.
+    assert window == {"sum_0": 8, "kept": 4, "tried": 4, "tried_in_epoch": 4, "overflows": [[0, 0, 0]]}
+    assert [after[name] for name in ("w", "global_step", "loss_scale")] == [1 - 0.5 * 2, 1, 512]
+    # In a new graph the window goes on.
+    after = train([0, 8], [0, 8])
+    assert [after[name] for name in ("w", "global_step", "accumulation/tried")] == [0 - 0.5 * 4, 2, 0]
+
+
+def test_workers_of_a_strategy_are_refused_in_a_graph() -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with tf.Graph().as_default(), strategy.scope():
+        w = tf1.get_variable("w", initializer=1.0)
+        opt = _wrap(_INNER["gd"](), accumulation_steps=2)
+        with pytest.raises(NotImplementedError, match="the worker that saves would wait for ever"):
+            strategy.run(lambda: opt.minimize(w * 1.0, var_list=[w]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"accumulation_steps": 0}, r"accumulation_steps must be a whole number from 1 to 2\*\*31 - 1, got 0"),
+        ({"overflow_drops": "batch"}, 'overflow_drops must be "window" or "micro_batch", got \'batch\''),
+        ({"micro_batches_per_epoch": 2.5}, "micro_batches_per_epoch must be a whole number"),
+    ],
+)
+def test_settings_are_checked_when_it_is_made(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _wrap(_INNER["gd"](), **settings)
