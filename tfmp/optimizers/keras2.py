@@ -1,6 +1,6 @@
 """The front-end for Keras 2 optimizers, whichever package Keras 2 comes in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -248,6 +248,16 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             "aggregation_dtype": None if self._aggregation_dtype is None else self._aggregation_dtype.name,
             "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
         }
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Set the variables to what a file holds.
+
+        Args:
+            store: The values, by their positions.
+        """
+        # A variable of each replica divides what it is given, and what a file returns is no array yet.
+        arrays = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 - a file has only this
+        self._keras.optimizers.Optimizer.load_own_variables(self, arrays)
 
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:
