@@ -68,6 +68,13 @@ _ALLOWED = {
     "tfmp.core.noted_losses": set(),
     "tfmp.core.call_sites": set(),
     "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
+    "tfmp.core.iteration": {f"tfmp.core.{name}" for name in ("scaler", "state")},
+    "tfmp.core.optimizer_steps": {"tfmp.types", *_CORE},
+    "tfmp.grad_scaler": {
+        *(f"tfmp.core.{name}" for name in ("conditionals", "iteration", "optimizer_steps", "step_properties")),
+        "tfmp.types",
+        *_CORE,
+    },
     "tfmp.core.step_properties": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
     "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {

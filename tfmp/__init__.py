@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
     from tfmp.core.managers import get_loss_scale_manager as get_loss_scale_manager
+    from tfmp.core.optimizer_steps import ScaledGradientsOptimizer as ScaledGradientsOptimizer
     from tfmp.core.outcomes import LossScaleStatus as LossScaleStatus
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
     from tfmp.core.overflow import OverflowDetector as OverflowDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
     from tfmp.core.overflow_counts import OverflowReport as OverflowReport
+    from tfmp.grad_scaler import GradScaler as GradScaler
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
+    "GradScaler": "tfmp.grad_scaler",
     "GradientAccumulator": "tfmp.core.accumulation",
     "LogMaxLossScaleManager": "tfmp.core.managers",
     "LossScaleCallback": "tfmp.monitoring.callbacks",
@@ -46,6 +49,7 @@ _MODULE_OF = {
     "OverflowDetector": "tfmp.core.overflow",
     "OverflowReport": "tfmp.core.overflow_counts",
     "SaturationDetector": "tfmp.core.overflow",
+    "ScaledGradientsOptimizer": "tfmp.core.optimizer_steps",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",

@@ -1,6 +1,6 @@
 """The unions that tfmp's modules share, named once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -10,6 +10,9 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 #: One gradient for each variable, in the variables' order.
 Gradients: TypeAlias = Sequence[Gradient]
+
+#: Pairs of a gradient and its variable, as optimizers of all hosts take them.
+GradsAndVars: TypeAlias = Iterable[tuple[Gradient, Any]]
 
 #: Makes one non-trainable variable from its name and initial value; scalars are all that Keras is asked to hold.
 AddVariable: TypeAlias = Callable[[str, Any], tf.Variable]

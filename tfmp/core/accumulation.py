@@ -204,7 +204,8 @@ class GradientAccumulator(tf.Module):
         complete = tf.equal(kept, tried)
         # A new value: the variable is set to 0 below.
         overflows = self.overflows.read_value() + 0
-        grads = self._scaled_sums(replicas / kept)
+        # What holds nothing has no mean; zeros are finite, and name no variable as guilty.
+        grads = self._scaled_sums(tf.math.divide_no_nan(replicas, kept))
         with tf.control_dependencies([*numerics.values_of(grads), overflows, complete]):
             emptied = self.reset()
         usable = complete if self._settings.overflow_drops == "window" else kept > 0

@@ -1,13 +1,13 @@
 """Which variables' gradients overflowed, counted on the device."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core.overflow import KINDS
-from tfmp.core.state import StateVariables
+from tfmp.core.state import OfProgram, StateVariables
 
 
 class OverflowReport(NamedTuple):
@@ -77,7 +77,7 @@ class OverflowCounts(tf.Module):
         return OverflowReport(list(self._names), *self._state.read())
 
 
-class AllOverflowCounts(tf.Module):
+class AllOverflowCounts(OfProgram):
     """The counts for every list of variables that steps are taken for.
 
     A front-end whose host tracks objects holds it, so that a function that takes steps can be exported. No checkpoint
@@ -108,10 +108,6 @@ class AllOverflowCounts(tf.Module):
                 return counts
         self._each.append(OverflowCounts(names))
         return self._each[-1]
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        # Private, for want of a public way to be in a SavedModel and in no checkpoint.
-        return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
 
 
 class _Counts(NamedTuple):

@@ -37,6 +37,22 @@ class Verdict(NamedTuple):
     max_abs: tf.Tensor | None
 
 
+class Seen(NamedTuple):
+    """What was found of a replica's gradients before a step was attempted with them.
+
+    Attributes:
+        usable: Whether this replica's may be applied; bool.
+        complete: Whether nothing overflowed on any replica; bool. None where that is the same question.
+        overflows: What did on this one, as `OverflowDetector.counts` tells, where that is known already; int64.
+        done: The op that a step must not go without.
+    """
+
+    usable: tf.Tensor
+    complete: tf.Tensor | None = None
+    overflows: tf.Tensor | None = None
+    done: tf.Operation | None = None
+
+
 class LossScaler:
     """Scales losses, unscales gradients, and applies those that are finite everywhere.
 
@@ -163,8 +179,10 @@ class LossScaler:
         """
         distribution = current_distribution(self._is_distributed)
 
-        def take_step(grads: Gradients | GradientAccumulator) -> tf.Operation:
-            applied, verdict = self.attempt(grads, names, apply_fn, reduce_fn, scaled=scaled, next_values=next_values)
+        def take_step(grads: Gradients, *, scaled: bool, seen: Seen | None = None) -> tf.Operation:
+            applied, verdict = self.attempt(
+                grads, names, apply_fn, reduce_fn, scaled=scaled, next_values=next_values, seen=seen
+            )
 
             def update() -> tf.Operation:
                 noted = [] if note_fn is None else [note_fn(verdict.applied)]
@@ -172,32 +190,59 @@ class LossScaler:
 
             return tf.group(applied, distribution.once(update))
 
+        def end_window(_: Gradients) -> tf.Operation:
+            assert accumulator is not None
+            grads, seen = self.take(accumulator)
+            return take_step(grads, scaled=False, seen=seen)
+
         if accumulator is None:
-            return take_step(grads)
+            return take_step(grads, scaled=scaled)
         true_grads = self.unscale(grads) if scaled else grads
         with tf.control_dependencies([accumulator.add_unscaled(true_grads, self._manager.get_loss_scale())]):
             is_full = accumulator.is_full
-        return distribution.call_either(is_full, [], lambda _: take_step(accumulator), lambda _: tf.no_op())
+        return distribution.call_either(is_full, [], end_window, lambda _: tf.no_op())
+
+    def take(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], Seen]:
+        """Return the gradients of a window, this replica's part, and what is known of them; empty the accumulator.
+
+        Args:
+            accumulator: The accumulator.
+        """
+        distribution = current_distribution(self._is_distributed)
+        window = accumulator.take(lambda values: distribution.total(values, "micro_batches"))
+        return window.grads, Seen(window.usable, window.complete, window.overflows, window.emptied)
+
+    def look_at(self, grads: Gradients) -> Seen:
+        """Return what is found of unscaled gradients, for a step that may be attempted with others made of them.
+
+        Args:
+            grads: This replica's gradients.
+        """
+        addends = current_distribution(self._is_distributed).addends
+        inspection = Inspection(self._detector, self._manager.get_loss_scale(), addends=addends)
+        return Seen(usable=inspection.all_finite(grads))
 
     def attempt(
         self,
-        grads: Gradients | GradientAccumulator,
+        grads: Gradients,
         names: Sequence[str],
         apply_fn: ApplyGradients,
         reduce_fn: Callable[[Gradients], Gradients] | None = None,
         *,
         scaled: bool = False,
         next_values: Collection[int] = (),
+        seen: Seen | None = None,
     ) -> tuple[tf.Operation, Verdict]:
         """Apply the gradients if they are finite on every replica; the scale stays.
 
         Args:
-            grads: This replica's gradients; or an accumulator, whose window this ends.
+            grads: This replica's gradients.
             names: As in `step`.
             apply_fn: As there.
             reduce_fn: As there.
-            scaled: As there; an accumulator's never are.
+            scaled: As there.
             next_values: As there.
+            seen: What was found of them before.
 
         Returns:
             The op that does it, None in eager mode; and what was found, the same on each replica, for `update`.
@@ -205,10 +250,6 @@ class LossScaler:
         distribution = current_distribution(self._is_distributed)
         counts = self.overflow_counts.of(names)
         _note_in_graph(self._manager, counts)
-        window = None
-        if isinstance(grads, GradientAccumulator):
-            window = grads.take(lambda values: distribution.total(values, "micro_batches"))
-            grads, scaled = window.grads, False
         addends = distribution.addends
         if reduce_fn is not None:
             grads, addends = reduce_fn(grads), 1
@@ -222,7 +263,13 @@ class LossScaler:
             addends=addends,
             next_values=next_values,
         )
-        finite = distribution.all_true(inspection.all_finite(grads), grads, names)
+        usable = inspection.all_finite(grads)
+        if seen is not None:
+            usable = tf.logical_and(usable, seen.usable)
+        applied = distribution.all_true(usable, grads, names)
+        finite = applied
+        if seen is not None and seen.complete is not None:
+            finite = tf.logical_and(applied, seen.complete)
         max_abs = None
         if self._manager.needs_max_abs:
             max_abs = distribution.maximum(inspection.max_abs(grads), "largest_gradient")
@@ -231,25 +278,18 @@ class LossScaler:
             of_all = distribution.maximum(found, "overflow_counts")
             return distribution.once(lambda: counts.record(of_all))
 
-        if window is None:
-            step = distribution.call_either(finite, grads, apply_fn, lambda grads: record(inspection.counts(grads)))
-            return step, Verdict(finite, finite, max_abs)
+        # Counts that are known go with the gradients: both differ between replicas.
+        known = [] if seen is None or seen.overflows is None else [seen.overflows]
 
-        # Beside the gradients, since it differs between replicas as they do.
-        held = [*grads, window.overflows]
-
-        def apply_what_was_kept(held: Gradients) -> tf.Operation:
-            *grads, overflows = held
-            return tf.group(apply_fn(grads), record(overflows))
+        def apply(held: Gradients) -> tf.Operation:
+            return tf.group(apply_fn(held[: len(names)]), *map(record, held[len(names) :]))
 
         def count(held: Gradients) -> tf.Operation:
-            *grads, overflows = held
-            return record(overflows + inspection.counts(grads))
+            return record(tf.add_n([inspection.counts(held[: len(names)]), *held[len(names) :]]))
 
-        applied = tf.logical_and(finite, window.usable)
-        step = distribution.call_either(applied, held, apply_what_was_kept, count)
-        verdict = Verdict(applied, tf.logical_and(finite, window.complete), max_abs)
-        return tf.group(step, window.emptied), verdict
+        step = distribution.call_either(applied, [*grads, *known], apply, count)
+        done = step if seen is None or seen.done is None else tf.group(step, seen.done)
+        return done, Verdict(applied, finite, max_abs)
 
     def update(self, verdict: Verdict) -> tf.Operation:
         """Move the scale, and count the step; once for all replicas.

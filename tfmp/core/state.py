@@ -1,6 +1,6 @@
 """Keep a NamedTuple of numbers in variables: one set for each graph, one for eager code."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -135,6 +135,21 @@ class StateVariables(tf.Module, Generic[State]):
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
 
+    def numbers(self) -> dict[str, float]:
+        """Return the state of eager code as Python's numbers, by the names of the fields; of scalars only."""
+        with tf.init_scope():
+            return {name: value.numpy().item() for name, value in self._read(self.create())._asdict().items()}
+
+    def load(self, numbers: Mapping[str, float]) -> None:
+        """Set the state of eager code.
+
+        Args:
+            numbers: A number for each field, by its name.
+        """
+        with tf.init_scope():
+            for name, variable in self.create()._asdict().items():
+                variable.assign(numbers[name])
+
     def _make_in_graph(self) -> _InGraph:
         add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
         variables = self._make(add, self._initial)
@@ -155,6 +170,14 @@ class StateVariables(tf.Module, Generic[State]):
 
     def _like(self, values: Iterable[Any]) -> State:
         return type(self._initial)._make(values)
+
+
+class OfProgram(tf.Module):
+    """Holds what belongs to a program, not to a training: no checkpoint has it; a SavedModel does, so that it runs."""
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        # Private, for want of a public way to be in a SavedModel and in no checkpoint.
+        return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
 
 
 def _add_eager_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:

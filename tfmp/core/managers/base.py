@@ -2,6 +2,7 @@
 
 import abc
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -44,6 +45,56 @@ class LossScaleManager(tf.Module, abc.ABC):
         Returns:
             The op that does it; None in eager mode.
         """
+
+    def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
+        """Set the scale, from which the rule goes on; for a rule that can be overruled.
+
+        Args:
+            loss_scale: The scale.
+
+        Returns:
+            The op that sets it; None in eager mode.
+
+        Raises:
+            NotImplementedError: The rule alone decides the scale.
+        """
+        raise NotImplementedError(
+            f"the scale of a {type(self).__name__} cannot be set: use a tfmp.ExponentialUpdateLossScaleManager."
+        )
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state that eager code keeps, as numbers; empty for a rule that keeps none.
+
+        Example:
+            >>> import tfmp
+            >>> tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2).state_dict()
+            {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
+        """
+        state = self._state_to_save()
+        return {} if state is None else state.numbers()
+
+    def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
+        """Set the state of eager code to what `state_dict` returned.
+
+        Args:
+            state_dict: The numbers, by their names.
+
+        Raises:
+            ValueError: Some are missing, or not known.
+        """
+        state = self._state_to_save()
+        names = [] if state is None else list(state.numbers())
+        if sorted(state_dict) != sorted(names):
+            kept, given = (", ".join(each) or "nothing" for each in (names, state_dict))
+            raise ValueError(
+                f"a {type(self).__name__} keeps {kept}, got {given}: load what the state_dict of the same kind of "
+                "manager returned."
+            )
+        if state is not None:
+            state.load(state_dict)
+
+    def _state_to_save(self) -> StateVariables[Any] | None:
+        return None
 
     @property
     def lowest_loss_scale(self) -> float:

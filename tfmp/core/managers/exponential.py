@@ -190,6 +190,41 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         with tf.name_scope("cond"):
             return self.state.assign(self.next_state(self.state.read(), finite_grads))
 
+    def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
+        """Set the scale; the steps that count towards its next change stay.
+
+        Args:
+            loss_scale: The scale, within the bounds; a number, or a float32 scalar.
+
+        Returns:
+            The op that sets it; None in eager mode.
+
+        Raises:
+            TypeError: It is no number.
+            ValueError: It is not finite, or not within the bounds. A tensor of a graph is an error when the op runs.
+
+        Example:
+            >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=2)
+            >>> manager.set_loss_scale(4096)
+            >>> float(manager.get_loss_scale())
+            4096.0
+        """
+        known = tf.get_static_value(loss_scale) if tf.is_tensor(loss_scale) else loss_scale
+        checks = []
+        if known is not None:
+            number = known.item() if isinstance(known, np.ndarray | np.generic) else known
+            loss_scale = settings.loss_scale("loss_scale", number, least=float(self._lowest))
+            if loss_scale > self._highest:
+                raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {number!r}.")
+        else:
+            # NaN is not within them either.
+            within = tf.logical_and(loss_scale >= self._lowest, loss_scale <= self._highest)
+            checks = [
+                tf.debugging.Assert(within, ["the new loss scale is not within the manager's bounds:", loss_scale])
+            ]
+        with tf.control_dependencies(checks):
+            return self.state.assign(self.state.read()._replace(loss_scale=tf.identity(loss_scale)))
+
     def continue_from(self, loss_scale: float, good_steps: int = 0, bad_steps: int = 0) -> tf.Operation:
         """Go on where another program stopped; steps since the scale changed are counted anew.
 
@@ -221,6 +256,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             loss_scale=self._within_bounds(tf.constant(scale)), good_steps=np.int32(good), bad_steps=np.int32(bad)
         )
         return self.state.assign(type(state)(*map(tf.convert_to_tensor, state)))
+
+    def _state_to_save(self) -> StateVariables[Any]:
+        return self.state
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Keep the scale's own state there too; see `LossScaleManager.store_in`."""

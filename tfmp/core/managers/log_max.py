@@ -210,6 +210,9 @@ class LogMaxLossScaleManager(LossScaleManager):
         state = self._initial_state._replace(loss_scale=nearest)
         return self.state.assign(LogMaxState(*map(tf.convert_to_tensor, state)))
 
+    def _state_to_save(self) -> StateVariables[Any]:
+        return self.state
+
     def store_in(self, add_variable: AddVariable) -> None:
         """Keep the scale's own state there too; see `LossScaleManager.store_in`."""
         self.state.store_in(add_variable)
