@@ -60,7 +60,7 @@ _ALLOWED = {
     },
     "tfmp.core.horovods": set(),
     "tfmp.core.accumulation": {
-        *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow")),
+        *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow", "xla")),
         *_LEAVES,
     },
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
