@@ -106,9 +106,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         Raises:
             ValueError: Gradients are to be accumulated, and those of a variable are its next values (float8 scales).
         """
+        # First: Keras takes an optimizer for built, though an error follows.
+        self._accumulation.build(var_list, self._add_buffer)
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
-        self._accumulation.build(var_list, self._add_buffer)
         self._scaler.prepare(_names(var_list))
         self._update = Keras3Update(self.inner_optimizer, self._trainable_variables, self._jit_compile)
 
