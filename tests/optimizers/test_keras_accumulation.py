@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -48,9 +49,7 @@ def _counts(opt: Any) -> tuple[float, int, int, int]:
     return float(opt.loss_scale), int(opt.iterations.numpy()), applied, skipped
 
 
-@pytest.mark.parametrize(
-    ("name", "execution"), [*(("SGD", execution) for execution in _EXECUTIONS), ("Adam", "function")]
-)
+@pytest.mark.parametrize(("name", "execution"), [("SGD", "eager"), ("SGD", "function"), ("Adam", "function")])
 @for_every_keras()
 def test_window_equals_the_large_batch(keras: ModuleType, name: str, execution: str) -> None:
     opt, plain = _accumulating(optimizer(keras, name), 4), optimizer(keras, name)
@@ -137,8 +136,9 @@ def test_last_window_of_an_epoch_divides_by_what_it_holds(keras: ModuleType) -> 
     assert _counts(opt) == (SCALE, 27, 27, 0)
 
 
-@pytest.mark.parametrize("jit_compile", [True, False])
-@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}], ids=["plain", "clipped"])
+@pytest.mark.parametrize(
+    ("options", "jit_compile"), [({}, True), ({}, False), ({"global_clipnorm": 0.5}, True)], ids=str
+)
 @for_every_keras("keras3")
 def test_compiled_update_serves_a_window(keras: ModuleType, options: dict[str, Any], jit_compile: bool) -> None:
     opt, plain = _accumulating(optimizer(keras, **options), jit_compile=jit_compile), optimizer(keras, **options)
@@ -166,26 +166,31 @@ def test_unscaled_gradients_are_accumulated_as_they_are(keras: ModuleType) -> No
     assert values([weight]) == [-1]
 
 
-def _train(strategy: tf.distribute.Strategy, keras: ModuleType, fed: np.ndarray, **options: Any) -> list[Any]:
-    """Feed each replica its column of gradients; return scale, counts, and the weight on each replica."""
-    with strategy.scope():
-        weight = variable(keras, 0.0)
-        opt = _accumulating(optimizer(keras, momentum=0.5), **options)
-        opt.build([weight])
+class _Training:
+    """A weight that starts from 0, and whose gradient is what each replica is fed."""
 
-    def on_replica(grad: tf.Tensor) -> None:
-        take_step(opt, [weight], [grad / fed.shape[1]])
+    def __init__(self, strategy: tf.distribute.Strategy, keras: ModuleType, **options: Any) -> None:
+        self._strategy = strategy
+        with strategy.scope():
+            self.weight = variable(keras, 0.0)
+            self.opt = _accumulating(optimizer(keras, momentum=0.5), **options)
+            self.opt.build([self.weight])
 
-    run = tf.function(lambda grad: strategy.run(on_replica, args=(grad,)))
-    for row in fed:
-        run(
-            strategy.experimental_distribute_values_from_function(
-                lambda context, row=row: tf.constant(row[context.replica_id_in_sync_group], tf.float32)
+        def on_replica(grad: tf.Tensor) -> None:
+            take_step(self.opt, [self.weight], [grad / strategy.num_replicas_in_sync])
+
+        self._run = tf.function(lambda grad: strategy.run(on_replica, args=(grad,)))
+
+    def feed(self, *rows: Any) -> list[Any]:
+        """Feed each replica its column; return the scale, the counts, and the weight on each replica."""
+        for row in rows:
+            self._run(
+                self._strategy.experimental_distribute_values_from_function(
+                    lambda context, row=row: tf.constant(row[context.replica_id_in_sync_group], tf.float32)
+                )
             )
-        )
-    of_tensorflow = weight if isinstance(weight, tf.Variable) else weight.value
-    parts = strategy.experimental_local_results(of_tensorflow)
-    return [*_counts(opt), {float(part.numpy()) for part in parts}]
+        weight = self.weight if isinstance(self.weight, tf.Variable) else self.weight.value
+        return [*_counts(self.opt), {float(part.numpy()) for part in self._strategy.experimental_local_results(weight)}]
 
 
 @for_every_policy
@@ -195,16 +200,12 @@ def test_two_replicas_with_an_overflow_on_the_second_equal_one_device(
 ) -> None:
     fed = np.array([[1, 3], [5, 7], [2, math.inf], [6, math.nan], [1, 2], [4, 1], [8, 4], [2, 2]])
     options = {"overflow_drops": overflow_drops, "micro_batches_per_epoch": 7}
-    found = _train(two_replicas, keras, fed, **options)
+    found = _Training(two_replicas, keras, **options).feed(*fed)
     # The same micro-batches, one after the other.
-    options = {"overflow_drops": overflow_drops, "micro_batches_per_epoch": 14}
-    assert found == _train(tf.distribute.get_strategy(), keras, fed.reshape(-1, 1), accumulation_steps=4, **options)
+    options = {"overflow_drops": overflow_drops, "micro_batches_per_epoch": 14, "accumulation_steps": 4}
+    assert found == _Training(tf.distribute.get_strategy(), keras, **options).feed(*fed.reshape(-1, 1))
     dropped = overflow_drops == "window"
     assert found[:4] == [SCALE / 2, 4 - dropped, 4 - dropped, int(dropped)]
-
-
-def _target_times_output(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    return tf.cast(target, tf.float32) * tf.cast(output, tf.float32)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
@@ -212,20 +213,17 @@ def _target_times_output(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
 def test_window_of_two_replicas_is_saved_as_their_sum(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
 ) -> None:
-    with two_replicas.scope():
-        model = linear_model(keras, _accumulating(optimizer(keras)))
-        model.compile(model.optimizer, _target_times_output)
-    settings: dict[str, Any] = {"batch_size": 2, "shuffle": False, "verbose": 0}
-    # Means of 2, 4 and 3: a window ends after the second.
-    model.fit(np.ones([6, 1]), np.float32([[1], [3], [2], [6], [1], [5]]), **settings)
-    model.save(tmp_path / "model.keras")
-    with two_replicas.scope():
-        loaded = keras.saving.load_model(
-            tmp_path / "model.keras", custom_objects={"_target_times_output": _target_times_output}
-        )
-    loaded.fit(np.ones([2, 1]), np.float32([[6], [8]]), **settings)
-    assert values(loaded.weights) == [[[-0.5 * (3 + 5)]]]
-    assert _counts(loaded.optimizer) == (SCALE, 2, 2, 0)
+    training, resumed = _Training(two_replicas, keras), _Training(two_replicas, keras)
+    training.feed([1, 3], [2, 6], [1, 5])
+    with h5py.File(tmp_path / "optimizer.h5", "w") as file:
+        training.opt.save_own_variables(file)
+        resumed.opt.load_own_variables(file)
+    resumed.weight.assign(-1.5)
+    assert resumed.feed([6, 8]) == training.feed([6, 8]) == [SCALE, 2, 2, 0, {-1.5 - 0.75 - 2.5}]
+
+
+def _target_times_output(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    return tf.cast(target, tf.float32) * tf.cast(output, tf.float32)
 
 
 @for_every_keras()
@@ -240,24 +238,24 @@ def test_fit_ends_a_window_with_each_epoch(keras: ModuleType) -> None:
     assert (history["skipped_steps"], history["loss_scale"]) == ([1, 2], [SCALE / 2, SCALE / 4])
 
 
-@for_every_policy
 @for_every_keras()
-def test_micro_batch_that_overflows_in_float16_is_found(keras: ModuleType, overflow_drops: str) -> None:
-    opt = _accumulating(optimizer(keras), scale=2.0**16, overflow_drops=overflow_drops)
+def test_micro_batch_that_overflows_in_float16_is_found(keras: ModuleType) -> None:
+    opt = _accumulating(optimizer(keras), scale=2.0**16, overflow_drops="micro_batch")
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
     model = keras.Sequential([keras.Input([1]), layer])
     model.compile(opt, _target_times_output)
     # 2**14 and 2**16 are the scaled gradients of the first window, of which the second is infinite in float16.
     fit_linear(model, [0.25, 1, 0.25, 1])
-    first = 0 if overflow_drops == "window" else 0.25
-    assert values(model.weights) == [[[-0.5 * (first + 0.625)]]]
-    assert _counts(opt) == (2.0**15, 1 + (first > 0), 1 + (first > 0), int(first == 0))
+    assert values(model.weights) == [[[-0.5 * (0.25 + 0.625)]]]
+    assert _counts(opt) == (2.0**15, 2, 2, 0)
 
 
 @for_every_keras("keras2", "tf_keras")
 def test_skipped_window_counts_as_one_step_where_skipped_steps_count(keras: ModuleType) -> None:
+    weight = variable(keras, 0.0)
     opt = _accumulating(optimizer(keras), iterations_include_skipped_steps=True)
-    fit_linear(linear_model(keras, opt), [1, math.inf, math.inf, math.inf, 1, 1])
+    for grad in [1, math.inf, math.inf, math.inf, 1, 1]:
+        take_step(opt, [weight], [tf.constant(grad, tf.float32)])
     assert _counts(opt) == (SCALE / 4, 3, 1, 2)
 
 
