@@ -61,7 +61,7 @@ _ALLOWED = {
     },
     "tfmp.core.horovods": set(),
     "tfmp.core.accumulation": {
-        *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow")),
+        *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow", "xla")),
         *_LEAVES,
     },
     "tfmp.core.accumulators": {f"tfmp.core.{name}" for name in ("accumulation", "overflow", "state")},
@@ -80,10 +80,25 @@ _ALLOWED = {
     },
     "tfmp.core.step_properties": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
     "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.types", *_CORE},
-    "tfmp.optimizers.keras": {"tfmp.core.call_sites", "tfmp.optimizers.base", "tfmp.types", *_CORE},
-    "tfmp.optimizers.keras2": {"tfmp.optimizers.base", "tfmp.optimizers.keras", "tfmp.types", *_CORE},
+    "tfmp.optimizers.keras": {
+        "tfmp.core.call_sites",
+        "tfmp.optimizers.base",
+        "tfmp.optimizers.keras_accumulation",
+        "tfmp.types",
+        *_CORE,
+    },
+    "tfmp.optimizers.keras_accumulation": {"tfmp.types", *_CORE},
+    "tfmp.optimizers.keras2": {
+        *(f"tfmp.optimizers.{name}" for name in ("base", "keras", "keras_accumulation")),
+        "tfmp.types",
+        *_CORE,
+    },
     "tfmp.optimizers.keras215": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
-    "tfmp.optimizers.keras3": {"tfmp.optimizers.keras", "tfmp.optimizers.keras3_update", "tfmp.types", *_CORE},
+    "tfmp.optimizers.keras3": {
+        *(f"tfmp.optimizers.{name}" for name in ("keras", "keras3_update", "keras_accumulation")),
+        "tfmp.types",
+        *_CORE,
+    },
     "tfmp.optimizers.keras3_update": {
         "tfmp.core.compilation",
         "tfmp.core.xla",

@@ -85,11 +85,11 @@ def test_every_public_name_of_kerass_wrappers_was_considered(keras: ModuleType) 
         *("aggregate_gradients", "apply_gradients", "build", "compute_gradients", "ema_momentum"),
         *("exclude_from_weight_decay", "finalize_variable_values", "from_config", "get_config", "get_scaled_loss"),
         *("get_unscaled_gradients", "inner_optimizer", "iterations", "learning_rate", "loss_scale", "set_weights"),
-        *("use_ema", "variables"),
+        *("load_own_variables", "use_ema", "variables"),
     }
     refused = {"dynamic", "dynamic_counter", "dynamic_growth_steps", "initial_scale"}
     # What the base class does by those above, or on `variables`.
-    inherited = {"lr", "minimize", "save_own_variables", "load_own_variables"}
+    inherited = {"lr", "minimize", "save_own_variables"}
     # What makes variables of the wrapper's own, and is for those who write optimizers.
     inherited |= {"add_variable", "add_variable_from_reference", "update_step"}
 

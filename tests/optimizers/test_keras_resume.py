@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 from kerases import dense_model, for_every_keras, optimizer, state, values, wrap
 
+import tfmp
+
 # Keras 3 hands its variables to h5py, which asks NumPy for a copy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
@@ -26,6 +28,15 @@ def _model(keras: ModuleType) -> Any:
     schedule = keras.optimizers.schedules.PolynomialDecay(0.125, 10)
     inner = optimizer(keras, "Adam", learning_rate=schedule, use_ema=True, ema_overwrite_frequency=3)
     model = dense_model(keras, wrap(inner, incr_every_n_steps=2, decr_every_n_nan_or_inf=2))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _accumulating_model(keras: ModuleType) -> Any:
+    inner = optimizer(keras, "Adam", learning_rate=keras.optimizers.schedules.PolynomialDecay(0.125, 10))
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    settings = {"accumulation_steps": 3, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 5}
+    model = dense_model(keras, tfmp.LossScaleOptimizer(inner, manager, **settings), run_eagerly=True)
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -89,6 +100,40 @@ def test_run_resumes_exactly_wherever_it_stopped(
         assert type(resumed.optimizer) is type(model.optimizer)
         for step in range(stop, _STEPS):
             assert _step(resumed, step) == after[step], (stop, step)
+    assert "Inconsistent references" not in caplog.text
+
+
+def _save_legacy_file(model: Any, path: str) -> None:
+    model.save(f"{path}.h5")
+
+
+def _load_legacy_file(keras: ModuleType, model: Any, path: str) -> Any:
+    return keras.models.load_model(f"{path}.h5")
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
+@for_every_keras()
+def test_run_resumes_exactly_inside_a_window(
+    keras: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_keras_3 = keras.__version__.startswith("3.")
+    formats = _FORMATS if is_keras_3 else [*_FORMATS, (_save_legacy_file, _load_legacy_file)]
+    model = _accumulating_model(keras)
+    after = []
+    for step in range(6):
+        # Two micro-batches into the first window, of which one overflowed.
+        if step == 2:
+            for index, (save, _) in enumerate(formats):
+                save(model, str(tmp_path / f"model-{index}"))
+        after.append(_step(model, step))
+    # The last window of the epoch had two.
+    counts = ["applied_steps", "skipped_steps", "kept", "tried", "tried_in_epoch"]
+    assert state(model.optimizer, *counts) == [2, 0, 0, 1, 1]
+    for index, (_, load) in enumerate(formats):
+        resumed = load(keras, _accumulating_model(keras), str(tmp_path / f"model-{index}"))
+        assert state(resumed.optimizer, *counts) == [0, 0, 1, 2, 2]
+        for step in range(2, 6):
+            assert _step(resumed, step) == after[step], (load, step)
     assert "Inconsistent references" not in caplog.text
 
 

@@ -9,6 +9,7 @@ from tfmp.core import numerics, settings
 from tfmp.core.conditionals import call_either
 from tfmp.core.inspection import Inspection
 from tfmp.core.overflow import KINDS, OverflowDetector, validated_detector
+from tfmp.core.xla import within_xla
 from tfmp.types import AddBuffer, Gradient, Gradients
 
 #: What an overflow makes invalid.
@@ -62,7 +63,7 @@ class GradientAccumulator(tf.Module):
     of Horovod, has sums of its own, which are shared when the window ends: then `kept` and `tried` are those of all.
 
     Variables whose gradient is None in every micro-batch keep None. A gradient that came as `IndexedSlices` is one
-    again, of the rows whose sum is not 0.
+    again, of the rows whose sum is not 0; of all rows within XLA.
 
     Args:
         variables: The variables to train, of TensorFlow or Keras. Make the accumulator in the strategy's scope.
@@ -289,6 +290,9 @@ def _add_to(variable: tf.Variable, grad: Gradient) -> Any:  # noqa: ANN401 - an 
 
 
 def _rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
+    if within_xla():
+        # How many rows there are must not depend on values: of those that XLA pads with, optimizers apply some.
+        return tf.IndexedSlices(values, tf.range(tf.shape(values)[0]), tf.shape(values))
     rows = tf.reshape(values, [tf.shape(values)[0], -1])
     indices = tf.where(tf.reduce_any(tf.not_equal(rows, 0), axis=1))[:, 0]
     return tf.IndexedSlices(tf.gather(values, indices), indices, tf.shape(values))

@@ -9,10 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
+from tfmp.core.accumulation import AccumulationSettings
 from tfmp.core.managers import OWN_MANAGERS, ExponentialUpdateLossScaleManager, LossScaleManager, validated_manager
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler
 from tfmp.optimizers.base import LossScaleOptimizer
+from tfmp.optimizers.keras_accumulation import KerasAccumulation, is_overwritten
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -44,13 +46,14 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         loss_scale_manager: LossScaleManager,
         is_distributed: bool,
         overflow_detector: OverflowDetector | None,
+        accumulation: AccumulationSettings,
         aggregation_dtype: tf.DType | None = None,
     ) -> None:
         self._loss_scale_manager = validated_manager(loss_scale_manager)
         self._is_distributed = is_distributed
-        self._scaler = LossScaler(
-            self._loss_scale_manager, validated_detector(overflow_detector), is_distributed, aggregation_dtype
-        )
+        detector = validated_detector(overflow_detector)
+        self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, aggregation_dtype)
+        self._accumulation = KerasAccumulation(accumulation, detector)
         # Tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._last_call: str | None = None
@@ -146,6 +149,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             "inner_optimizer": serialize(self.inner_optimizer),
             "loss_scale_manager": serialize(self._loss_scale_manager),
             "is_distributed": self._is_distributed,
+            **self._accumulation.get_config(),
         }
 
     @classmethod
@@ -200,25 +204,17 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         _logger.warning("%s: %s", call_sites.line_of_gradients(grads), message)
 
     def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled: bool) -> list[Gradient]:
-        """Return the gradients in true magnitude and in the variables' types."""
+        """Return the gradients in true magnitude, and in the variables' types unless they are to be accumulated."""
+        true_grads = self._scaler.unscale(grads) if scaled else list(grads)
+        if self._accumulation.is_on:
+            return true_grads
         return [
             grad
             if is_overwritten(variable)
             # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
             else numerics.cast(true_grad, tf.as_dtype(variable.dtype))
-            for grad, true_grad, variable in zip(
-                grads, self._scaler.unscale(grads) if scaled else grads, variables, strict=True
-            )
+            for grad, true_grad, variable in zip(grads, true_grads, variables, strict=True)
         ]
-
-
-def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
-    """Tell whether the "gradient" of a variable is its next value (float8 scales), and was never scaled.
-
-    Args:
-        variable: The variable.
-    """
-    return getattr(variable, "overwrite_with_gradient", False)
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:

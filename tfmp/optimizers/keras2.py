@@ -1,11 +1,12 @@
 """The front-end for Keras 2 optimizers, whichever package Keras 2 comes in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
@@ -17,6 +18,7 @@ from tfmp.optimizers.keras import (
     nearest_allowed,
     validate_inner_optimizer,
 )
+from tfmp.optimizers.keras_accumulation import variables_of_each_replica
 from tfmp.types import Gradient, Gradients, Loss
 
 
@@ -36,13 +38,18 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         aggregation_dtype: As there.
         iterations_include_skipped_steps: Let skipped steps move `iterations`, as Keras' own wrapper does: for a run
             that was begun with it, and whose schedule counts that way.
+        accumulation_steps: Micro-batches in a window. Their gradients are added up, and the mean is applied by one
+            step, which is what `iterations` counts.
+        overflow_drops: What an overflow makes invalid, "window" or "micro_batch".
+        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, such as the steps of
+            an epoch of `fit`. By default windows end when full.
         name: The optimizer's name.
 
     Raises:
         TypeError: An argument is not of the type asked for.
         ValueError: The manager keeps its state in another optimizer already; or TensorFlow 2's behaviour is disabled;
-            or `aggregation_dtype` is not to be had; or the inner optimizer is one of Horovod's that does not average
-            the gradients of each step.
+            or `aggregation_dtype` is not to be had; or a setting of the accumulation is out of range; or the inner
+            optimizer is one of Horovod's that does not average the gradients of each step.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface it keeps.
     """
@@ -56,9 +63,13 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
         iterations_include_skipped_steps: bool = False,
+        accumulation_steps: int = 1,
+        overflow_drops: str = "window",
+        micro_batches_per_epoch: int | None = None,
         name: str = "LossScaleOptimizer",
     ) -> None:
         validate_inner_optimizer(self._keras, inner_optimizer)
+        accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._inner_optimizer = inner_optimizer
         # It assigns to what is the inner optimizer's.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
@@ -67,7 +78,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         refuse_unsupported_horovods(inner_optimizer)
         of_horovod = is_horovods(self) or is_horovods(inner_optimizer)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, of_horovod)
-        self._set_up(loss_scale_manager, is_distributed, overflow_detector, self._aggregation_dtype)
+        self._set_up(loss_scale_manager, is_distributed, overflow_detector, accumulation, self._aggregation_dtype)
 
     @property
     def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
@@ -120,12 +131,13 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return variables
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Make the variables of the inner optimizer.
+        """Make the variables of the inner optimizer, and those of a window.
 
         Args:
             var_list: The variables to train.
         """
         self.inner_optimizer.build(var_list)
+        self._accumulation.build(var_list, self._add_buffer)
         self._scaler.prepare([variable.name for variable in var_list])
 
     def compute_gradients(
@@ -217,7 +229,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
         true_grads = self._true_gradients(grads, variables, self._are_scaled(grads, scaled_by_default=False))
         names = [variable.name for variable in variables]
-        self._scaler.step(true_grads, names, apply_fn, reduce_fn, self._count_skipped_step)
+        accumulator = self._accumulation.accumulator_of(variables)
+        self._scaler.step(true_grads, names, apply_fn, reduce_fn, self._count_skipped_step, accumulator=accumulator)
         return self.iterations
 
     def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:
@@ -235,6 +248,16 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             "aggregation_dtype": None if self._aggregation_dtype is None else self._aggregation_dtype.name,
             "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
         }
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Set the variables to what a file holds.
+
+        Args:
+            store: The values, by their positions.
+        """
+        # A variable of each replica divides what it is given, and what a file returns is no array yet.
+        arrays = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 - a file has only this
+        self._keras.optimizers.Optimizer.load_own_variables(self, arrays)
 
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:
@@ -267,3 +290,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return self.add_variable(
             shape=(), dtype=initial_value.dtype, initializer=lambda *_: tf.constant(initial_value), name=name
         )
+
+    def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+        with variables_of_each_replica():
+            return self.add_variable(shape, dtype, tf.zeros, name)

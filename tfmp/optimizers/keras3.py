@@ -7,18 +7,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.accumulation import AccumulationSettings, accumulation_settings
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
-    is_overwritten,
     manager_with_keras_rule,
     register_managers,
     validate_inner_optimizer,
 )
 from tfmp.optimizers.keras3_update import JitCompile, Keras3Update
+from tfmp.optimizers.keras_accumulation import is_overwritten, variables_of_each_replica
 from tfmp.types import Gradient, Gradients, Loss
 
 register_managers(keras)
@@ -42,12 +43,18 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         jit_compile: Whether XLA compiles unscaling, clipping and update into one program in a `tf.function`: "auto" for
             large variables that Keras' own code alone updates, True whatever code updates them. Replicas of a strategy
             update without. `Keras3Update` has the rule.
+        accumulation_steps: Micro-batches in a window. Their gradients are added up, and the mean is applied by one
+            step, which is what `iterations` counts.
+        overflow_drops: What an overflow makes invalid, "window" or "micro_batch".
+        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, such as the steps of
+            an epoch of `fit`. By default windows end when full.
         name: The optimizer's name.
 
     Raises:
         TypeError: An argument is not of the type asked for.
-        ValueError: The manager keeps its state in another optimizer already; the inner optimizer scales losses itself;
-            Keras runs on another backend than TensorFlow; or TensorFlow 2's behaviour is disabled.
+        ValueError: The manager keeps its state in another optimizer already; the inner optimizer scales losses itself,
+            or accumulates gradients as this one does; a setting of the accumulation is out of range; Keras runs on
+            another backend than TensorFlow; or TensorFlow 2's behaviour is disabled.
 
     Example:
         >>> import keras, tfmp
@@ -75,23 +82,32 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         *,
         overflow_detector: OverflowDetector | None = None,
         jit_compile: JitCompile = "auto",
+        accumulation_steps: int = 1,
+        overflow_drops: str = "window",
+        micro_batches_per_epoch: int | None = None,
         name: str | None = None,
     ) -> None:
-        _validate(inner_optimizer)
+        accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        _validate(inner_optimizer, accumulation)
         if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
             raise ValueError(f'jit_compile must be True, False or "auto", got {jit_compile!r}.')
         # Not the parent's constructor, which sets up a scale of its own. The parent's learning rate is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self._jit_compile = jit_compile
         self.inner_optimizer = inner_optimizer
-        self._set_up(loss_scale_manager, is_distributed, overflow_detector)
+        self._set_up(loss_scale_manager, is_distributed, overflow_detector, accumulation)
 
     def build(self, var_list: Sequence[keras.Variable]) -> None:
-        """Make the variables of the inner optimizer.
+        """Make the variables of the inner optimizer, and those of a window.
 
         Args:
             var_list: The variables to train.
+
+        Raises:
+            ValueError: Gradients are to be accumulated, and those of a variable are its next values (float8 scales).
         """
+        # First: Keras takes an optimizer for built, though an error follows.
+        self._accumulation.build(var_list, self._add_buffer)
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
         self._scaler.prepare(_names(var_list))
@@ -151,18 +167,23 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 "loss does not depend on it."
             )
         scaled = self._are_scaled(grads, scaled_by_default=True)
-        if scaled and not tf.distribute.has_strategy() and all(map(_can_be_unscaled_late, grads, variables)):
+        accumulator = self._accumulation.accumulator_of(variables)
+        by_update = not tf.distribute.has_strategy() and all(map(_can_be_unscaled_late, grads, variables))
+        if scaled and by_update and accumulator is None:
             # Where they are applied, which costs nothing there. Replicas ask whether true gradients overflow in a sum.
             self._scaler.step(grads, names, self._update.apply_fn(grads, variables, self.loss_scale), scaled=True)
             return
 
         def apply_fn(grads: Gradients) -> tf.Operation:
+            if by_update and accumulator is not None:
+                # The mean of a window, which is known only here, and not scaled.
+                return self._update.apply_fn(grads, variables, tf.ones([]))(grads)
             self.inner_optimizer.apply(list(grads), variables)
             return tf.no_op()
 
         next_values = [index for index, variable in enumerate(variables) if is_overwritten(variable)]
         true_grads = self._true_gradients(grads, variables, scaled)
-        self._scaler.step(true_grads, names, apply_fn, next_values=next_values)
+        self._scaler.step(true_grads, names, apply_fn, next_values=next_values, accumulator=accumulator)
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""
@@ -208,12 +229,16 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         )
         return variable.value
 
+    def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+        with variables_of_each_replica():
+            return self.add_variable(shape, "zeros", dtype.name, aggregation="sum", name=name).value
+
 
 #: What Keras' own wrapper holds before the inner optimizer's variables.
 _VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
 
 
-def _validate(inner_optimizer: keras.optimizers.Optimizer) -> None:
+def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"tfmp works with the TensorFlow backend of Keras, got {keras.backend.backend()!r}: set "
@@ -224,6 +249,14 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer) -> None:
         raise ValueError(
             f"inner_optimizer has loss_scale_factor={inner_optimizer.loss_scale_factor!r}: the loss would be scaled "
             "twice. Leave it out, and pass tfmp.FixedLossScaleManager(factor) for a fixed scale."
+        )
+    # A MultiOptimizer leaves the step to those inside it.
+    inner = [inner_optimizer, *getattr(inner_optimizer, "optimizers", [])]
+    own_steps = [steps for optimizer in inner if (steps := optimizer.gradient_accumulation_steps)]
+    if own_steps and accumulation.accumulation_steps > 1:
+        raise ValueError(
+            f"inner_optimizer has gradient_accumulation_steps={own_steps[0]!r}, and accumulation_steps="
+            f"{accumulation.accumulation_steps!r}: gradients would be accumulated twice. Leave out the former."
         )
 
 
