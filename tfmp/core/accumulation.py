@@ -62,8 +62,9 @@ class GradientAccumulator(tf.Module):
     So the divisor is right for a window that ends early. Each replica of a `tf.distribute` strategy, and each process
     of Horovod, has sums of its own, which are shared when the window ends: then `kept` and `tried` are those of all.
 
-    Variables whose gradient is None in every micro-batch keep None. A gradient that came as `IndexedSlices` is one
-    again, of the rows whose sum is not 0; of all rows within XLA.
+    A variable keeps None for a gradient until a micro-batch gives it one, and has zeros from then on where none does;
+    which have had one, a checkpoint does not tell. A gradient that came as `IndexedSlices` is one again, of the rows
+    whose sum is not 0; of all rows within XLA.
 
     Args:
         variables: The variables to train, of TensorFlow or Keras. Make the accumulator in the strategy's scope.
@@ -119,7 +120,8 @@ class GradientAccumulator(tf.Module):
             self.kept = add("kept", [], tf.float32)
             self.tried = add("tried", [], tf.float32)
             self.tried_in_epoch = add("tried_in_epoch", [], tf.float32)
-            self.overflows = add("overflows", [len(variables), len(KINDS)], tf.int64)
+            # Not int64: when a checkpoint is restored on replicas, each gets its part of the sum.
+            self.overflows = add("overflows", [len(variables), len(KINDS)], tf.float64)
 
     @property
     def variables_of_state(self) -> list[tf.Variable]:
@@ -168,7 +170,7 @@ class GradientAccumulator(tf.Module):
             return tf.group(*map(_add_to, self.sums, grads), self.kept.assign_add(1.0))
 
         def drop(grads: Gradients) -> tf.Operation:
-            return tf.group(self.overflows.assign_add(inspection.counts(grads)))
+            return tf.group(self.overflows.assign_add(tf.cast(inspection.counts(grads), tf.float64)))
 
         # In a graph, a run that fails for want of gradients, as at the end of the input, must count nothing.
         with tf.control_dependencies([call_either(inspection.all_finite(grads), grads, keep, drop)]):
@@ -201,8 +203,7 @@ class GradientAccumulator(tf.Module):
         """
         kept, tried, replicas = tf.unstack(total(tf.stack([self.kept.read_value(), self.tried.read_value(), 1.0])))
         complete = tf.equal(kept, tried)
-        # A new value: the variable is set to 0 below.
-        overflows = self.overflows.read_value() + 0
+        overflows = tf.cast(tf.math.ceil(self.overflows.read_value()), tf.int64)
         # Of an empty window the sums are 0: as NaN they would be counted as an overflow of every variable.
         grads = self._scaled_sums(tf.math.divide_no_nan(replicas, kept))
         with tf.control_dependencies([*numerics.values_of(grads), overflows, complete]):
