@@ -46,7 +46,7 @@ def draw(outcome: Outcome, test: np.ndarray, path: pathlib.Path) -> None:
     generated, real = digits.subplots(2, 1)
     _draw_digits(generated, outcome.generated, f"generated ({outcome.precision})")
     _draw_digits(real, test, "real, not trained on")
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=90)
 
 
 def skipped(steps: Sequence[int], turns: Sequence[bool]) -> list[int]:
