@@ -102,7 +102,7 @@ def _line(precision: str, iteration: int, record: training.Record) -> str:
     return (
         f"{precision} {iteration}: Wasserstein estimate {record.estimate:.3f}, penalty {record.penalty:.4f}, "
         f"loss scale {report.scale_text(record.loss_scale)}, "
-        f"applied {record.critic_steps} of the critic, {record.generator_steps} of the generator"
+        f"steps {record.critic_steps} and {record.generator_steps}"
     )
 
 
