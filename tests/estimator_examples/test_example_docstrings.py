@@ -5,12 +5,20 @@ import importlib
 
 import pytest
 
-MODULES = ("bert.corpus", "bert.history", "bert.report", "bert.vocabulary")
+MODULES = (
+    "bert.corpus",
+    "bert.history",
+    "bert.report",
+    "bert.vocabulary",
+    "digits_gan.picture",
+    "digits_gan.quality",
+    "digits_gan.report",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings_tell_the_truth(name: str) -> None:
-    if name in ("bert.report", "bert.vocabulary"):
+    if name in ("bert.report", "bert.vocabulary", "digits_gan.picture"):
         pytest.importorskip("matplotlib")
         pytest.importorskip("tokenizers")
     results = doctest.testmod(importlib.import_module(f"estimator_examples.{name}"))

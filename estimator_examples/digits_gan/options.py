@@ -1,0 +1,60 @@
+"""The command line of the example."""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+import tfmp
+from estimator_examples import arguments
+
+#: What a training computes in, with the loss scaled or not.
+PRECISIONS = ("float32", "float16", "unscaled-float16")
+
+
+def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; a wrong one ends the program with a message."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    repeated = [name for name in PRECISIONS if options.precision.count(name) > 1]
+    if repeated:
+        parser.error(f"argument --precision: name each once, got {repeated[0]} twice.")
+    return options
+
+
+def scaler_for(precision: str, options: argparse.Namespace) -> tfmp.GradScaler:
+    """Make the scaler of a training; without scaling it passes everything through."""
+    return tfmp.GradScaler(options.init_scale, growth_interval=options.growth_interval, enabled=precision == "float16")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="digits_gan",
+        usage="python -m estimator_examples.digits_gan [options]",
+        description="Train a small GAN with gradient penalty, in float16 with one loss scale for two optimizers.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=PRECISIONS,
+        default=["float16"],
+        help="what to compute in; several are trained one after another, and compared",
+    )
+    parser.add_argument("--iterations", type=arguments.positive_int, default=10_000, help="the critic steps in each")
+    parser.add_argument(
+        "--generator-every",
+        type=arguments.positive_int,
+        default=5,
+        help="iterations from step to step of the generator",
+    )
+    parser.add_argument("--batch-size", type=arguments.positive_int, default=64, help="images of an iteration")
+    parser.add_argument("--learning-rate", type=arguments.positive, default=0.0005, help="of both Adams")
+    parser.add_argument("--init-scale", type=arguments.loss_scale, default="2**24", help="the loss scale to start from")
+    parser.add_argument(
+        "--growth-interval", type=arguments.positive_int, default=500, help="iterations without overflow to double it"
+    )
+    parser.add_argument("--seed", type=arguments.count, default=1, help="of the split, the batches and the weights")
+    parser.add_argument(
+        "--output-dir", type=pathlib.Path, default=pathlib.Path("digits_gan"), help="where the pictures go"
+    )
+    return parser

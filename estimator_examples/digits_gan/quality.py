@@ -1,0 +1,79 @@
+"""How good generated digits are, and what float16 loses of the penalty's gradient."""
+
+import numpy as np
+import tensorflow as tf
+
+import tfmp
+from estimator_examples.digits_gan import training
+
+
+def nearest_distance(images: np.ndarray, others: np.ndarray) -> float:
+    """Return the mean over images of the Euclidean distance to the nearest of the others.
+
+    Args:
+        images: [n, pixels].
+        others: [m, pixels].
+
+    Example:
+        >>> nearest_distance(np.array([[0.0, 1.0], [5.0, 0.0]]), np.array([[0.0, 0.0], [2.0, 0.0]]))
+        2.0
+    """
+    distances = np.linalg.norm(images[:, np.newaxis] - others, axis=-1)
+    return float(np.mean(np.min(distances, axis=1)))
+
+
+def frechet_distance(images: np.ndarray, others: np.ndarray) -> float:
+    """Return the squared distance of the two normal distributions with the images' means and covariances.
+
+        |mean_1 - mean_2|^2 + trace(cov_1 + cov_2 - 2 (cov_1 cov_2)^(1/2))
+
+    It is of raw pixels, not of features of a net. It sees what `nearest_distance` does not: digits that are all alike.
+
+    Args:
+        images: [n, pixels].
+        others: [m, pixels].
+
+    Returns:
+        The distance; NaN if an image is not finite.
+
+    Example:
+        >>> images = np.array([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
+        >>> round(frechet_distance(images, images + 3), 6)
+        18.0
+
+    Source: Heusel et al., GANs Trained by a Two Time-Scale Update Rule, 2017.
+    """
+    if not (np.isfinite(images).all() and np.isfinite(others).all()):
+        return float("nan")
+    covariance, other_covariance = (np.cov(each, rowvar=False, dtype=np.float64) for each in (images, others))
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T
+    # The product of the two has the eigenvalues of this symmetric matrix.
+    product_values = np.linalg.eigvalsh(root @ other_covariance @ root)
+    shift = np.sum(np.square(np.mean(images, axis=0) - np.mean(others, axis=0)))
+    spread = np.trace(covariance) + np.trace(other_covariance) - 2 * np.sum(np.sqrt(np.maximum(product_values, 0)))
+    return float(shift + spread)
+
+
+def lost_share(gan: training.Gan, images: np.ndarray) -> float:
+    """Return the share of the penalty's gradient that is zero by the precision of the critic.
+
+    Of the entries of its gradients with respect to the kernels that are not zero in float32, at the same weights.
+    """
+    twin = training.Gan("float32", tfmp.GradScaler(enabled=False), learning_rate=1.0)
+    twin.critic.set_weights(gan.critic.get_weights())
+    own, exact = (penalty_gradients(each, images) for each in (gan, twin))
+    zeros = sum(np.sum((grad == 0) & (true != 0)) for grad, true in zip(own, exact, strict=True))
+    return float(zeros / sum(np.count_nonzero(true) for true in exact))
+
+
+def penalty_gradients(gan: training.Gan, images: np.ndarray) -> list[np.ndarray]:
+    """Return the gradients of the penalty with respect to the critic's kernels, in true magnitude.
+
+    They are second-order ones, of what depends on the critic's slopes.
+    """
+    # The penalty does not depend on the last bias; the others it sees through the kinks of the activation alone.
+    kernels = [weight for weight in gan.critic.trainable_variables if len(weight.shape) == 2]
+    with tf.GradientTape() as tape:
+        scaled = gan.scaler.scale(gan.penalty(tf.constant(images)))
+    return [(grad / gan.scaler.loss_scale).numpy() for grad in tape.gradient(scaled, kernels)]

@@ -1,0 +1,175 @@
+"""The GAN with gradient penalty on digits."""
+
+import contextlib
+import io
+import pathlib
+import re
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from estimator_examples.digits_gan import __main__ as program
+from estimator_examples.digits_gan import networks, options, quality, report, training
+
+# Of Keras 2's initializers.
+pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
+
+ITERATIONS, EVERY = 4, 3
+IMAGES = np.random.default_rng(0).random([16, networks.PIXELS], np.float32)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[report.Outcome, str, pathlib.Path]:
+    """Train for a few iterations; return the outcome, what was printed, and the directory."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    directory = tmp_path_factory.mktemp("run") / "made" / "for_it"
+    sizes = [f"--iterations={ITERATIONS}", f"--generator-every={EVERY}", "--batch-size=16", "--init-scale=2**12"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        [outcome] = program.run(options.parse_options([*sizes, f"--output-dir={directory}"]))
+    return outcome, printed.getvalue(), directory
+
+
+def _gan(dtype: str, scaler: tfmp.GradScaler, flatter: float = 1.0) -> training.Gan:
+    """Make a GAN with the same critic every time, its kernels multiplied by a number."""
+    gan = training.Gan(dtype, scaler, learning_rate=0.1)
+    rng = np.random.default_rng(1)
+    weights = [rng.normal(size=weight.shape, scale=weight.shape[0] ** -0.5) for weight in gan.critic.weights]
+    gan.critic.set_weights([weight * (flatter if weight.ndim == 2 else 0.1) for weight in weights])
+    return gan
+
+
+def _float32(flatter: float = 1.0) -> training.Gan:
+    return _gan("float32", tfmp.GradScaler(enabled=False), flatter)
+
+
+def _error(values: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(values - exact) / np.linalg.norm(exact))
+
+
+def test_a_run_ends_with_a_summary_and_a_picture(run: tuple[report.Outcome, str, pathlib.Path]) -> None:
+    _, printed, directory = run
+    assert "float16 4: Wasserstein estimate " in printed
+    lines, picture = printed.split("\nSummary\n")[1].split("  picture: ")
+    summary = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines.splitlines()[1:])
+    assert summary["loss scale"] == "2^12"
+    assert summary["critic steps"] == "4, 0 skipped"
+    assert summary["generator steps"] == "2, 0 skipped"
+    generated, real = map(float, summary["Frechet distance"].split())
+    assert generated > real > 0
+    assert picture.strip() == str(directory / "float16.png")
+    assert (directory / "float16.png").stat().st_size > 10_000
+
+
+def test_hidden_layers_compute_in_float16_over_float32_weights(
+    run: tuple[report.Outcome, str, pathlib.Path],
+) -> None:
+    for net in (run[0].gan.critic, run[0].gan.generator):
+        values, dtypes = tf.ones([2, net.input_shape[1]]), []
+        for layer in net.layers:
+            values = layer(values)
+            dtypes.append(values.dtype)
+        assert dtypes[:4] == [tf.float16] * 4
+        assert set(dtypes[4:]) == {tf.float32}
+        assert {tf.as_dtype(weight.dtype) for weight in net.weights} == {tf.float32}
+
+
+def test_an_overflow_of_the_critic_skips_its_step_alone(run: tuple[report.Outcome, str, pathlib.Path]) -> None:
+    gan = run[0].gan
+    batch = next(iter(training.Draws(IMAGES, batch_size=16, seed=0)))
+    broken = batch._replace(images=np.full_like(batch.images, 1e5))  # infinite in float16
+    before = [net.get_weights() for net in (gan.critic, gan.generator)]
+    record = gan.step(training.Batch(*map(tf.constant, broken)), True)
+    critic, generator = (net.get_weights() for net in (gan.critic, gan.generator))
+    assert all(map(np.array_equal, critic, before[0]))
+    assert not any(map(np.array_equal, generator, before[1]))
+    assert np.isfinite(generator[0]).all()
+    assert (int(record.critic_steps), int(record.generator_steps)) == (4, 3)
+    assert float(record.loss_scale) == 2.0**11
+    record = gan.step(training.Batch(*map(tf.constant, batch)), False)
+    assert (int(record.critic_steps), int(record.generator_steps)) == (5, 3)
+    assert float(record.loss_scale) == 2.0**11
+
+
+@pytest.mark.parametrize("scale", [2.0**4, 2.0**13])
+def test_unscaled_slopes_and_the_penalty_gradient_are_those_of_float32(scale: float) -> None:
+    gan, exact = _gan("mixed_float16", tfmp.GradScaler(scale)), _float32()
+    slopes = gan.slopes(tf.constant(IMAGES)).numpy()
+    assert 0 < _error(slopes, exact.slopes(tf.constant(IMAGES)).numpy()) < 0.01
+    grads, exact_grads = (quality.penalty_gradients(each, IMAGES) for each in (gan, exact))
+    assert [grad.shape for grad in grads] == [(64, 256), (256, 256), (256, 1)]
+    for grad, exact_grad in zip(grads, exact_grads, strict=True):
+        assert _error(grad, exact_grad) < 0.02
+
+
+def test_the_slopes_of_a_flat_critic_need_the_loss_scale() -> None:
+    flatter = 2.0**-8
+    scaled = _gan("mixed_float16", tfmp.GradScaler(2.0**16), flatter)
+    unscaled = _gan("mixed_float16", tfmp.GradScaler(enabled=False), flatter)
+    exact = _float32(flatter).slopes(tf.constant(IMAGES)).numpy()
+    assert _error(scaled.slopes(tf.constant(IMAGES)).numpy(), exact) < 0.01
+    assert not unscaled.slopes(tf.constant(IMAGES)).numpy().any()
+    assert quality.lost_share(scaled, IMAGES) < 0.02
+    assert quality.lost_share(unscaled, IMAGES) == 1
+
+
+def test_digits_that_are_all_alike_are_far_in_frechet_distance_alone() -> None:
+    assert quality.frechet_distance(IMAGES, IMAGES) == pytest.approx(0, abs=1e-5)
+    alike = np.repeat(IMAGES[:1], 16, axis=0)
+    assert quality.nearest_distance(alike, IMAGES) == 0
+    assert quality.frechet_distance(alike, IMAGES) > 1
+
+
+def test_images_that_are_not_finite_have_no_frechet_distance() -> None:
+    assert np.isnan(quality.frechet_distance(np.full_like(IMAGES, np.nan), IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "float64"], "argument --precision: invalid choice: 'float64'"),
+        (["--precision", "float16", "float16"], "argument --precision: name each once, got float16 twice."),
+        (["--iterations=0"], "argument --iterations: must be 1 or more, got 0."),
+        (["--generator-every=0"], "argument --generator-every: must be 1 or more, got 0."),
+        (["--batch-size=many"], "argument --batch-size: must be a whole number, got 'many'."),
+        (["--learning-rate=0"], "argument --learning-rate: must be a finite number above 0, got 0."),
+        (["--init-scale=0.5"], "argument --init-scale: must be 1 or more, and finite in float32, got 0.5."),
+        (["--growth-interval=-1"], "argument --growth-interval: must be 1 or more, got -1."),
+        (["--seed=-1"], "argument --seed: must be 0 or more, got -1."),
+    ],
+)
+def test_a_wrong_argument_ends_the_program(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        program.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_batch_of_more_images_than_there_are_is_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    assert program.main(["--batch-size=5000", f"--output-dir={tmp_path}"]) == 2
+    assert "a batch holds at most the 1347 training images, got 5000." in capsys.readouterr().err
+
+
+def test_an_output_directory_that_cannot_be_made_ends_the_program_before_training(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    (tmp_path / "file").touch()
+    assert program.main([f"--output-dir={tmp_path / 'file'}"]) == 1
+    assert "digits_gan: error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "tqdm", "sklearn"])
+def test_without_a_package_the_extra_that_brings_it_is_named(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert program.main([]) == 2
+    assert "install tfmp with its extra, e.g. `pip install '.[examples]'` from the clone" in capsys.readouterr().err
