@@ -16,6 +16,7 @@ _CORE = {
     for name in (
         "accumulation",
         "accumulators",
+        "autograph",
         "numerics",
         "reductions",
         "overflow",
@@ -61,10 +62,11 @@ _ALLOWED = {
     },
     "tfmp.core.horovods": set(),
     "tfmp.core.accumulation": {
-        *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow", "xla")),
+        *(f"tfmp.core.{name}" for name in ("autograph", "conditionals", "inspection", "numerics", "overflow", "xla")),
         *_LEAVES,
     },
     "tfmp.core.accumulators": {f"tfmp.core.{name}" for name in ("accumulation", "overflow", "state")},
+    "tfmp.core.autograph": set(),
     "tfmp.core.clipping": {"tfmp.core.numerics", "tfmp.core.reductions", "tfmp.core.settings", "tfmp.types"},
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.distribute": {"tfmp.core.conditionals", "tfmp.core.horovods", "tfmp.core.numerics", *_LEAVES},

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core import numerics, settings
+from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
 from tfmp.core.inspection import Inspection
 from tfmp.core.overflow import KINDS, OverflowDetector, validated_detector
@@ -137,6 +138,7 @@ class GradientAccumulator(tf.Module):
             return full
         return tf.logical_or(full, self.tried_in_epoch.read_value() >= per_epoch)
 
+    @without_autograph
     def add(self, grads: Gradients, loss_scale: tf.Tensor | float = 1.0) -> tf.Operation:
         """Add the gradients of a micro-batch, unless they overflowed.
 
@@ -153,6 +155,7 @@ class GradientAccumulator(tf.Module):
         loss_scale = tf.convert_to_tensor(loss_scale, tf.float32)
         return self.add_unscaled(numerics.unscale(grads, loss_scale), loss_scale)
 
+    @without_autograph
     def add_unscaled(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Operation:
         """Add gradients that are in true magnitude already; else as `add`.
 
@@ -176,10 +179,12 @@ class GradientAccumulator(tf.Module):
         with tf.control_dependencies([call_either(inspection.all_finite(grads), grads, keep, drop)]):
             return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
+    @without_autograph
     def mean(self) -> list[Gradient]:
         """Return the mean of what this replica's window holds, in the variables' types; NaN if it holds nothing."""
         return self._scaled_sums(1 / self.kept.read_value())
 
+    @without_autograph
     def reset(self) -> tf.Operation:
         """Empty the window.
 

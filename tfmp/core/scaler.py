@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import numerics
 from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.inspection import Inspection
@@ -98,6 +99,7 @@ class LossScaler:
         #: Which variables' gradients overflowed.
         self.overflow_counts = AllOverflowCounts()
 
+    @without_autograph
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the loss times the current scale, in float32 or float64.
 
@@ -107,6 +109,7 @@ class LossScaler:
         note_loss(self._manager, loss)
         return numerics.scale(loss, self._manager.get_loss_scale())
 
+    @without_autograph
     def share(self, grads: Gradients, names: Sequence[str], *, scaled: bool = True) -> list[Gradient]:
         """Return the mean of the gradients over the workers, if the user says that there are some.
 
@@ -142,6 +145,7 @@ class LossScaler:
             horovod.size(),
         )
 
+    @without_autograph
     def unscale(self, grads: Gradients) -> list[Gradient]:
         """Return the gradients in true magnitude, in float32 or float64.
 
@@ -150,6 +154,7 @@ class LossScaler:
         """
         return numerics.unscale(grads, self._manager.get_loss_scale())
 
+    @without_autograph
     def step(
         self,
         grads: Gradients,
@@ -202,6 +207,7 @@ class LossScaler:
             is_full = accumulator.is_full
         return distribution.call_either(is_full, [], end_window, lambda _: tf.no_op())
 
+    @without_autograph
     def take(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], Seen]:
         """Return the gradients of a window, this replica's part, and what is known of them; empty the accumulator.
 
@@ -212,6 +218,7 @@ class LossScaler:
         window = accumulator.take(lambda values: distribution.total(values, "micro_batches"))
         return window.grads, Seen(window.usable, window.complete, window.overflows, window.emptied)
 
+    @without_autograph
     def look_at(self, grads: Gradients) -> Seen:
         """Return what is found of unscaled gradients, for a step that may be attempted with others made of them.
 
@@ -222,6 +229,7 @@ class LossScaler:
         inspection = Inspection(self._detector, self._manager.get_loss_scale(), addends=addends)
         return Seen(usable=inspection.all_finite(grads))
 
+    @without_autograph
     def attempt(
         self,
         grads: Gradients,
@@ -296,6 +304,7 @@ class LossScaler:
         done = step if seen is None or seen.done is None else tf.group(step, seen.done)
         return done, Verdict(applied, finite, max_abs)
 
+    @without_autograph
     def update(self, verdict: Verdict) -> tf.Operation:
         """Move the scale, and count the step; once for all replicas.
 

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.accumulation import accumulation_settings
+from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow import OverflowDetector
@@ -161,6 +162,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         self._last_call = "compute_gradients"
         return [(grad, variable) for grad, (_, variable) in zip(grads, grads_and_vars, strict=True)]
 
+    @without_autograph
     def aggregate_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]
     ) -> list[tuple[Gradient, tf.Variable]]:
@@ -183,6 +185,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         means = self._scaler.share(grads, [variable.name for variable in variables], scaled=False)
         return list(zip(means, variables, strict=True))
 
+    @without_autograph
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Gradient, tf.Variable]],

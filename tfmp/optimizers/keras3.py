@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.accumulation import AccumulationSettings, accumulation_settings
+from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow import OverflowDetector
@@ -135,6 +136,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             scaled = self.scale_loss(loss() if callable(loss) else loss)
         self.apply(tape.gradient(scaled, list(var_list)), var_list)
 
+    @without_autograph
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
         """Apply gradients if they are finite on every replica.
 

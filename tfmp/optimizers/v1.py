@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfmp.core import call_sites, numerics
 from tfmp.core.accumulation import GradientAccumulator, accumulation_settings
 from tfmp.core.accumulators import Accumulators
+from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import MirroredWorkers, current_distribution
 from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager, validated_manager
@@ -138,6 +139,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             grads = self._scaler.share(grads, [variable.name for variable in variables])
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
+    @without_autograph
     def apply_gradients(
         self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
