@@ -63,6 +63,7 @@ _ALLOWED = {
         *(f"tfmp.core.{name}" for name in ("conditionals", "inspection", "numerics", "overflow")),
         *_LEAVES,
     },
+    "tfmp.core.clipping": {"tfmp.core.numerics", "tfmp.core.reductions", "tfmp.core.settings", "tfmp.types"},
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.distribute": {"tfmp.core.conditionals", "tfmp.core.horovods", "tfmp.core.numerics", *_LEAVES},
     "tfmp.core.noted_losses": set(),

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from tfmp.checkpoints.names import checkpoint_variable_map as checkpoint_variable_map
     from tfmp.checkpoints.states import read_loss_scale_state as read_loss_scale_state
     from tfmp.core.accumulation import GradientAccumulator as GradientAccumulator
+    from tfmp.core.clipping import clip_by_global_norm as clip_by_global_norm
+    from tfmp.core.clipping import clip_by_norm as clip_by_norm
+    from tfmp.core.clipping import clip_by_value as clip_by_value
     from tfmp.core.managers import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
@@ -51,6 +54,9 @@ _MODULE_OF = {
     "SaturationDetector": "tfmp.core.overflow",
     "ScaledGradientsOptimizer": "tfmp.core.optimizer_steps",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
+    "clip_by_global_norm": "tfmp.core.clipping",
+    "clip_by_norm": "tfmp.core.clipping",
+    "clip_by_value": "tfmp.core.clipping",
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "read_loss_scale_state": "tfmp.checkpoints.states",

@@ -1,8 +1,11 @@
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
+import tfmp
 from tfmp.core import call_sites
 
 pytestmark = pytest.mark.graph
@@ -22,13 +25,13 @@ def test_line_of_a_call_is_not_the_librarys_own() -> None:
     assert tf.nest.map_structure(lambda _: call_sites.line_of_call(), [0]) == [_here()]
 
 
-@pytest.mark.parametrize("clipped", [False, True])
-def test_gradients_are_traced_back_over_clipping(clipped: bool) -> None:
+@pytest.mark.parametrize("clip", [None, tf.clip_by_global_norm, tfmp.clip_by_global_norm])
+def test_gradients_are_traced_back_over_clipping(clip: Callable[..., Any] | None) -> None:
     with tf.Graph().as_default():
         w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
         grads, line = tf.gradients(tf.reduce_sum(w * w), [w]), _here()
-        if clipped:
-            grads, _ = tf.clip_by_global_norm(grads, 1.0)
+        if clip is not None:
+            grads, _ = clip(grads, 1.0)
         op = call_sites.gradient_op(grads)
         assert op is not None
         assert call_sites.line_of_op(op) == line

@@ -100,7 +100,7 @@ def made_by_tfmp(op: tf.Operation) -> bool:
 def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     """Return the op that gave the gradients: of `tf.gradients`, or of this package.
 
-    What the script put between it and them, clipping say, is left out.
+    What the script put between it and them, clipping say, is left out; this package's clipping too.
 
     Args:
         grads: The gradients.
@@ -112,7 +112,8 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     seen = set(queue)
     while queue and len(seen) < _MOST_OPS:
         op = queue.popleft()
-        if made_by_tfmp(op) or made_within(op, "gradients_impl.py"):
+        is_clipping = made_within(op, os.path.join("tfmp", "core", "clipping.py"))
+        if not is_clipping and (made_by_tfmp(op) or made_within(op, "gradients_impl.py")):
             return op
         inputs = [tensor.op for tensor in op.inputs if tensor.op not in seen]
         seen.update(inputs)

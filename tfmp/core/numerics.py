@@ -63,6 +63,31 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
     return [map_values(unscale_values, grad) for grad in grads]
 
 
+def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
+    """Multiply one gradient by a factor up to 1, keeping its form and type.
+
+    Args:
+        grad: The gradient; its values may be as large as its type holds.
+        factor: A float64 scalar; 1 changes nothing.
+
+    Returns:
+        The smaller gradient; None stays None.
+
+    Example:
+        >>> shrink(tf.constant([2.0**127]), tf.constant(2.0**-130, tf.float64)).numpy()
+        array([0.125], dtype=float32)
+    """
+    # In float32 a factor below 2**-126 is a denormal number, which CPU kernels flush to 0. In graphs TensorFlow would
+    # multiply two factors first; not a factor with a divisor.
+    divisor = tf.where(factor < 2.0**-64, tf.constant(2.0**64, factor.dtype), 1)
+
+    def shrink_values(values: tf.Tensor) -> tf.Tensor:
+        wide = widen(values)
+        return tf.cast(wide / tf.cast(divisor, wide.dtype) * tf.cast(factor * divisor, wide.dtype), values.dtype)
+
+    return map_values(shrink_values, grad)
+
+
 def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
     """Cast one gradient, keeping its form.
 

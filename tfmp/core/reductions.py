@@ -118,11 +118,11 @@ def half_squares(grads: Gradients) -> tf.Tensor:
         grads: Gradients; None is ignored.
 
     Returns:
-        A float32 vector.
+        A float64 vector. The sums are made in the gradients' types, so that squares overflow where those do.
 
     Example:
         >>> half_squares([tf.constant([3.0]), tf.constant([4.0]), None]).numpy()
-        array([12.5], dtype=float32)
+        array([12.5])
     """
     return _half_squares(_joined([widen(each) for each in values_of(grads)]))
 
@@ -147,14 +147,43 @@ def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor
     """
 
     def norm_of(squares: tf.Tensor) -> tf.Tensor:
-        return tf.sqrt(2 * tf.reduce_sum(tf.cast(squares, tf.float64)))
-
-    def norm_of_smaller() -> tf.Tensor:
-        smaller = [map_values(lambda values: widen(values) * 2.0**-80, grad) for grad in grads]
-        return norm_of(half_squares(smaller)) * 2.0**80
+        return tf.sqrt(2 * tf.reduce_sum(squares))
 
     norm = norm_of(half_squares(grads) if squares is None else squares)
-    return _look_again(tf.math.is_inf(norm), norm_of_smaller, norm)
+    return _mended(norm, grads, lambda grads: norm_of(half_squares(grads)))
+
+
+def norms(grads: Gradients) -> tf.Tensor:
+    """Return the norm of each gradient, as `global_norm` finds that of all.
+
+    Args:
+        grads: Gradients, at least one; the norm of None is 0.
+
+    Returns:
+        A float64 vector.
+
+    Example:
+        >>> norms([tf.constant([3.0, 4.0]), None, tf.constant(-2.0**100)]).numpy() == [5, 0, 2.0**100]
+        array([ True,  True,  True])
+    """
+
+    def norms_of(grads: Gradients) -> tf.Tensor:
+        squares = [tf.reduce_sum(_half_squares([widen(each) for each in values_of([grad])])) for grad in grads]
+        return tf.sqrt(2 * tf.stack(squares))
+
+    return _mended(norms_of(grads), grads, norms_of)
+
+
+def _mended(norms: tf.Tensor, grads: Gradients, norms_of: Callable[[Gradients], tf.Tensor]) -> tf.Tensor:
+    """Return norms, found anew where they are infinite since squares overflowed."""
+    infinite = tf.math.is_inf(norms)
+
+    def mend() -> tf.Tensor:
+        smaller = [map_values(lambda values: widen(values) * 2.0**-80, grad) for grad in grads]
+        # The squares of small gradients are 0 there.
+        return tf.where(infinite, norms_of(smaller) * 2.0**80, norms)
+
+    return _look_again(tf.reduce_any(infinite), mend, norms)
 
 
 def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -217,7 +246,8 @@ def _look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tenso
 def _half_squares(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return half of the sum of squares of each."""
     half_sum = _half_sum_within_xla if within_xla() else tf.nn.l2_loss
-    return tf.stack([tf.cast(half_sum(each), tf.float32) for each in values]) if values else tf.zeros([0])
+    sums = [tf.cast(half_sum(each), tf.float64) for each in values]
+    return tf.stack(sums) if sums else tf.zeros([0], tf.float64)
 
 
 def _half_sum_within_xla(values: tf.Tensor) -> tf.Tensor:

@@ -92,7 +92,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     def get_unscaled_gradients(self, grads: Gradients) -> list[Gradient]:
         """Divide gradients by the loss scale; `apply_gradients` then takes what this returned.
 
-        Here is the place to clip gradients, or to look at them.
+        Here is the place to clip gradients, by `tfmp.clip_by_global_norm` say, or to look at them.
 
         Args:
             grads: The gradients of a scaled loss; None stays None.

@@ -33,7 +33,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         ...     manager = tfmp.ExponentialUpdateLossScaleManager(2**32, incr_every_n_steps=1000, decr_ratio=0.5)
         ...     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
         ...     grads_and_vars = opt.compute_gradients(tf.reduce_sum(w), [w])
-        ...     grads, _ = tf.clip_by_global_norm([grad for grad, _ in grads_and_vars], 10.0)
+        ...     grads, _ = tfmp.clip_by_global_norm([grad for grad, _ in grads_and_vars], 10.0)
         ...     train_op = opt.apply_gradients(zip(grads, [w]), tf.compat.v1.train.get_or_create_global_step())
         ...     session.run(tf.compat.v1.global_variables_initializer())
         ...     _ = session.run(train_op)
@@ -86,8 +86,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         With is_distributed=True under Horovod they are the mean over its processes.
 
         The loss is scaled, differentiated by the wrapped optimizer, and the gradients unscaled in float32, whatever
-        the variable's type. What overflowed is infinite or NaN. Clip by norm, which keeps that visible;
-        `tf.clip_by_value` makes infinity an ordinary number, and the step is then applied.
+        the variable's type. What overflowed is infinite or NaN. Clip by `tfmp.clip_by_value`, `clip_by_norm` or
+        `clip_by_global_norm`, which keep that visible; `tf.clip_by_value` makes infinity an ordinary number, and the
+        step is then applied.
 
         Args:
             loss: The loss, a floating-point tensor; or a function that returns it, as eager execution needs.
