@@ -131,7 +131,7 @@ def _main(heading: str) -> None:
         names["batches"] = dataset(names, shared_batches(names))
         run(heading, names)
     weights = [variable.numpy().tolist() for variable in names["model"].trainable_variables]
-    print("STATE recipe " + json.dumps([weights, float(names["scaler"].loss_scale)]), flush=True)
+    print("STATE recipe", json.dumps([weights, float(names["scaler"].loss_scale)]), flush=True)  # noqa: T201 - its result
 
 
 if __name__ == "__main__":
