@@ -259,6 +259,18 @@ def test_evaluation_computes_in_float16_and_leaves_the_scaler_alone(
     assert int(names["scaler"].attempted_steps) == 0
 
 
+@_of_recipe(["Batch replay"])
+def test_a_batch_that_overflows_at_a_high_scale_is_applied_once_at_a_lower_one(
+    recipe: str, names: dict[str, Any], good: list[Batch]
+) -> None:
+    run(recipe, names)
+    _close(_weights(names["variables"]), _trained(good))
+    applied, skipped = int(names["scaler"].applied_steps), int(names["scaler"].skipped_steps)
+    assert applied == 4
+    assert skipped > 1
+    assert float(names["scaler"].loss_scale) == 2.0 ** (20 - skipped)
+
+
 @_of_recipe(["With and without scaling"])
 @pytest.mark.parametrize("mixed", [True, False])
 def test_a_disabled_scaler_checks_nothing(recipe: str, mixed: bool, names: dict[str, Any], good: list[Batch]) -> None:
