@@ -77,8 +77,12 @@ _ALLOWED = {
     "tfmp.core.optimizer_steps": {"tfmp.types", *_CORE},
     "tfmp.grad_scaler": {
         *(f"tfmp.core.{name}" for name in ("conditionals", "iteration", "optimizer_steps", "step_properties")),
-        "tfmp.types",
+        *_LEAVES,
         *_CORE,
+    },
+    "tfmp.batch_replay": {
+        *(f"tfmp.core.{name}" for name in ("iteration", "managers", "settings", "step_properties")),
+        "tfmp.grad_scaler",
     },
     "tfmp.core.step_properties": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
     "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.types", *_CORE},

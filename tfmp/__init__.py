@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfmp.optional import require_tensorflow
 
 if TYPE_CHECKING:
+    from tfmp.batch_replay import replay as replay
     from tfmp.checkpoints.names import checkpoint_variable_map as checkpoint_variable_map
     from tfmp.checkpoints.states import read_loss_scale_state as read_loss_scale_state
     from tfmp.core.accumulation import GradientAccumulator as GradientAccumulator
@@ -60,6 +61,7 @@ _MODULE_OF = {
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "read_loss_scale_state": "tfmp.checkpoints.states",
+    "replay": "tfmp.batch_replay",
 }
 
 __all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings

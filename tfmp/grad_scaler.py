@@ -1,15 +1,16 @@
 """GradScaler: loss scaling in hand-written loops, with the verbs of torch.amp."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core import settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.conditionals import call_either
 from tfmp.core.distribute import current_distribution
-from tfmp.core.iteration import Calls, Findings
+from tfmp.core.iteration import Calls, Findings, on_replica
 from tfmp.core.managers import LossScaleManager, get_loss_scale_manager, validated_manager
 from tfmp.core.optimizer_steps import OptimizerStep, seen_together, validated_pairs
 from tfmp.core.overflow import OverflowDetector, validated_detector
@@ -33,7 +34,7 @@ class GradScaler(StepProperties, tf.Module):
 
     It works eagerly, in a `tf.function`, compiled by XLA, and in graphs of TF1, where `update` returns the op that runs
     the whole iteration. Under `tf.distribute` all but `update` are called on the replicas, and `update` there or
-    outside.
+    outside. `update` is called eagerly where an optimizer steps eagerly; steps in a `tf.function` are seen by either.
 
     Args:
         init_scale: The scale to start from.
@@ -90,9 +91,9 @@ class GradScaler(StepProperties, tf.Module):
         }
         if manager is not None and rule != _RULE_OF_TORCH:
             raise ValueError("manager decides the scale by settings of its own: leave out init_scale and the like.")
-        self._enabled = enabled
+        self._enabled = settings.flag("enabled", enabled)
         #: What decides the scale; a checkpoint has its state.
-        self.manager = get_loss_scale_manager(rule) if manager is None else validated_manager(manager)
+        self.manager = get_loss_scale_manager(rule) if manager is None else validated_manager(manager, "manager")
         self._loss_scale_manager = self.manager
         self._is_distributed = is_distributed
         self._scaler = LossScaler(self.manager, validated_detector(overflow_detector), is_distributed)
@@ -147,13 +148,25 @@ class GradScaler(StepProperties, tf.Module):
         Raises:
             RuntimeError: It was called for this optimizer since the last update; or `step` was.
             ValueError: Every gradient is None.
+
+        Example:
+            >>> w = tf.Variable([3.0, 4.0])
+            >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+            >>> scaler = GradScaler(init_scale=8)
+            >>> grads = scaler.unscale(optimizer, [tf.constant([24.0, 32.0])])
+            >>> clipped, norm = tf.clip_by_global_norm(grads, 2.5)
+            >>> scaler.step(optimizer, zip(clipped, [w]))
+            >>> float(norm), w.numpy().tolist()
+            (5.0, [1.5, 2.0])
         """
         window = None
         if isinstance(grads, GradientAccumulator):
             grads, window = self._scaler.take(grads)
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the variables.")
-        true_grads = self._in_true_magnitude(grads, scaled=window is None)
+        true_grads = self._shared(grads, scaled=window is None)
+        if window is None and self._enabled:
+            true_grads = self._scaler.unscale(true_grads)
         seen = self._scaler.look_at(true_grads) if self._enabled else Seen(tf.constant(True))
         if window is not None:
             seen = window._replace(usable=tf.logical_and(window.usable, seen.usable))
@@ -186,7 +199,7 @@ class GradScaler(StepProperties, tf.Module):
 
         Args:
             steps: Pairs of an optimizer and what `step` takes for it.
-            **kwargs: Passed to every optimizer's `apply_gradients`.
+            **kwargs: Passed to every optimizer's `apply_gradients`; `global_step` would be counted by each.
 
         Returns:
             The op that does it; None in eager mode.
@@ -208,7 +221,9 @@ class GradScaler(StepProperties, tf.Module):
         taken = [self._step_of(optimizer, grads_and_vars, kwargs) for optimizer, grads_and_vars in steps]
         if not taken:
             raise ValueError("there is no optimizer to step: pass pairs of an optimizer and its grads_and_vars.")
-        op = self._attempt(taken) if self._enabled else tf.group(*(step.apply_unchecked() for step in taken))
+        # The decision on a window is the accumulator's.
+        checks = self._enabled or any(step.is_of_window for step in taken)
+        op = self._attempt(taken) if checks else tf.group(*(step.apply_unchecked() for step in taken))
         for step in taken:
             self._calls.note_step(step.optimizer, op)
         return op
@@ -225,9 +240,18 @@ class GradScaler(StepProperties, tf.Module):
             The op that does it; None in eager mode. In a graph of TF1 it runs the steps that were built before it.
 
         Raises:
-            RuntimeError: No optimizer has stepped since the last update.
-            ValueError: The new scale is not finite, or not within the manager's bounds.
+            RuntimeError: No optimizer has stepped since the last update. In a `tf.function` that is an error when it
+                runs.
+            TypeError: The new scale is no number.
+            ValueError: The new scale is not finite, or not within the manager's bounds. A tensor in a graph is an error
+                when the op runs.
             NotImplementedError: The manager's scale cannot be set.
+
+        Example:
+            >>> scaler = GradScaler(init_scale=1024)
+            >>> scaler.update(new_scale=256)
+            >>> float(scaler.loss_scale)
+            256.0
         """
         steps = list(self._calls.ops())
         if not self._enabled:
@@ -240,27 +264,54 @@ class GradScaler(StepProperties, tf.Module):
         def move() -> tf.Operation:
             with tf.control_dependencies([*steps, *checks]):
                 verdict = self._findings.verdict(self.manager.needs_max_abs)
-                if new_scale is None:
-                    moved = self._scaler.update(verdict)
-                else:
-                    moved = tf.group(self.manager.set_loss_scale(new_scale), self._count_if_stepped(verdict))
+                moved = self._scaler.update(verdict) if new_scale is None else self._set(new_scale, verdict)
             with tf.control_dependencies([] if moved is None else [moved]):
                 return self._findings.clear()
 
-        on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-        moved = current_distribution(self._is_distributed).once(move) if on_replica else move()
+        moved = self._once(move)
         self._calls.end()
         return moved
+
+    def abandon(self) -> tf.Operation:
+        """Forget the iteration, which an exception has ended: what was called in it, and what its steps have shown.
+
+        The scale stays, and nothing is counted. What was applied stays applied.
+
+        Returns:
+            The op that does it; None in eager mode.
+
+        Example:
+            >>> w, optimizer = tf.Variable(1.0), tf.compat.v1.train.GradientDescentOptimizer(0.5)
+            >>> scaler = GradScaler(init_scale=8)
+            >>> for batch in [None, 1.0]:
+            ...     try:
+            ...         grads = scaler.unscale(optimizer, [scaler.scale(1.0)])
+            ...         scaler.step(optimizer, [(grads[0] * batch, w)])
+            ...         scaler.update()
+            ...     except (TypeError, ValueError):
+            ...         scaler.abandon()
+            >>> float(w), int(scaler.attempted_steps)
+            (0.5, 1)
+        """
+        self._calls.end()
+        return self._once(self._findings.clear)
 
     def state_dict(self) -> dict[str, float]:
         """Return the manager's state as numbers, to be saved after `update`; empty where scaling is not enabled.
 
         A `tf.train.Checkpoint(scaler=scaler)` holds the same; a graph's Saver holds its variables.
 
+        Returns:
+            The numbers, by their names.
+
+        Raises:
+            RuntimeError: It is called in a graph, or in a `tf.function`.
+
         Example:
             >>> GradScaler(init_scale=8).state_dict()
             {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
         """
+        self._refuse_in_graph("state_dict")
         return self.manager.state_dict() if self._enabled else {}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
@@ -271,20 +322,31 @@ class GradScaler(StepProperties, tf.Module):
 
         Raises:
             ValueError: It is of another kind of manager, or of a scaler that was not enabled.
+            RuntimeError: It is called in a graph, or in a `tf.function`.
+
+        Example:
+            >>> scaler = GradScaler()
+            >>> scaler.load_state_dict({"loss_scale": 8.0, "good_steps": 1, "bad_steps": 0})
+            >>> float(scaler.loss_scale)
+            8.0
         """
+        self._refuse_in_graph("load_state_dict")
         if self._enabled:
             self.manager.load_state_dict(state_dict)
 
-    def _in_true_magnitude(self, grads: Gradients, *, scaled: bool) -> list[Gradient]:
-        if self._is_distributed:
-            grads = self._scaler.share(grads, [f"gradient {index}" for index in range(len(grads))], scaled=scaled)
-        return self._scaler.unscale(grads) if scaled and self._enabled else list(grads)
+    def _shared(self, grads: Gradients, *, scaled: bool) -> list[Gradient]:
+        if not self._is_distributed:
+            return list(grads)
+        return self._scaler.share(grads, [f"gradient {index}" for index in range(len(grads))], scaled=scaled)
 
     def _step_of(self, optimizer: Any, grads_and_vars: GradsAndVars, kwargs: dict[str, Any]) -> OptimizerStep:  # noqa: ANN401
         pairs = validated_pairs(optimizer, grads_and_vars)
         given = [grad for grad, _ in pairs]
         seen = self._calls.seen_by_unscale(optimizer)
-        true_grads = given if seen is not None else self._in_true_magnitude(given, scaled=True)
+        true_grads = given
+        if seen is None:
+            given = self._shared(given, scaled=True)
+            true_grads = self._scaler.unscale(given) if self._enabled else given
         return OptimizerStep(optimizer, given, true_grads, [variable for _, variable in pairs], seen, kwargs)
 
     def _attempt(self, steps: Sequence[OptimizerStep]) -> tf.Operation:
@@ -307,11 +369,22 @@ class GradScaler(StepProperties, tf.Module):
             with tf.control_dependencies(before):
                 return self._findings.note(verdict)
 
-        return tf.group(*before, distribution.once(note))
+        return tf.group(*before, *([distribution.once(note)] if self._enabled else []))
+
+    def _set(self, new_scale: float | tf.Tensor, verdict: Verdict) -> tf.Operation:
+        has_set = self.manager.set_loss_scale(new_scale)
+        # Nothing is counted if the scale is refused when it is known.
+        with tf.control_dependencies([] if has_set is None else [has_set]):
+            return call_either(self._findings.steps > 0, [], lambda _: self.manager.note_step(verdict.applied))
+
+    def _once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
+        return current_distribution(self._is_distributed).once(function) if on_replica() else function()
 
     def _refuse_if_none_stepped(self) -> list[tf.Operation]:
         """Stop if no step is known on the device; whether one was built here is known already."""
         message = "update was called, and no optimizer has stepped since the last update: call step first."
+        if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
+            raise RuntimeError("update was built before any step: build the steps first, and update in the same graph.")
         steps = self._findings.steps
         if not tf.executing_eagerly():
             return [tf.debugging.Assert(steps > 0, [message])]
@@ -319,5 +392,9 @@ class GradScaler(StepProperties, tf.Module):
             raise RuntimeError(message)
         return []
 
-    def _count_if_stepped(self, verdict: Verdict) -> tf.Operation:
-        return call_either(self._findings.steps > 0, [], lambda _: self.manager.note_step(verdict.applied))
+    def _refuse_in_graph(self, verb: str) -> None:
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "
+                "tf.function. A graph of TF1 has its state in variables, which tf.compat.v1.train.Saver saves."
+            )

@@ -1,8 +1,7 @@
 """What was called, and what was found, since the scale was last updated."""
 
-import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -95,14 +94,14 @@ class _Call(NamedTuple):
 
     Attributes:
         optimizer: The optimizer; held, so that no other takes its identity.
-        replica: The thread that the replica's step is built in.
+        replica: The replica's number; None outside of replicas.
     """
 
     optimizer: object
-    replica: int
+    replica: int | None
 
     def is_for(self, optimizer: object) -> bool:
-        return self.optimizer is optimizer and self.replica == threading.get_ident()
+        return self.optimizer is optimizer and self.replica == _current_replica()
 
 
 class _Unscaled(NamedTuple):
@@ -130,7 +129,7 @@ class Calls:
         Traceback (most recent call last):
             ...
         RuntimeError: step was called already for this optimizer (str) since the last update: call update()
-        once after all optimizers have stepped.
+        once after all optimizers have stepped, or abandon() if an exception ended the iteration.
     """
 
     def __init__(self) -> None:
@@ -153,11 +152,12 @@ class Calls:
             if each.place() is self._place():
                 raise RuntimeError(
                     f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update: the "
-                    "gradients would be divided by the loss scale twice. Unscale once, then step, then update."
+                    "gradients would be divided by the loss scale twice. Unscale once, then step, then update; call "
+                    "abandon() first if an exception ended the iteration before."
                 )
             # Of a function that was never finished, or is traced again.
             self._unscaled.remove(each)
-        self._unscaled.append(_Unscaled(_Call(optimizer, threading.get_ident()), weakref.ref(self._place()), seen))
+        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._place()), seen))
 
     def seen_by_unscale(self, optimizer: object) -> Seen | None:
         """Return what `unscale` saw of the gradients that `step` is called with; None if it was not called.
@@ -170,7 +170,7 @@ class Calls:
         """
         for each in self._of(optimizer):
             place = each.place()
-            if place is not None and not self._is_inside(place):
+            if place is not None and not any(place is here for here in self._places()):
                 raise RuntimeError(
                     f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step "
                     "is called in: call both in the same function, or both eagerly."
@@ -191,7 +191,7 @@ class Calls:
         self._refuse_second_step("step", optimizer)
         self._unscaled = [each for each in self._unscaled if not each.call.is_for(optimizer)]
         place = self._place()
-        self._stepped.setdefault(place, []).append(_Call(optimizer, threading.get_ident()))
+        self._stepped.setdefault(place, []).append(_Call(optimizer, _current_replica()))
         if op is not None and not op.graph.building_function:
             # A function sees to the order itself, and would be kept alive by its ops.
             self._ops.setdefault(place, []).append(op)
@@ -210,9 +210,9 @@ class Calls:
         place = self._place()
         stepped = self._stepped.pop(place, [])
         self._ops.pop(place, None)
-        if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        if on_replica():
             # The other replicas come here later.
-            here = threading.get_ident()
+            here = _current_replica()
             self._stepped[place] = [call for call in stepped if call.replica != here]
             self._unscaled = [each for each in self._unscaled if each.call.replica != here]
         else:
@@ -222,26 +222,43 @@ class Calls:
         return [each for each in self._unscaled if each.call.is_for(optimizer)]
 
     def _refuse_second_step(self, verb: str, optimizer: object) -> None:
-        if any(call.is_for(optimizer) for call in self._stepped.get(self._place(), [])):
-            advice = "call update() once after all optimizers have stepped"
+        calls = [call for place in self._places() for call in self._stepped.get(place, [])]
+        if any(call.is_for(optimizer) for call in calls):
+            order = "" if verb == "step" else "unscale comes before step; "
             raise RuntimeError(
-                f"step was called already for this optimizer ({_name(optimizer)}) since the last update: "
-                + (f"{advice}." if verb == "step" else f"unscale comes before step; {advice}.")
+                f"step was called already for this optimizer ({_name(optimizer)}) since the last update: {order}call "
+                "update() once after all optimizers have stepped, or abandon() if an exception ended the iteration."
             )
 
     def _place(self) -> "_Place":
         return self if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    def _is_inside(self, place: "_Place") -> bool:
-        """Tell whether code is built in a place, or in a conditional within it."""
-        here: object = self._place()
-        while here is not place and here is not None:
+    def _places(self) -> Iterator["_Place"]:
+        """Yield the place that code is built in, and those that hold it: a conditional's function, and so on."""
+        here = self._place()
+        while here is not None:
+            yield here
             here = getattr(here, "outer_graph", None)
-        return here is place
 
 
 #: A graph, or eager code, for which the object stands that asks.
 _Place: TypeAlias = tf.Graph | Calls
+
+
+def on_replica() -> bool:
+    """Tell whether code is called on each replica of a strategy.
+
+    Example:
+        >>> on_replica()
+        False
+    """
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+
+
+def _current_replica() -> int | None:
+    # Not the thread: a strategy takes others at each run, and the system gives them old numbers.
+    context = tf.distribute.get_replica_context() if on_replica() else None
+    return None if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def _name(optimizer: object) -> str:

@@ -43,7 +43,7 @@ class OptimizerStep(NamedTuple):
 
     Attributes:
         optimizer: The optimizer.
-        given: The gradients as they were given.
+        given: The gradients as they were given, or their mean over Horovod's processes.
         true_grads: In true magnitude.
         variables: Their variables.
         seen: What was seen of them when they were unscaled; None if that was not by the user.
@@ -56,6 +56,11 @@ class OptimizerStep(NamedTuple):
     variables: Sequence[Any]
     seen: Seen | None
     kwargs: dict[str, Any]
+
+    @property
+    def is_of_window(self) -> bool:
+        """Whether the gradients are those of an accumulator, whose window may be of no use."""
+        return self.seen is not None and self.seen.complete is not None
 
     def names(self) -> list[str]:
         """Return the names of the variables."""
@@ -73,6 +78,7 @@ class OptimizerStep(NamedTuple):
         """Make the optimizer's variables, which must not be made in a conditional."""
         build = getattr(self.optimizer, "build", None)
         if build is not None:
+            # All variables, also those that have no gradient at first.
             if not getattr(self.optimizer, "built", False):
                 build(self.variables)
             return
@@ -93,7 +99,9 @@ class OptimizerStep(NamedTuple):
         """
         if isinstance(self.optimizer, ScaledGradientsOptimizer):
             return tf.no_op()
-        applied = self.optimizer.apply_gradients(list(zip(grads, self.variables, strict=True)), **self.kwargs)
+        # Keras warns of None.
+        pairs = [(grad, variable) for grad, variable in zip(grads, self.variables, strict=True) if grad is not None]
+        applied = self.optimizer.apply_gradients(pairs, **self.kwargs)
         # Keras returns a variable.
         return applied if isinstance(applied, tf.Operation) else tf.no_op()
 
@@ -142,6 +150,12 @@ def _overflows_together(steps: Sequence[OptimizerStep]) -> tf.Tensor | None:
     known = [None if step.seen is None else step.seen.overflows for step in steps]
     if all(overflows is None for overflows in known):
         return None
+    for step, overflows in zip(steps, known, strict=True):
+        if overflows is not None and overflows.shape[0] != len(step.variables):
+            raise ValueError(
+                f"unscale returned {overflows.shape[0]} gradients of the accumulator, and step got "
+                f"{len(step.variables)}: pass all of them, None too, with the variables in the accumulator's order."
+            )
     return tf.concat(
         [
             tf.zeros([len(step.variables), len(KINDS)], tf.int64) if overflows is None else overflows

@@ -147,8 +147,11 @@ class StateVariables(tf.Module, Generic[State]):
             numbers: A number for each field, by its name.
         """
         with tf.init_scope():
-            for name, variable in self.create()._asdict().items():
-                variable.assign(numbers[name])
+            variables = self.create()
+            # All before the first is stored: one may be no number.
+            values = [np.array(numbers[name], initial.dtype) for name, initial in self._initial._asdict().items()]
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
 
     def _make_in_graph(self) -> _InGraph:
         add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable

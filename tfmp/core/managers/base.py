@@ -194,18 +194,19 @@ class LossScaleManager(tf.Module, abc.ABC):
         return StateVariables(NO_STEPS, saved=False)
 
 
-def validated_manager(manager: LossScaleManager) -> LossScaleManager:
+def validated_manager(manager: LossScaleManager, name: str = "loss_scale_manager") -> LossScaleManager:
     """Return the manager, or say that it is none.
 
     Args:
         manager: What the user gave as a manager.
+        name: The argument's name, for the error.
 
     Raises:
         TypeError: It is not one.
     """
     if not isinstance(manager, LossScaleManager):
         raise TypeError(
-            f"loss_scale_manager must be a tfmp.LossScaleManager, got {manager!r} of type "
+            f"{name} must be a tfmp.LossScaleManager, got {manager!r} of type "
             f"{type(manager).__name__}: for a constant scale pass tfmp.FixedLossScaleManager(scale)."
         )
     return manager

@@ -194,7 +194,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """Set the scale; the steps that count towards its next change stay.
 
         Args:
-            loss_scale: The scale, within the bounds; a number, or a float32 scalar.
+            loss_scale: The scale, within the bounds; a number, or a scalar tensor.
 
         Returns:
             The op that sets it; None in eager mode.
@@ -209,10 +209,12 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             >>> float(manager.get_loss_scale())
             4096.0
         """
+        if tf.is_tensor(loss_scale):
+            loss_scale = tf.cast(tf.convert_to_tensor(loss_scale), tf.float32)
         known = tf.get_static_value(loss_scale) if tf.is_tensor(loss_scale) else loss_scale
         checks = []
         if known is not None:
-            number = known.item() if isinstance(known, np.ndarray | np.generic) else known
+            number = known.item() if isinstance(known, np.ndarray | np.generic) and known.size == 1 else known
             loss_scale = settings.loss_scale("loss_scale", number, least=float(self._lowest))
             if loss_scale > self._highest:
                 raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {number!r}.")
