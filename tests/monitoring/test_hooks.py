@@ -302,5 +302,7 @@ def test_bad_interval_is_refused(settings: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize("bad", [8, "loss_scale:0", object()])
 def test_what_holds_no_manager_is_refused(bad: Any) -> None:
-    with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager or a tfmp\.LossScaleOptimizer, got "):
+    with pytest.raises(
+        TypeError, match=r"a tfmp\.LossScaleManager, or a tfmp\.LossScaleOptimizer or tfmp\.GradScaler, got "
+    ):
         tfmp.LossScaleLoggingHook(bad)

@@ -181,6 +181,31 @@ def _by_v1(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Itera
         yield from training.states(fed, options.restore, save)
 
 
+class _HandWritten:
+    """The verbs of a `tfmp.GradScaler`, under the names that `eager_states` calls."""
+
+    def __init__(self, loss_scale_manager: tfmp.LossScaleManager, inner: Any) -> None:
+        self._scaler = tfmp.GradScaler(manager=loss_scale_manager, is_distributed=True)
+        self._inner = inner
+        self.get_slot, self.get_slot_names = inner.get_slot, inner.get_slot_names
+
+    def compute_gradients(self, loss: Callable[[], tf.Tensor], weights: Sequence[Any]) -> list[Any]:
+        with tf.GradientTape() as tape:
+            scaled = self._scaler.scale(loss())
+        return list(zip(self._scaler.unscale(self._inner, tape.gradient(scaled, weights)), weights, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Sequence[Any], global_step: tf.Variable) -> None:
+        self._scaler.step(self._inner, grads_and_vars, global_step=global_step)
+        self._scaler.update()
+
+
+def _by_grad_scaler(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    del way
+    fed, loss_scale_manager = inputs(300)[options.first : options.last, [hvd.rank()]], manager()
+    opt = _HandWritten(loss_scale_manager, tf1.train.AdamOptimizer(0.125))
+    yield from eager_states(opt, loss_scale_manager, [hvd.rank()], fed, compiled=order == "function")
+
+
 def _of_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[float]:
     """Train on a gradient that is a constant of the graph; at one step the first worker fetches something more."""
     del way
@@ -258,6 +283,7 @@ _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
     "session": _by_v1,
     "eager": _by_v1,
     "function": _by_v1,
+    "scaler": _by_grad_scaler,
     "constants": _of_constants,
     "window": _by_windows,
     "micro_batch": _by_windows,

@@ -59,6 +59,7 @@ def test_workers_stay_one_through_300_random_overflows(
 
 def test_losses_that_are_functions_train_as_on_one_device(tmp_path: Path) -> None:
     trainings = [f"{way}/{order}" for way in ("eager", "function") for order in _ORDERS]
+    trainings += ["scaler/eager", "scaler/function"]
     status, log = _horovodrun([*trainings, "--last=60"], tmp_path, seconds=150)
     assert status == 0, log
     expected = horovod_training.reference(60, eager=True)

@@ -11,6 +11,7 @@ from tfmp.core import settings
 from tfmp.core.call_sites import line_of_call
 from tfmp.core.outcomes import LossScaleStatus
 from tfmp.core.overflow_counts import OverflowReport
+from tfmp.core.step_properties import StepProperties
 from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
@@ -59,12 +60,15 @@ class LossScaleCallback(keras.callbacks.Callback):
     Args:
         every_n_steps: Batches between two reports of an epoch.
         summary_dir: A directory for TensorBoard summaries: the fields of `tfmp.LossScaleStatus`, over
-            the optimizer's `iterations`. By default none are written.
+            the optimizer's `iterations`, or the scaler's applied steps. By default none are written.
         on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end `fit`), or "raise".
         stuck_after: After how many back-offs in a row without an applied step it is stuck.
+        scaler: The `tfmp.GradScaler` of a model whose own `train_step` scales the loss; by default the model's
+            optimizer, a `tfmp.LossScaleOptimizer`.
 
     Raises:
-        TypeError: A number is none. When training begins: the model computes in float32, and was not compiled with a
+        TypeError: A number is none, or `scaler` is no scaler. When
+            training begins: the model computes in float32, and was not compiled with a
             `tfmp.LossScaleOptimizer`.
         ValueError: An argument is out of range.
         LossScaleStuckError: At a report: training is stuck, and `on_stuck` is "raise".
@@ -87,8 +91,12 @@ class LossScaleCallback(keras.callbacks.Callback):
         summary_dir: str | None = None,
         on_stuck: OnStuck = "warn",
         stuck_after: int = 64,
+        scaler: StepProperties | None = None,
     ) -> None:
         super().__init__()
+        if scaler is not None and not isinstance(scaler, StepProperties):
+            raise TypeError(f"scaler must be a tfmp.GradScaler, got {scaler!r} of type {type(scaler).__name__}.")
+        self._scaler = scaler
         self.params: dict[str, Any] = {}
         self._every_n_steps = settings.count("every_n_steps", every_n_steps)
         self._summary_dir = summary_dir
@@ -172,7 +180,9 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     @property
     def _opt(self) -> Any:  # noqa: ANN401 - of any Keras
-        """The model's optimizer, if it is one of ours."""
+        """The scaler, or the model's optimizer if it is one of ours."""
+        if self._scaler is not None:
+            return self._scaler
         return self.model.optimizer if isinstance(self.model.optimizer, LossScaleOptimizer) else None
 
     def _add_to(self, logs: dict[str, Any] | None) -> None:
@@ -211,7 +221,9 @@ class LossScaleCallback(keras.callbacks.Callback):
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._summary_dir)
         # Keras' TensorBoard says for all of `fit` what may be written.
-        with self._writer.as_default(int(self._opt.iterations)), tf.summary.record_if(True):
+        # A loop's own step may have several optimizers.
+        step = self._opt.iterations if self._scaler is None else status.applied_steps
+        with self._writer.as_default(int(step)), tf.summary.record_if(True):
             for tag, value in status._asdict().items():
                 # What tf.summary.scalar writes, which itself needs TensorBoard to be installed.
                 tf.summary.write(tag, np.float32(value), metadata=_SCALAR)

@@ -38,8 +38,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     a level of its own; and to standard error where no handler is set up.
 
     Args:
-        manager: A loss-scale manager, or an optimizer that holds one; by default all managers whose steps the graph
-            holds when the session begins.
+        manager: A loss-scale manager, or an optimizer or a `tfmp.GradScaler` that holds one; by default all managers
+            whose steps the graph holds when the session begins.
         every_n_steps: Steps between two reports; 100 if `every_n_secs` is not given either.
         every_n_secs: Seconds between two reports, in place of `every_n_steps`.
         summary_dir: A directory for TensorBoard summaries at each report: the fields of
@@ -51,7 +51,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             `compute_gradients` does.
 
     Raises:
-        TypeError: `manager` is neither a manager nor an optimizer that holds one.
+        TypeError: `manager` is neither a manager nor holds one.
         ValueError: Both intervals are given, or one is not positive; or `on_stuck` or `stuck_after` is out of range.
             When the session begins: there is no manager to report on, `loss` is none of the graph, or several
             processes would stop at different steps, by seconds.
@@ -209,8 +209,8 @@ def _manager_of(manager: Any) -> LossScaleManager:  # noqa: ANN401 - it is what 
     found = getattr(manager, "_loss_scale_manager", manager)
     if not isinstance(found, LossScaleManager):
         raise TypeError(
-            f"manager must be a tfmp.LossScaleManager or a tfmp.LossScaleOptimizer, got {manager!r} of type "
-            f"{type(manager).__name__}."
+            "manager must be a tfmp.LossScaleManager, or a tfmp.LossScaleOptimizer or tfmp.GradScaler, got "
+            f"{manager!r} of type {type(manager).__name__}."
         )
     return found
 

@@ -181,6 +181,11 @@ class LossScaleManager(tf.Module, abc.ABC):
         """
         self._outcomes.store_in(add_variable)
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        # Private, for want of a public way to be in a SavedModel, whose functions count steps, and in no checkpoint.
+        children = super()._trackable_children(save_type, **kwargs)
+        return children | {"outcomes": self._outcomes} if save_type == "savedmodel" else children
+
     @functools.cached_property
     def _status(self) -> OncePerGraph[LossScaleStatus]:
         return OncePerGraph(self._make_status)

@@ -1,0 +1,136 @@
+import math
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+pytestmark = pytest.mark.graph
+
+tf1 = tf.compat.v1
+
+
+class _TwoNets:
+    """A pair of losses and optimizers in the current graph, one of which clips."""
+
+    def __init__(self, scaler: tfmp.GradScaler) -> None:
+        self.factor = tf1.placeholder(tf.float32, [])
+        self.kernel = tf1.get_variable("kernel", initializer=[1.0, 2.0])
+        self.bias = tf1.get_variable("bias", initializer=1.0)
+        self.global_step = tf1.train.get_or_create_global_step()
+        first, second = (tf1.train.MomentumOptimizer(0.5, 0.5) for _ in range(2))
+        scaled = scaler.scale([tf.reduce_sum(self.kernel) * self.factor, self.bias * self.bias])
+        (kernel_grad,) = scaler.unscale(first, tf1.gradients(scaled[0], [self.kernel]))
+        bias_grads = tf1.gradients(scaled[1], [self.bias])
+        clipped = tf.clip_by_value(kernel_grad, -8.0, 8.0)
+        self.steps = [
+            scaler.step(first, [(clipped, self.kernel)], global_step=self.global_step),
+            scaler.step(second, zip(bias_grads, [self.bias], strict=True)),
+        ]
+
+
+def test_update_runs_the_whole_iteration(session: tf1.Session) -> None:
+    scaler = tfmp.GradScaler(1024)
+    nets = _TwoNets(scaler)
+    update_op = scaler.update()
+    counts = [scaler.applied_steps, scaler.skipped_steps, scaler.last_step_finite]
+    session.run(tf1.global_variables_initializer())
+    session.graph.finalize()
+    states = []
+    for factor in (1.0, math.inf, 2.0):
+        session.run(update_op, {nets.factor: factor})
+        kernel, *rest = session.run([nets.kernel, nets.bias, scaler.loss_scale, nets.global_step])
+        states.append((kernel.tolist(), *rest))
+    # The bias steps each time, the kernel and global_step where the kernel's gradient is finite.
+    assert states == [([0.5, 1.5], 0, 1024, 1), ([0.5, 1.5], -0.5, 512, 1), ([-0.75, 0.25], -0.25, 512, 2)]
+    assert session.run(counts) == [2, 1, True]
+
+
+def test_steps_that_run_by_themselves_count_until_update_runs(session: tf1.Session) -> None:
+    scaler = tfmp.GradScaler(1024)
+    nets = _TwoNets(scaler)
+    scale_up = scaler.update(new_scale=4096.0)
+    session.run(tf1.global_variables_initializer())
+    for factor in (math.inf, 1.0):
+        session.run(nets.steps[0], {nets.factor: factor})
+    assert session.run([nets.global_step, scaler.loss_scale, scaler.attempted_steps]) == [1, 1024, 0]
+    session.run(scale_up, {nets.factor: 1.0})
+    assert session.run([nets.global_step, scaler.loss_scale, scaler.skipped_steps]) == [2, 4096, 1]
+
+
+def test_update_that_is_built_before_the_steps_is_refused(session: tf1.Session) -> None:
+    scaler = tfmp.GradScaler(1024)
+    with pytest.raises(RuntimeError, match="update was built before any step: build the steps first"):
+        scaler.update()
+    _TwoNets(scaler)
+    scaler.update()
+    with pytest.raises(RuntimeError, match="update was built before any step"):
+        scaler.update()
+
+
+def test_new_scale_that_is_fed_is_checked_when_it_runs(session: tf1.Session) -> None:
+    scaler = tfmp.GradScaler(8)
+    new_scale = tf1.placeholder(tf.float32, [])
+    update_op = scaler.update(new_scale)
+    session.run(tf1.global_variables_initializer())
+    for bad in (math.nan, math.inf, 0.5):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the new loss scale is not within"):
+            session.run(update_op, {new_scale: bad})
+    session.run(update_op, {new_scale: 32.0})
+    assert session.run(scaler.loss_scale) == 32
+
+
+def test_same_graph_trains_without_scaling(session: tf1.Session) -> None:
+    scaler = tfmp.GradScaler(enabled=False)
+    nets = _TwoNets(scaler)
+    update_op = scaler.update()
+    session.run(tf1.global_variables_initializer())
+    session.run(update_op, {nets.factor: 1.0})
+    kernel, *rest = session.run([nets.kernel, nets.bias, scaler.loss_scale, scaler.attempted_steps])
+    assert (kernel.tolist(), *rest) == ([0.5, 1.5], 0, 1, 0)
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_accumulator_is_emptied_by_the_step(session: tf1.Session, enabled: bool) -> None:
+    scaler, weight = tfmp.GradScaler(8, enabled=enabled), tf1.get_variable("w", initializer=0.0, use_resource=True)
+    accumulator = tfmp.GradientAccumulator([weight], 2)
+    grad = tf1.placeholder(tf.float32, [])
+    add = accumulator.add([scaler.scale(grad)], scaler.loss_scale)
+    optimizer = tf1.train.GradientDescentOptimizer(1.0)
+    scaler.step(optimizer, zip(scaler.unscale(optimizer, accumulator), [weight], strict=True))
+    update_op = scaler.update()
+    session.run([tf1.global_variables_initializer()])
+    for grads, expected in [((1.0, 2.0), -1.5), ((1.0, math.inf), -1.5), ((3.0, 4.0), -5.0)]:
+        for value in grads:
+            session.run(add, {grad: value})
+        session.run(update_op)
+        assert session.run(weight) == expected
+
+
+def test_hook_reports_on_a_scaler(session: tf1.Session, caplog: pytest.LogCaptureFixture) -> None:
+    scaler = tfmp.GradScaler(1024)
+    nets = _TwoNets(scaler)
+    update_op = scaler.update()
+    hooks = [tfmp.LossScaleLoggingHook(manager, every_n_steps=10) for manager in (None, scaler)]
+    with tf1.train.MonitoredSession(hooks=hooks) as monitored:
+        for factor in (1.0, math.inf):
+            monitored.run(update_op, {nets.factor: factor})
+    reports = [record.message for record in caplog.records if record.message.startswith("loss scale")]
+    assert sorted(set(reports)) == [
+        "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
+        "loss scale 512, global step 1, steps applied 1, skipped 1 (1 in a row)",
+    ]
+    assert len(reports) == 4
+
+
+@pytest.mark.parametrize("verb", ["state_dict", "load_state_dict"])
+def test_state_of_a_graph_is_the_savers(session: tf1.Session, verb: str) -> None:
+    arguments: list[Any] = [{}] if verb == "load_state_dict" else []
+    with pytest.raises(RuntimeError, match=f"{verb} was called in a graph.*tf.compat.v1.train.Saver saves"):
+        getattr(tfmp.GradScaler(8), verb)(*arguments)
+
+
+def test_replay_is_refused_in_a_graph(session: tf1.Session) -> None:
+    with pytest.raises(RuntimeError, match="while the optimizer's last_step_finite is False"):
+        tfmp.replay(lambda: None, tfmp.GradScaler(8), 2)

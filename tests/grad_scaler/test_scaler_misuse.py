@@ -1,0 +1,232 @@
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Any
+
+import kerases
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+
+def _sgd() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+
+class _Training:
+    def __init__(self) -> None:
+        self.scaler, self.optimizer, self.weight = tfmp.GradScaler(8), _sgd(), tf.Variable(0.0)
+
+    def unscale(self) -> None:
+        self.scaler.unscale(self.optimizer, [tf.constant(8.0)])
+
+    def step(self) -> None:
+        self.scaler.step(self.optimizer, [(tf.constant(8.0), self.weight)])
+
+    def update(self) -> None:
+        self.scaler.update()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    ("verbs", "message"),
+    [
+        ("unscale unscale", r"unscale was called already for this optimizer .* Unscale once, then step, then update"),
+        ("step unscale", r"step was called already .*: unscale comes before step; call update\(\) once"),
+        ("step step", r"step was called already .*: call update\(\) once after all optimizers have stepped"),
+        ("unscale step step", r"step was called already"),
+    ],
+)
+def test_verbs_out_of_order_are_refused(verbs: str, message: str, compiled: bool) -> None:
+    training = _Training()
+
+    def iterate() -> None:
+        for verb in verbs.split():
+            getattr(training, verb)()
+
+    with pytest.raises(RuntimeError, match=message):
+        (tf.function(iterate) if compiled else iterate)()
+
+
+def test_iteration_that_an_exception_ended_is_given_up() -> None:
+    for verbs in ("", "unscale", "step", "unscale step"):
+        training = _Training()
+        for verb in verbs.split():
+            getattr(training, verb)()
+        training.scaler.abandon()
+        assert int(training.scaler.attempted_steps) == 0
+        with pytest.raises(RuntimeError, match="no optimizer has stepped since the last update: call step first"):
+            training.update()
+        before = float(training.weight)
+        training.unscale()
+        training.step()
+        training.update()
+        # Not an 8th of it: what was unscaled before is forgotten.
+        assert float(training.weight) == before - 8
+        assert int(training.scaler.applied_steps) == 1
+
+
+def test_function_whose_tracing_failed_leaves_nothing_behind() -> None:
+    training, fails = _Training(), [True]
+
+    def iterate() -> None:
+        training.unscale()
+        if fails:
+            raise ValueError("this batch has no labels")
+        training.step()
+        training.update()
+
+    with pytest.raises(ValueError, match="no labels"):
+        tf.function(iterate)()
+    fails.clear()
+    tf.function(iterate)()
+    assert float(training.weight) == -8
+
+
+def test_update_before_any_step_is_an_error() -> None:
+    training = _Training()
+    with pytest.raises(RuntimeError, match="no optimizer has stepped since the last update: call step first"):
+        training.update()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="call step first"):
+        tf.function(training.update)()
+    step = tf.function(training.step)
+    for _ in range(2):
+        step()
+        training.update()
+    assert int(training.scaler.applied_steps) == 2
+    with pytest.raises(RuntimeError, match="call step first"):
+        training.update()
+
+
+def test_step_in_a_function_does_not_take_what_was_unscaled_outside() -> None:
+    training = _Training()
+    training.unscale()
+    with pytest.raises(RuntimeError, match=r"outside of the tf.function that step is called in: call both in the same"):
+        tf.function(training.step)()
+    # The other way round too.
+    training = _Training()
+    tf.function(training.unscale)()
+    with pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
+        training.step()
+
+
+def test_step_in_a_conditional_knows_the_calls_around_it() -> None:
+    training = _Training()
+
+    @tf.function
+    def unscaled_around(flag: tf.Tensor) -> None:
+        (grad,) = training.scaler.unscale(training.optimizer, [tf.constant(8.0)])
+        if flag:
+            training.scaler.step(training.optimizer, [(grad, training.weight)])
+        training.update()
+
+    unscaled_around(tf.constant(True))
+    assert float(training.weight) == -1
+    with pytest.raises(tf.errors.InvalidArgumentError, match="call step first"):
+        unscaled_around(tf.constant(False))
+
+    @tf.function
+    def stepped_around(flag: tf.Tensor) -> None:
+        training.step()
+        if flag:
+            training.step()
+
+    with pytest.raises(RuntimeError, match="step was called already"):
+        stepped_around(tf.constant(True))
+
+
+def test_replicas_remember_what_they_unscaled_in_another_run(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        training = _Training()
+    two_replicas.run(training.unscale)
+    two_replicas.run(training.step)
+    training.update()
+    # A sum of both, not divided by the scale again.
+    assert float(training.weight.numpy()) == -16
+    two_replicas.run(training.step)
+    with pytest.raises(RuntimeError, match="step was called already"):
+        two_replicas.run(training.step)
+
+
+def _keras_wrapper() -> Any:
+    keras = next(iter(kerases.installed().values()))
+    return keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "error", "message"),
+    [
+        (lambda: "sgd", TypeError, "must be an optimizer of Keras or TF1, with apply_gradients, got 'sgd' of type str"),
+        (lambda: tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8)), ValueError, "the optimizer inside it"),
+        (_keras_wrapper, ValueError, "is a .*, which scales the loss itself"),
+    ],
+)
+def test_optimizer_that_cannot_be_stepped_with_is_refused(
+    optimizer: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        tfmp.GradScaler(8).step(optimizer(), [(tf.constant(8.0), tf.Variable(0.0))])
+
+
+@pytest.mark.horovod
+def test_horovods_optimizer_is_refused() -> None:
+    hvd = importlib.import_module("horovod.tensorflow")
+    with pytest.raises(ValueError, match="averages gradients itself: step with the optimizer inside it"):
+        tfmp.GradScaler(8).step(hvd.DistributedOptimizer(_sgd()), [(tf.constant(8.0), tf.Variable(0.0))])
+
+
+def test_there_must_be_gradients() -> None:
+    training = _Training()
+    for pairs in ([], [(None, training.weight)]):
+        with pytest.raises(ValueError, match="there are no gradients to step with"):
+            training.scaler.step(training.optimizer, pairs)
+    for grads in ([], [None]):
+        with pytest.raises(ValueError, match="every gradient is None: the loss depends on none of the variables"):
+            training.scaler.unscale(training.optimizer, grads)
+    with pytest.raises(ValueError, match="there is no optimizer to step: pass pairs"):
+        training.scaler.step_all([])
+    # Nothing of it counts as a call.
+    training.unscale()
+    training.step()
+
+
+def test_gradients_of_an_accumulator_are_passed_on_whole() -> None:
+    training = _Training()
+    accumulator = tfmp.GradientAccumulator([training.weight, tf.Variable(0.0)], 1)
+    accumulator.add([tf.constant(8.0), None], 8.0)
+    first, _ = training.scaler.unscale(training.optimizer, accumulator)
+    with pytest.raises(ValueError, match=r"unscale returned 2 gradients of the accumulator, and step got 1: pass all"):
+        training.scaler.step(training.optimizer, [(first, training.weight)])
+
+
+@pytest.mark.parametrize("loss", [1, tf.constant(1), [1.0, tf.constant([1])]])
+def test_loss_that_is_no_floating_point_number_is_refused(loss: Any) -> None:
+    with pytest.raises(TypeError, match="float"):
+        tfmp.GradScaler(8).scale(loss)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"init_scale": 0.5}, ValueError, r"init_scale \(init_loss_scale\) must be a float32 number of at least 1"),
+        ({"init_scale": math.inf}, ValueError, r"init_scale \(init_loss_scale\) must be finite"),
+        ({"growth_factor": 1}, ValueError, r"growth_factor \(incr_ratio\) must be greater than 1, got 1"),
+        ({"backoff_factor": 1.5}, ValueError, r"backoff_factor \(decr_ratio\) must lie between 0 and 1, got 1.5"),
+        ({"growth_interval": 0}, ValueError, r"growth_interval \(incr_every_n_steps\) must be a whole number from 1"),
+        ({"growth_interval": "often"}, TypeError, r"growth_interval \(incr_every_n_steps\) must be a number"),
+        ({"enabled": 1}, TypeError, "enabled must be True or False, got 1 of type int"),
+        ({"manager": 8}, TypeError, "manager must be a tfmp.LossScaleManager, got 8"),
+        (
+            {"init_scale": 8, "manager": tfmp.FixedLossScaleManager},
+            ValueError,
+            "manager decides the scale by settings of its own: leave out init_scale",
+        ),
+    ],
+)
+def test_settings_out_of_range_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    manager = arguments.get("manager")
+    if isinstance(manager, type):
+        arguments = arguments | {"manager": manager(8)}
+    with pytest.raises(error, match=message):
+        tfmp.GradScaler(**arguments)

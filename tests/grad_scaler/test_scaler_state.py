@@ -1,0 +1,129 @@
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import kerases
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+
+def _sgd() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+
+def _overflow(scaler: tfmp.GradScaler) -> None:
+    scaler.step(_sgd(), [(tf.constant(math.inf), tf.Variable(0.0))])
+
+
+def test_state_goes_to_another_scaler_as_numbers() -> None:
+    scaler, other = (tfmp.GradScaler(1024, growth_interval=3) for _ in range(2))
+    for grad in (math.inf, 8.0, 8.0):
+        scaler.step(_sgd(), [(tf.constant(grad), tf.Variable(0.0))])
+        scaler.update()
+    assert scaler.state_dict() == {"loss_scale": 512.0, "good_steps": 2, "bad_steps": 0}
+    # Numbers of JSON may be floats.
+    other.load_state_dict({name: float(value) for name, value in scaler.state_dict().items()})
+    other.step(_sgd(), [(tf.constant(8.0), tf.Variable(0.0))])
+    other.update()
+    assert other.state_dict() == {"loss_scale": 1024.0, "good_steps": 0, "bad_steps": 0}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "keeps loss_scale, good_steps, bad_steps, got nothing"),
+        ({"scale": 8.0, "_growth_tracker": 0}, "got scale, _growth_tracker: load what the state_dict of the same kind"),
+        ({"loss_scale": 16.0, "good_steps": "many", "bad_steps": 0}, "many"),
+    ],
+)
+def test_state_of_another_kind_is_refused_whole(state: dict[str, Any], message: str) -> None:
+    scaler = tfmp.GradScaler(8)
+    with pytest.raises(ValueError, match=message):
+        scaler.load_state_dict(state)
+    assert scaler.state_dict() == {"loss_scale": 8.0, "good_steps": 0, "bad_steps": 0}
+
+
+def test_scaler_that_is_not_enabled_takes_any_state() -> None:
+    scaler = tfmp.GradScaler(enabled=False)
+    scaler.load_state_dict({"loss_scale": 8.0})
+    assert scaler.state_dict() == {}
+
+
+def test_checkpoint_holds_the_state_and_no_findings(tmp_path: Path) -> None:
+    scaler = tfmp.GradScaler(1024)
+    _overflow(scaler)
+    scaler.update()
+    # Of an iteration that is not at its end.
+    _overflow(scaler)
+    path = tf.train.Checkpoint(scaler=scaler).save(str(tmp_path / "checkpoint"))
+    keys = [name for name, _ in tf.train.list_variables(path) if name.startswith("scaler")]
+    assert keys == [
+        f"scaler/manager/state/values/{name}/.ATTRIBUTES/VARIABLE_VALUE"
+        for name in ("bad_steps", "good_steps", "loss_scale")
+    ]
+    # Before the first step.
+    other = tfmp.GradScaler(8)
+    tf.train.Checkpoint(scaler=other).restore(path).assert_consumed()
+    assert float(other.loss_scale) == 512
+    with pytest.raises(RuntimeError, match="call step first"):
+        other.update()
+
+
+def test_module_that_trains_is_exported_and_trains(tmp_path: Path) -> None:
+    class Trainer(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaler, self.weight = tfmp.GradScaler(8), tf.Variable(0.0)
+            self._optimizer = _sgd()
+
+        @tf.function(input_signature=[tf.TensorSpec([])])
+        def train(self, grad: tf.Tensor) -> tf.Tensor:
+            self.scaler.step(self._optimizer, [(self.scaler.scale(grad), self.weight)])
+            self.scaler.update()
+            return self.scaler.loss_scale
+
+    trainer = Trainer()
+    trainer.train(tf.constant(math.inf))
+    tf.saved_model.save(trainer, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert [float(loaded.train(tf.constant(grad))) for grad in (1.0, math.inf)] == [4, 2]
+    assert float(loaded.weight) == -1
+
+
+@kerases.for_every_keras()
+def test_callback_shows_the_scaler_of_a_train_step(
+    keras: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    class Model(keras.Model):
+        def __init__(self, scaler: tfmp.GradScaler) -> None:
+            super().__init__()
+            # Not an attribute: Keras would track it.
+            self.weight = tf.Variable(0.0, name="weight")
+            self._train = (scaler,)
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            (scaler,) = self._train
+            scaler.step(self.optimizer, [(scaler.scale(tf.reduce_mean(batch)), self.weight)])
+            scaler.update()
+            return {"loss": tf.constant(0.0)}
+
+    scaler = tfmp.GradScaler(8)
+    model = Model(scaler)
+    model.compile(keras.optimizers.SGD(1.0))
+    callback = tfmp.LossScaleCallback(scaler=scaler, summary_dir=str(tmp_path))
+    with caplog.at_level(logging.INFO, logger="tfmp"):
+        history = model.fit(
+            tf.constant([1.0, math.inf, 2.0]), batch_size=1, shuffle=False, verbose=0, callbacks=[callback]
+        )
+    assert (history.history["loss_scale"], history.history["skipped_steps"]) == ([4.0], [1])
+    assert float(model.weight) == -3
+    assert any("weight" in record.message and "1 inf" in record.message for record in caplog.records)
+    assert list(tmp_path.iterdir())
+
+
+def test_callback_takes_nothing_else_for_a_scaler() -> None:
+    with pytest.raises(TypeError, match=r"scaler must be a tfmp.GradScaler, got 8 of type int"):
+        tfmp.LossScaleCallback(scaler=8)

@@ -1,0 +1,345 @@
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import kerases
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfmp
+
+_HOSTS: dict[str, Callable[[], Any]] = {
+    "v1": functools.partial(tf.compat.v1.train.MomentumOptimizer, 0.5, 0.5),
+    **{name: functools.partial(keras.optimizers.SGD, 0.5, momentum=0.5) for name, keras in kerases.installed().items()},
+}
+
+_for_every_host = pytest.mark.parametrize("host", _HOSTS)
+
+
+def _sgd() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+
+class _Loop:
+    """Two losses, each with an optimizer: one clips, one does not."""
+
+    def __init__(self, host: str, scaler: tfmp.GradScaler, together: bool = False, updates: bool = True) -> None:
+        self._scaler, self._together, self._updates = scaler, together, updates
+        self.kernel, self.bias = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
+        self._optimizers = [_HOSTS[host](), _HOSTS[host]()]
+
+    def step(self, factor: tf.Tensor) -> None:
+        scaler, (first, second) = self._scaler, self._optimizers
+        with tf.GradientTape(persistent=True) as tape:
+            losses = {"first": tf.reduce_sum(self.kernel) * factor, "rest": [self.bias * self.bias]}
+            scaled = scaler.scale(losses)
+        (kernel_grad,) = scaler.unscale(first, tape.gradient(scaled["first"], [self.kernel]))
+        # An infinity becomes an ordinary number here.
+        kernel_grad = tf.clip_by_value(kernel_grad, -8.0, 8.0)
+        bias_grad = tape.gradient(scaled["rest"][0], self.bias)
+        steps = [(first, [(kernel_grad, self.kernel)]), (second, [(bias_grad, self.bias)])]
+        if self._together:
+            scaler.step_all(steps)
+        else:
+            for optimizer, grads_and_vars in steps:
+                scaler.step(optimizer, grads_and_vars)
+        if self._updates:
+            scaler.update()
+
+    @property
+    def state(self) -> tuple[list[float], float, float]:
+        return self.kernel.numpy().tolist(), float(self.bias.numpy()), float(self._scaler.loss_scale)
+
+
+_EACH = [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], -0.5, 512.0), ([-0.75, 0.25], -0.25, 512.0)]
+
+
+@pytest.mark.parametrize(
+    ("host", "mode"),
+    # In functions of their own all hosts step below.
+    [*((host, mode) for host in _HOSTS for mode in ("eager", "xla")), ("v1", "function"), ("v1", "updated_outside")],
+)
+def test_each_optimizer_that_can_steps(host: str, mode: str) -> None:
+    scaler = tfmp.GradScaler(1024)
+    loop = _Loop(host, scaler, updates=mode != "updated_outside")
+    step = loop.step if mode == "eager" else tf.function(loop.step, jit_compile=mode == "xla")
+    for factor, expected in zip([1.0, math.inf, 2.0], _EACH, strict=True):
+        step(tf.constant(factor))
+        if mode == "updated_outside":
+            scaler.update()
+        assert loop.state == expected
+    assert [int(count) for count in scaler.manager.get_step_outcomes()] == [2, 1, 0, True]
+
+
+@_for_every_host
+def test_all_optimizers_step_or_none(host: str) -> None:
+    loop = _Loop(host, tfmp.GradScaler(1024), together=True)
+    step = tf.function(loop.step)
+    expected = [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], 0.0, 512.0), ([-0.75, 0.25], -0.5, 512.0)]
+    for factor, state in zip([1.0, math.nan, 2.0], expected, strict=True):
+        step(tf.constant(factor))
+        assert loop.state == state
+
+
+@pytest.mark.parametrize(
+    ("host", "mode"), [*((host, "function") for host in _HOSTS), ("v1", "eager"), ("v1", "updated_outside")]
+)
+def test_overflow_on_the_second_replica_alone_skips_both(
+    host: str, mode: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        scaler = tfmp.GradScaler(1024)
+        loop = _Loop(host, scaler, updates=mode != "updated_outside")
+
+    def on_replica(factor: tf.Tensor) -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        loop.step(tf.where(tf.equal(replica, 1), factor, 1.0))
+
+    def step(factor: tf.Tensor) -> None:
+        two_replicas.run(on_replica, args=(factor,))
+
+    step = tf.function(step) if mode == "function" else step
+    expected = [([0.0, 1.0], -1.0, 1024.0), ([0.0, 1.0], 0.0, 512.0), ([-2.0, -1.0], 0.5, 512.0)]
+    for factor, state in zip([1.0, math.inf, 2.0], expected, strict=True):
+        step(tf.constant(factor))
+        if mode == "updated_outside":
+            scaler.update()
+        assert loop.state == state
+    assert [int(count) for count in scaler.manager.get_step_outcomes()] == [2, 1, 0, True]
+
+
+def test_optimizer_may_step_in_some_iterations_only() -> None:
+    scaler = tfmp.GradScaler(8)
+    often, seldom = (tf.Variable(0.0), _sgd()), (tf.Variable(0.0), _sgd())
+
+    @tf.function
+    def iterate(index: tf.Tensor) -> None:
+        for weight, optimizer in (often, seldom):
+            if weight is often[0] or index % 2 == 1:
+                scaler.step(optimizer, [(scaler.scale(1.0), weight)])
+        scaler.update()
+
+    for index in range(4):
+        iterate(tf.constant(index))
+    assert (float(often[0]), float(seldom[0]), int(scaler.applied_steps)) == (-4, -2, 4)
+
+
+@_for_every_host
+def test_variable_without_a_gradient_is_left_out(host: str) -> None:
+    scaler, optimizer = tfmp.GradScaler(8), _HOSTS[host]()
+    variables = [tf.Variable(1.0), tf.Variable(1.0)]
+    for trained in (0, 1):
+        grads = [scaler.scale(1.0) if index == trained else None for index in range(2)]
+        scaler.step(optimizer, zip(grads, variables, strict=True))
+        scaler.update()
+    # Keras' momentum goes on only where there is a gradient.
+    assert [float(variable) for variable in variables] == [0.5, 0.5]
+
+
+@_for_every_host
+def test_without_scaling_an_optimizer_trains_as_by_itself(host: str) -> None:
+    scaler, optimizer, plain = tfmp.GradScaler(enabled=False), _HOSTS[host](), _HOSTS[host]()
+    weight, plain_weight = tf.Variable(1.0), tf.Variable(1.0)
+    before = [variable.numpy().tolist() for variable in scaler.variables]
+    for factor in (0.3, math.inf):
+        with tf.GradientTape() as tape:
+            loss = weight * weight * factor
+            assert scaler.scale(loss) is loss
+        grads = tape.gradient(loss, [weight])
+        assert scaler.unscale(optimizer, grads)[0] is grads[0]
+        scaler.step(optimizer, zip(grads, [weight], strict=True))
+        scaler.update()
+        with tf.GradientTape() as tape:
+            loss = plain_weight * plain_weight * factor
+        plain.apply_gradients([(tape.gradient(loss, plain_weight), plain_weight)])
+        assert float(weight) == float(plain_weight)
+    assert math.isinf(float(weight))
+    assert [variable.numpy().tolist() for variable in scaler.variables] == before
+    assert (scaler.state_dict(), float(scaler.loss_scale), bool(scaler.last_step_finite)) == ({}, 1.0, True)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_new_scale_is_set_and_the_steps_are_counted(compiled: bool) -> None:
+    scaler, weight, optimizer = tfmp.GradScaler(8), tf.Variable(0.0), _sgd()
+
+    def iterate(grad: tf.Tensor, new_scale: tf.Tensor) -> None:
+        scaler.step(optimizer, [(grad, weight)])
+        scaler.update(new_scale)
+
+    run = tf.function(iterate) if compiled else iterate
+    run(tf.constant(8.0), tf.constant(32.0))
+    run(tf.constant(math.inf), tf.constant(16.0))
+    assert (float(weight), float(scaler.loss_scale)) == (-1, 16)
+    assert (int(scaler.applied_steps), int(scaler.skipped_steps)) == (1, 1)
+    for bad in (math.nan, math.inf, 0.5, -8.0):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"scale|finite"):
+            run(tf.constant(16.0), tf.constant(bad))
+        # What was refused has counted nothing; the step itself is in, as it came first.
+        assert (float(scaler.loss_scale), int(scaler.attempted_steps)) == (16, 2)
+        scaler.abandon()
+
+
+@pytest.mark.parametrize(
+    ("new_scale", "error", "message"),
+    [
+        ("8", TypeError, "loss_scale must be a number, got '8'"),
+        (True, TypeError, "loss_scale must be a number, got True"),
+        (math.nan, ValueError, "loss_scale must be finite, got nan"),
+        (-8, ValueError, "loss_scale must be a float32 number of at least 1, got -8"),
+        (2.0**30, ValueError, "loss_scale must not be greater than max_loss_scale, got 1073741824.0"),
+    ],
+)
+def test_new_scale_out_of_range_is_refused(new_scale: Any, error: type[Exception], message: str) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, max_loss_scale=1024)
+    scaler = tfmp.GradScaler(manager=manager)
+    with pytest.raises(error, match=message):
+        scaler.update(new_scale)
+    assert float(scaler.loss_scale) == 8
+
+
+@pytest.mark.parametrize("manager", [tfmp.FixedLossScaleManager, lambda scale: tfmp.LogMaxLossScaleManager()])
+def test_scale_that_a_rule_alone_decides_cannot_be_set(manager: Callable[[float], tfmp.LossScaleManager]) -> None:
+    with pytest.raises(NotImplementedError, match="cannot be set: use a tfmp"):
+        tfmp.GradScaler(manager=manager(8)).update(16)
+
+
+def test_largest_gradient_of_all_optimizers_is_what_the_manager_learns() -> None:
+    scaler = tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager())
+    alone = tfmp.LogMaxLossScaleManager()
+    for _ in range(2):
+        for magnitude in (4.0, 64.0, 1.0):
+            scaler.step(_sgd(), [(scaler.scale(magnitude), tf.Variable(0.0))])
+        scaler.update()
+        alone.update_loss_scale(tf.constant(True), tf.constant(64.0))
+        # Of one step, not of all that came before.
+        assert float(scaler.loss_scale) == float(alone.get_loss_scale())
+    scaler.step(_sgd(), [(scaler.scale(1.0), tf.Variable(0.0))])
+    scaler.update()
+    alone.update_loss_scale(tf.constant(True), tf.constant(1.0))
+    assert scaler.state_dict() == alone.state_dict()
+
+
+def test_steps_are_counted_by_iterations_and_overflows_by_optimizers() -> None:
+    scaler, first, second = tfmp.GradScaler(8), tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
+    optimizers = [_sgd(), _sgd()]
+    for grad in (8.0, math.nan, math.inf):
+        scaler.step(optimizers[0], [(tf.constant(8.0), first)])
+        scaler.step(optimizers[1], [(tf.constant(grad), second)])
+        scaler.update()
+    assert not scaler.last_step_finite
+    counts = (scaler.attempted_steps, scaler.applied_steps, scaler.skipped_steps, scaler.consecutive_skipped_steps)
+    assert [int(count) for count in counts] == [3, 1, 2, 2]
+    # 8 is 1, 1 and 2 in true magnitude: the scale has halved once before the last step.
+    assert (float(first), float(second)) == (-4, -1)
+    reports = {report.names[0]: report.steps.numpy().tolist() for report in scaler.overflow_reports()}
+    assert reports == {"first:0": [0], "second:0": [2]}
+
+
+@pytest.mark.parametrize(("overflow_drops", "expected"), [("window", 0.0), ("micro_batch", -2.0)])
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_window_is_clipped_and_applied_by_its_policy(
+    overflow_drops: str, expected: float, enabled: bool, compiled: bool
+) -> None:
+    scaler, weight, optimizer = tfmp.GradScaler(8, enabled=enabled), tf.Variable(0.0), _sgd()
+    accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=overflow_drops)
+
+    def window(grads: tf.Tensor) -> None:
+        for grad in tf.unstack(grads):
+            accumulator.add([scaler.scale(grad)], scaler.loss_scale)
+        (mean,) = scaler.unscale(optimizer, accumulator)
+        scaler.step(optimizer, [(tf.clip_by_value(mean, -2.0, 2.0), weight)])
+        scaler.update()
+
+    run = tf.function(window) if compiled else window
+    run(tf.constant([6.0, math.inf]))
+    assert float(weight) == expected
+    assert float(scaler.loss_scale) == (4 if enabled else 1)
+    run(tf.constant([1.0, 2.0]))
+    assert float(weight) == expected - 1.5
+
+
+class _Fused:
+    """Unscales and skips by itself, in one assignment."""
+
+    def apply_scaled_gradients(self, grads_and_vars: Any, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
+        return tf.group(
+            *(
+                variable.assign_sub(tf.where(finite, grad / loss_scale, tf.zeros_like(grad)))
+                for grad, variable in grads_and_vars
+            )
+        )
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
+def test_optimizer_that_skips_itself_is_given_scale_and_decision(unscales: bool, enabled: bool) -> None:
+    scaler, fused, ordinary = tfmp.GradScaler(8, enabled=enabled), _Fused(), _sgd()
+    assert isinstance(fused, tfmp.ScaledGradientsOptimizer)
+    weights = [tf.Variable(0.0), tf.Variable(0.0)]
+
+    @tf.function
+    def iterate(grads: tf.Tensor) -> None:
+        own, other = tf.unstack(scaler.scale(grads))
+        if unscales:
+            (own,) = scaler.unscale(fused, [own])
+        scaler.step_all([(fused, [(own, weights[0])]), (ordinary, [(other, weights[1])])])
+        scaler.update()
+
+    iterate(tf.constant([1.0, 2.0]))
+    assert [float(weight) for weight in weights] == [-1, -2]
+    if enabled:
+        iterate(tf.constant([1.0, math.inf]))
+        iterate(tf.constant([math.nan, 1.0]))
+        assert [float(weight) for weight in weights] == [-1, -2]
+        iterate(tf.constant([4.0, 4.0]))
+        assert [float(weight) for weight in weights] == [-5, -6]
+        assert float(scaler.loss_scale) == 2
+
+
+@functools.cache
+def _scaler_of_machine() -> tuple[tfmp.GradScaler, Callable[[tf.Tensor, tf.Tensor], None], list[tf.Variable]]:
+    scaler = tfmp.GradScaler(64, 4.0, 0.25, 2)
+    weights, optimizers = [tf.Variable(0.0) for _ in range(3)], [_sgd() for _ in range(3)]
+
+    @tf.function
+    def iterate(grads: tf.Tensor, stepping: tf.Tensor) -> None:
+        for index, (weight, optimizer) in enumerate(zip(weights, optimizers, strict=True)):
+            if stepping[index]:
+                scaler.step(optimizer, [(scaler.scale(grads[index]), weight)])
+        scaler.update()
+
+    return scaler, iterate, weights
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([None, 1.0, -2.0, math.inf, math.nan]), min_size=3, max_size=3).filter(any),
+        max_size=8,
+    )
+)
+def test_scale_moves_by_the_rule_of_torch(iterations: list[list[float | None]]) -> None:
+    scaler, iterate, weights = _scaler_of_machine()
+    scaler.load_state_dict({"loss_scale": 64, "good_steps": 0, "bad_steps": 0})
+    for weight in weights:
+        weight.assign(0.0)
+    scale, growth_tracker, expected = 64.0, 0, [0.0] * 3
+    for grads in iterations:
+        stepping = [grad is not None for grad in grads]
+        iterate(tf.constant([grad or 0.0 for grad in grads]), tf.constant(stepping))
+        finite = all(math.isfinite(grad) for grad in grads if grad is not None)
+        growth_tracker = growth_tracker + 1 if finite else 0
+        if not finite:
+            scale = max(1.0, scale * 0.25)
+        elif growth_tracker == 2:
+            scale, growth_tracker = scale * 4.0, 0
+        for index, grad in enumerate(grads):
+            if grad is not None and math.isfinite(grad):
+                expected[index] -= grad
+        state = scaler.state_dict()
+        assert (state["loss_scale"], state["good_steps"]) == (scale, growth_tracker)
+        assert [float(weight) for weight in weights] == expected

@@ -1,0 +1,149 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+
+class _Training:
+    """Takes steps whose gradient is 4, in a half precision that ends at a limit; it overflows above that."""
+
+    def __init__(self, scaler: Any, limit: float = 64.0, compiled: bool | None = False) -> None:
+        self.scaler, self.weight = scaler, tf.Variable(0.0)
+        self.calls, self.traces = tf.Variable(0), 0
+        self._optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        self._limit = limit
+        self.step = self._step if compiled is None else tf.function(self._step, jit_compile=compiled)
+
+    def _step(self) -> dict[str, Any]:
+        self.traces += 1
+        self.calls.assign_add(1)
+        scaled = self.scaler.scale(4.0)
+        grad = tf.where(scaled > self._limit, math.inf, scaled)
+        self.scaler.step(self._optimizer, [(grad, self.weight)])
+        self.scaler.update()
+        return {"scale": scaled / 4.0, "none": None, "calls": [self.calls.read_value()]}
+
+
+# Eager, eager around a function, all on the device, and with a step within XLA.
+_WAYS: dict[str, tuple[bool | None, bool]] = {
+    "eager": (None, False),
+    "step in a function": (False, False),
+    "all in a function": (None, True),
+    "within XLA": (True, True),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_batch_is_taken_again_until_it_is_applied(way: str) -> None:
+    compiled, on_device = _WAYS[way]
+    training = _Training(tfmp.GradScaler(128), compiled=compiled)
+
+    def run() -> Any:
+        return tfmp.replay(training.step, training.scaler, 5)
+
+    run = tf.function(run) if on_device else run
+    result = run()
+    # 128, 64, 32 overflow; what the last call found is what comes out.
+    assert (float(result["scale"]), result["none"], int(result["calls"][0])) == (16, None, 4)
+    assert (float(training.weight), int(training.calls)) == (-4, 4)
+    assert [int(count) for count in training.scaler.manager.get_step_outcomes()] == [1, 3, 0, True]
+    run()
+    assert (float(training.weight), int(training.calls)) == (-8, 5)
+    # A function in which variables are made is traced twice; this one makes none.
+    traces = training.traces
+    tf.function(lambda: tfmp.replay(training.step, training.scaler, 5))()
+    assert training.traces - traces <= 1
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["eager", "function"])
+def test_batch_that_never_is_finite_is_given_up(on_device: bool) -> None:
+    training = _Training(tfmp.GradScaler(128), limit=0.0, compiled=None)
+
+    def run() -> Any:
+        return tfmp.replay(training.step, training.scaler, 2)
+
+    (tf.function(run) if on_device else run)()
+    assert (float(training.weight), int(training.calls), float(training.scaler.loss_scale)) == (0, 3, 16)
+
+
+def test_manager_that_shrinks_after_two_overflows_replays_once_at_the_same_scale() -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(32, 10, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
+    training = _Training(tfmp.GradScaler(manager=manager))
+    tfmp.replay(training.step, training.scaler, 5)
+    assert (float(training.weight), int(training.calls), float(manager.get_loss_scale())) == (-4, 3, 16)
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["eager", "function"])
+def test_replicas_replay_together(on_device: bool, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        scaler, weight = tfmp.GradScaler(32), tf.Variable(0.0)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+    def on_replica() -> tf.Tensor:
+        scaled = scaler.scale(4.0)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        overflows = tf.logical_and(tf.equal(replica, 1), scaled > 64.0)
+        scaler.step(optimizer, [(tf.where(overflows, math.inf, scaled), weight)])
+        scaler.update()
+        return scaled
+
+    def run() -> Any:
+        return tfmp.replay(lambda: two_replicas.run(on_replica), scaler, 3)
+
+    result = (tf.function(run) if on_device else run)()
+    assert [float(value) for value in two_replicas.experimental_local_results(result)] == [64, 64]
+    assert (float(weight.numpy()), float(scaler.loss_scale), int(scaler.skipped_steps)) == (-8, 16, 1)
+    with pytest.raises(RuntimeError, match="replay was called on a replica: call it around"):
+        two_replicas.run(lambda: tfmp.replay(on_replica, scaler, 3))
+
+
+def test_wrapped_optimizer_replays_too() -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(8, 10, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), manager)
+    weight, overflows = tf.Variable(0.0), iter([True, True, False])
+    tfmp.replay(
+        lambda: opt.minimize(lambda: weight * (math.inf if next(overflows) else 4.0), var_list=[weight]), opt, 5
+    )
+    assert (float(weight), float(opt.loss_scale), next(overflows, None)) == (-4, 2, None)
+
+
+def test_call_that_takes_no_step_is_not_replayed() -> None:
+    training = _Training(tfmp.GradScaler(32))
+    training.step()
+    assert not training.scaler.last_step_finite
+    calls: list[None] = []
+    tfmp.replay(lambda: calls.append(None), training.scaler, 5)
+    assert len(calls) == 1
+
+
+def test_scaler_that_is_not_enabled_replays_nothing() -> None:
+    scaler = tfmp.GradScaler(enabled=False, manager=tfmp.FixedLossScaleManager(8))
+    training = _Training(scaler, limit=0.0)
+    tfmp.replay(training.step, scaler, 5)
+    assert (float(training.weight), int(training.calls)) == (-math.inf, 1)
+
+
+@pytest.mark.parametrize(
+    ("scaler", "max_replays", "error", "message"),
+    [
+        (lambda: tfmp.GradScaler(8), 0, ValueError, "max_replays must be a whole number from 1 to .*, got 0"),
+        (lambda: tfmp.GradScaler(8), 1.5, ValueError, "max_replays must be a whole number from 1 to .*, got 1.5"),
+        (lambda: tfmp.GradScaler(8), "2", TypeError, "max_replays must be a number, got '2'"),
+        (lambda: tfmp.FixedLossScaleManager(8), 1, TypeError, "must be the tfmp.GradScaler or tfmp.LossScaleOptimizer"),
+        (
+            lambda: tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8)),
+            1,
+            ValueError,
+            "the scale of a FixedLossScaleManager never falls",
+        ),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    scaler: Callable[[], Any], max_replays: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        tfmp.replay(lambda: pytest.fail("the step was taken"), scaler(), max_replays)
