@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
 from tfmp.core.distribute import current_distribution
 from tfmp.core.iteration import Calls, Findings, on_replica
@@ -112,6 +113,7 @@ class GradScaler(StepProperties, tf.Module):
         """The loss scale, a float32 scalar; 1 where scaling is not enabled."""
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
+    @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
         """Multiply losses by the loss scale.
 
@@ -131,6 +133,7 @@ class GradScaler(StepProperties, tf.Module):
         """
         return tf.nest.map_structure(self._scaler.scale, losses) if self._enabled else losses
 
+    @without_autograph
     def unscale(self, optimizer: Any, grads: Gradients | GradientAccumulator) -> list[Gradient]:  # noqa: ANN401
         """Divide gradients by the loss scale, for whoever clips them or looks at them before `step`.
 
@@ -173,6 +176,7 @@ class GradScaler(StepProperties, tf.Module):
         self._calls.note_unscale(optimizer, seen)
         return true_grads
 
+    @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
         """Apply gradients by an optimizer if they are finite on every replica.
 
@@ -192,6 +196,7 @@ class GradScaler(StepProperties, tf.Module):
         """
         return self.step_all([(optimizer, grads_and_vars)], **kwargs)
 
+    @without_autograph
     def step_all(self, steps: Iterable[tuple[Any, GradsAndVars]], **kwargs: Any) -> tf.Operation:  # noqa: ANN401
         """Apply the gradients of several optimizers if all are finite: all step, or none.
 
@@ -228,6 +233,7 @@ class GradScaler(StepProperties, tf.Module):
             self._calls.note_step(step.optimizer, op)
         return op
 
+    @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
         """Move the loss scale, by what all steps since the last update have shown.
 
