@@ -13,7 +13,7 @@ from tfmp.core.conditionals import call_either
 from tfmp.core.distribute import current_distribution
 from tfmp.core.iteration import Calls, Findings, on_replica
 from tfmp.core.managers import LossScaleManager, get_loss_scale_manager, validated_manager
-from tfmp.core.optimizer_steps import OptimizerStep, seen_together, validated_pairs
+from tfmp.core.optimizer_steps import OptimizerStep, make_variables, names_of, seen_together, validated_pairs
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler, Seen, Verdict
 from tfmp.core.step_properties import StepProperties
@@ -113,6 +113,36 @@ class GradScaler(StepProperties, tf.Module):
         """The loss scale, a float32 scalar; 1 where scaling is not enabled."""
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
+    def prepare(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - of any host
+        """Make the variables that steps of an optimizer need, before a `tf.function` is traced.
+
+        For an optimizer that does not step when the function is first traced, as a generator may sit out the first
+        iterations: a `tf.function` makes variables in its first trace only. In any other case `step` sees to it.
+
+        Args:
+            optimizer: The optimizer.
+            variables: What `step` will be called with, those without a gradient too, in that order.
+
+        Example:
+            >>> generator, critic = tf.Variable(1.0), tf.Variable(1.0)
+            >>> optimizers = [tf.compat.v1.train.GradientDescentOptimizer(0.5) for _ in range(2)]
+            >>> scaler = GradScaler(init_scale=8)
+            >>> @tf.function
+            ... def train_step(with_generator):
+            ...     scaler.step(optimizers[0], [(tf.constant(8.0), critic)])
+            ...     if with_generator:
+            ...         scaler.step(optimizers[1], [(tf.constant(8.0), generator)])
+            ...     scaler.update()
+            >>> scaler.prepare(optimizers[1], [generator])
+            >>> train_step(False)
+            >>> train_step(True)
+            >>> float(generator), float(critic)
+            (0.5, 0.0)
+        """
+        make_variables(optimizer, variables)
+        if self._enabled:
+            self._make_counts(names_of(variables))
+
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
         """Multiply losses by the loss scale.
@@ -211,7 +241,7 @@ class GradScaler(StepProperties, tf.Module):
 
         Raises:
             TypeError: As `step`.
-            ValueError: As `step`; or there is no optimizer.
+            ValueError: As `step`; or there is no optimizer; or one is given twice.
             RuntimeError: As `step`.
 
         Example:
@@ -226,6 +256,8 @@ class GradScaler(StepProperties, tf.Module):
         taken = [self._step_of(optimizer, grads_and_vars, kwargs) for optimizer, grads_and_vars in steps]
         if not taken:
             raise ValueError("there is no optimizer to step: pass pairs of an optimizer and its grads_and_vars.")
+        if len({id(step.optimizer) for step in taken}) < len(taken):
+            raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
         # The decision on a window is the accumulator's.
         checks = self._enabled or any(step.is_of_window for step in taken)
         op = self._attempt(taken) if checks else tf.group(*(step.apply_unchecked() for step in taken))
@@ -357,10 +389,10 @@ class GradScaler(StepProperties, tf.Module):
 
     def _attempt(self, steps: Sequence[OptimizerStep]) -> tf.Operation:
         distribution = current_distribution(self._is_distributed)
-        names = [name for step in steps for name in step.names()]
-        self._scaler.prepare(names)
+        names = names_of([variable for step in steps for variable in step.variables])
         for step in steps:
-            step.make_variables()
+            make_variables(step.optimizer, step.variables)
+        self._make_counts(names)
 
         def apply_fn(grads: Gradients) -> tf.Operation:
             rest = iter(grads)
@@ -376,6 +408,16 @@ class GradScaler(StepProperties, tf.Module):
                 return self._findings.note(verdict)
 
         return tf.group(*before, *([distribution.once(note)] if self._enabled else []))
+
+    def _make_counts(self, names: Sequence[str]) -> None:
+        try:
+            self._scaler.prepare(names)
+        except ValueError as error:
+            raise ValueError(
+                f"a tf.function that was traced before is traced again with a step of {', '.join(names)}, which was in "
+                "no trace yet, and makes no variables any more: call scaler.prepare(optimizer, variables) before the "
+                "function is first called."
+            ) from error
 
     def _set(self, new_scale: float | tf.Tensor, verdict: Verdict) -> tf.Operation:
         has_set = self.manager.set_loss_scale(new_scale)

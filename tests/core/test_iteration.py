@@ -47,6 +47,7 @@ def test_what_was_unscaled_is_known_to_the_step_and_then_forgotten() -> None:
     assert calls.seen_by_unscale("sgd") is seen
     assert calls.seen_by_unscale("adam") is None
     calls.note_step("sgd", None)
+    calls.end()
     assert calls.seen_by_unscale("sgd") is None
 
 
@@ -59,7 +60,7 @@ def test_graphs_have_calls_of_their_own_and_are_not_kept_alive() -> None:
     # Not in the graph.
     calls.note_step("sgd", None)
     with graph.as_default(), pytest.raises(RuntimeError, match="step was called already"):
-        calls.note_step("sgd", None)
+        calls.seen_by_unscale("sgd")
     function = tf.function(lambda: calls.note_step("sgd", None))
     seen = weakref.ref(function.get_concrete_function().graph)
     del function, graph

@@ -1,3 +1,4 @@
+import contextlib
 import importlib.util
 import math
 from collections.abc import Callable
@@ -47,6 +48,37 @@ def test_verbs_out_of_order_are_refused(verbs: str, message: str, compiled: bool
 
     with pytest.raises(RuntimeError, match=message):
         (tf.function(iterate) if compiled else iterate)()
+    if not compiled:
+        # The call that was refused did nothing.
+        assert float(training.weight) == {"unscale unscale": 0, "unscale step step": -8}.get(verbs, -1)
+
+
+def test_optimizer_is_not_stepped_twice_by_one_call() -> None:
+    training = _Training()
+    pairs = [(tf.constant(8.0), training.weight)]
+    with pytest.raises(ValueError, match="pass each optimizer once"):
+        training.scaler.step_all([(training.optimizer, pairs), (training.optimizer, pairs)])
+    assert float(training.weight) == 0
+
+
+def test_step_in_a_later_trace_needs_what_prepare_makes() -> None:
+    first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
+    for is_prepared in (True, False):
+        scaler, optimizers = tfmp.GradScaler(8), [_sgd(), _sgd()]
+
+        @tf.function
+        def train_step(with_second: bool, scaler: tfmp.GradScaler = scaler, optimizers: list = optimizers) -> None:
+            scaler.step(optimizers[0], [(tf.constant(8.0), first)])
+            if with_second:
+                scaler.step(optimizers[1], [(tf.constant(8.0), second)])
+            scaler.update()
+
+        if is_prepared:
+            scaler.prepare(optimizers[1], [second])
+        train_step(False)
+        with contextlib.nullcontext() if is_prepared else pytest.raises(ValueError, match=r"call scaler\.prepare"):
+            train_step(True)
+        assert float(second) == -1
 
 
 def test_iteration_that_an_exception_ended_is_given_up() -> None:

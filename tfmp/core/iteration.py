@@ -125,7 +125,7 @@ class Calls:
     Example:
         >>> calls = Calls()
         >>> calls.note_step("optimizer", None)
-        >>> calls.note_step("optimizer", None)
+        >>> calls.seen_by_unscale("optimizer")
         Traceback (most recent call last):
             ...
         RuntimeError: step was called already for this optimizer (str) since the last update: call update()
@@ -166,8 +166,10 @@ class Calls:
             optimizer: For which optimizer.
 
         Raises:
-            RuntimeError: It was called in another function, or in eager code and `step` is not.
+            RuntimeError: It was called in another function, or in eager code and `step` is not; or `step` was called
+                already.
         """
+        self._refuse_second_step("step", optimizer)
         for each in self._of(optimizer):
             place = each.place()
             if place is not None and not any(place is here for here in self._places()):
@@ -184,11 +186,7 @@ class Calls:
         Args:
             optimizer: For which optimizer.
             op: The step, None in eager mode.
-
-        Raises:
-            RuntimeError: It was called already.
         """
-        self._refuse_second_step("step", optimizer)
         self._unscaled = [each for each in self._unscaled if not each.call.is_for(optimizer)]
         place = self._place()
         self._stepped.setdefault(place, []).append(_Call(optimizer, _current_replica()))

@@ -62,34 +62,12 @@ class OptimizerStep(NamedTuple):
         """Whether the gradients are those of an accumulator, whose window may be of no use."""
         return self.seen is not None and self.seen.complete is not None
 
-    def names(self) -> list[str]:
-        """Return the names of the variables."""
-        # Keras' variables have paths; it also takes TensorFlow's own.
-        return [getattr(variable, "path", variable.name) for variable in self.variables]
-
     def typed_grads(self) -> list[Gradient]:
         """Return the gradients in true magnitude, in the variables' types, in which they must be finite."""
         return [
             numerics.cast(grad, tf.as_dtype(variable.dtype).base_dtype)
             for grad, variable in zip(self.true_grads, self.variables, strict=True)
         ]
-
-    def make_variables(self) -> None:
-        """Make the optimizer's variables, which must not be made in a conditional."""
-        build = getattr(self.optimizer, "build", None)
-        if build is not None:
-            # All variables, also those that have no gradient at first.
-            if not getattr(self.optimizer, "built", False):
-                build(self.variables)
-            return
-        with tf.init_scope():
-            # In a graph they are made outside of conditionals by themselves.
-            if tf.executing_eagerly() and not tf.distribute.has_strategy() and self._is_of_tf1():
-                trained = [
-                    variable for grad, variable in zip(self.given, self.variables, strict=True) if grad is not None
-                ]
-                # What its subclasses override; a user's own optimizer may do without.
-                self.optimizer._create_slots(trained)
 
     def apply(self, grads: Gradients) -> tf.Operation:
         """Apply gradients in true magnitude; nothing if the optimizer takes scaled ones.
@@ -124,8 +102,35 @@ class OptimizerStep(NamedTuple):
         own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
         return self.apply(self.true_grads) if own is None else own
 
-    def _is_of_tf1(self) -> bool:
-        return isinstance(self.optimizer, tf.compat.v1.train.Optimizer)
+
+def names_of(variables: Sequence[Any]) -> list[str]:
+    """Return the names of variables.
+
+    Args:
+        variables: Of TensorFlow or Keras.
+    """
+    # Keras' variables have paths; it also takes TensorFlow's own.
+    return [getattr(variable, "path", variable.name) for variable in variables]
+
+
+def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - of any host
+    """Make an optimizer's variables, which must not be made in a conditional.
+
+    Args:
+        optimizer: The optimizer.
+        variables: Those that it trains, also those that have no gradient at first.
+    """
+    build = getattr(optimizer, "build", None)
+    if build is not None:
+        if not getattr(optimizer, "built", False):
+            build(variables)
+        return
+    with tf.init_scope():
+        # In a graph they are made outside of conditionals by themselves.
+        of_tf1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+        if tf.executing_eagerly() and not tf.distribute.has_strategy() and of_tf1:
+            # What its subclasses override; a user's own optimizer may do without.
+            optimizer._create_slots(variables)
 
 
 def seen_together(steps: Sequence[OptimizerStep]) -> Seen | None:
