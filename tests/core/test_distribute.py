@@ -4,7 +4,6 @@ import tensorflow as tf
 import tfmp
 from tfmp.core.distribute import Mirrored, SingleProcess, current_distribution
 from tfmp.core.scaler import LossScaler
-from tfmp.types import Gradients
 
 
 def test_without_a_strategy_there_is_one_process() -> None:
@@ -15,26 +14,6 @@ def test_without_a_strategy_there_is_one_process() -> None:
 def test_several_devices_without_a_strategy_are_refused() -> None:
     with pytest.raises(ValueError, match=r"is_distributed=True, and nothing distributes: call hvd\.init"):
         current_distribution(is_distributed=True)
-
-
-@pytest.mark.parametrize("flag", [False, True])
-def test_step_that_xla_compiles_calls_one_of_two_functions_once(flag: bool) -> None:
-    weight, rows, counted = tf.Variable([1.0, 2.0]), tf.Variable([[1.0], [2.0], [3.0]]), tf.Variable(0.0)
-
-    def apply(grads: Gradients) -> tf.Operation:
-        assert grads[1] is None
-        return tf.group(weight.assign_sub(grads[0]), rows.scatter_sub(grads[2]))
-
-    @tf.function(jit_compile=True)
-    def step(finite: tf.Tensor, grad: tf.Tensor) -> None:
-        slices = tf.IndexedSlices(grad[:, tf.newaxis], tf.constant([2, 2]), tf.constant([3, 1]))
-        grads = [grad, None, slices]
-        SingleProcess().call_either(finite, grads, apply, lambda grads: counted.assign_add(grads[0][0]))
-
-    step(tf.constant(flag), tf.constant([0.5, 0.25]))
-    assert weight.numpy().tolist() == ([0.5, 1.75] if flag else [1, 2])
-    assert rows.numpy().tolist() == [[1], [2], [2.25 if flag else 3]]
-    assert float(counted) == (0 if flag else 0.5)
 
 
 @pytest.mark.parametrize("is_distributed", [False, True])

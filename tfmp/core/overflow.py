@@ -15,7 +15,8 @@ KINDS = ("inf", "nan", "saturated")
 class OverflowDetector(abc.ABC):
     """Decides on one replica whether its gradients can be used.
 
-    A detector of your own overrides `all_finite`, and is then taken wherever the ones here are.
+    A detector of your own overrides `all_finite`, and is then taken wherever the ones here are. AutoGraph does not
+    convert it: choose by `tf.where` and `tf.cond`, not by an `if` on a tensor.
 
     Example:
         >>> import tfmp

@@ -1,0 +1,20 @@
+import pytest
+import tensorflow as tf
+
+from tfmp.core.autograph import without_autograph
+
+
+def _larger(value: tf.Tensor) -> tf.Tensor:
+    if value > 0:
+        value = value + 1
+    return value
+
+
+def _caller(value: tf.Tensor) -> tf.Tensor:
+    return _larger(value)
+
+
+def test_function_and_what_it_calls_are_not_converted() -> None:
+    assert float(tf.function(_caller)(tf.constant(1.0))) == 2
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        tf.function(without_autograph(_caller))(tf.constant(1.0))
