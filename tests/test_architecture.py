@@ -69,7 +69,24 @@ _ALLOWED = {
     "tfmp.core.autograph": set(),
     "tfmp.core.clipping": {"tfmp.core.numerics", "tfmp.core.reductions", "tfmp.core.settings", "tfmp.types"},
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
-    "tfmp.core.distribute": {"tfmp.core.conditionals", "tfmp.core.horovods", "tfmp.core.numerics", *_LEAVES},
+    "tfmp.core.distribute": {
+        f"tfmp.core.distribute.{name}" for name in ("base", "current", "horovod", "mirrored", "single_process")
+    },
+    "tfmp.core.distribute.base": {"tfmp.types"},
+    "tfmp.core.distribute.sums": set(),
+    "tfmp.core.distribute.single_process": {"tfmp.core.conditionals", "tfmp.types"},
+    "tfmp.core.distribute.mirrored": {
+        *(f"tfmp.core.{name}" for name in ("conditionals", "distribute.sums", "numerics")),
+        "tfmp.types",
+    },
+    "tfmp.core.distribute.horovod": {
+        *(f"tfmp.core.{name}" for name in ("distribute.single_process", "distribute.sums", "numerics")),
+        "tfmp.types",
+    },
+    "tfmp.core.distribute.current": {
+        "tfmp.core.horovods",
+        *(f"tfmp.core.distribute.{name}" for name in ("base", "horovod", "mirrored", "single_process")),
+    },
     "tfmp.core.noted_losses": set(),
     "tfmp.core.call_sites": set(),
     "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},

@@ -1,0 +1,71 @@
+"""The distribution that a step being built is part of."""
+
+import tensorflow as tf
+
+from tfmp.core.distribute.base import Distribution
+from tfmp.core.distribute.horovod import Horovod
+from tfmp.core.distribute.mirrored import Mirrored, MirroredWorkers
+from tfmp.core.distribute.single_process import SingleProcess
+from tfmp.core.horovods import running_horovod
+
+_STRATEGIES_OF_WORKERS = (
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy,
+)
+
+#: Strategies whose replicas were tested to agree; every other is refused by name.
+_SUPPORTED_STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+    tf.compat.v1.distribute.MirroredStrategy,
+    tf.compat.v1.distribute.OneDeviceStrategy,
+    *_STRATEGIES_OF_WORKERS,
+)
+
+
+def current_distribution(is_distributed: bool) -> Distribution:
+    """Return the distribution that the step being built is part of.
+
+    Args:
+        is_distributed: Whether the user says that more than one device takes part.
+
+    Returns:
+        The distribution of the active `tf.distribute` strategy; or of Horovod; or of a single process.
+
+    Raises:
+        ValueError: The user says that there are several devices and nothing here knows of them.
+        NotImplementedError: The active strategy is not one of those supported; or Horovod distributes too.
+        RuntimeError: A strategy is active, and the call is not made on its replicas.
+
+    Example:
+        >>> current_distribution(is_distributed=False)
+        SingleProcess()
+    """
+    horovod = running_horovod()
+    if not tf.distribute.has_strategy():
+        if not is_distributed:
+            return SingleProcess()
+        if horovod is None:
+            raise ValueError(
+                "is_distributed=True, and nothing distributes: call hvd.init() of horovod.tensorflow before this, or "
+                "build the step under a tf.distribute strategy (Estimator: RunConfig(train_distribute=...)), or leave "
+                "is_distributed=False for one device."
+            )
+        return Horovod(horovod) if horovod.size() > 1 else SingleProcess()
+    strategy = tf.distribute.get_strategy()
+    if horovod is not None and horovod.size() > 1:
+        raise NotImplementedError(
+            f"Horovod runs {horovod.size()} processes, and {type(strategy).__name__} is active in this one: tfmp does "
+            "not join the two. Distribute by one of them."
+        )
+    if not isinstance(strategy, _SUPPORTED_STRATEGIES):
+        raise NotImplementedError(
+            f"tfmp does not support {type(strategy).__name__}: use MirroredStrategy, MultiWorkerMirroredStrategy or "
+            "OneDeviceStrategy."
+        )
+    if tf.distribute.in_cross_replica_context():
+        raise RuntimeError(
+            f"the step was built in the cross-replica context of {type(strategy).__name__}: call this on the "
+            "replicas, inside strategy.run or Estimator's model_fn."
+        )
+    return MirroredWorkers() if isinstance(strategy, _STRATEGIES_OF_WORKERS) else Mirrored()

@@ -1,0 +1,42 @@
+"""What replicas tell each other by sums, which every strategy knows."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Tensor:
+    """Return the values as one slot of many that are 0: the sum over the replicas then holds those of each.
+
+    Args:
+        values: The replica's values, of any shape.
+        replica: The replica's number.
+        replicas: How many there are.
+
+    Example:
+        >>> in_slot(tf.constant([3.0]), 1, 2).numpy().tolist()
+        [[0.0], [3.0]]
+    """
+    is_own = tf.reshape(tf.equal(tf.range(replicas), replica), [replicas] + [1] * values.shape.rank)
+    return tf.where(is_own, values, tf.zeros([], values.dtype))
+
+
+def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:
+    """Stop unless what `numerics.forms` tells holds on no replica or on all.
+
+    Args:
+        counts: On how many replicas it holds, a float32 matrix of the shape of `numerics.forms`.
+        replicas: How many there are.
+        names: The names of the gradients' variables.
+
+    Returns:
+        The op that stops; None in eager mode.
+
+    Example:
+        >>> alike_on_all(tf.constant([[2.0, 0.0]]), 2, ["kernel"])
+    """
+    alike = tf.reduce_all(tf.logical_or(tf.equal(counts, 0), tf.equal(counts, replicas)), axis=1)
+    differing = tf.boolean_mask(list(names), tf.logical_not(alike))
+    return tf.debugging.Assert(
+        tf.reduce_all(alike), ["the workers differ in whether the gradients of these are None, or sparse:", differing]
+    )
