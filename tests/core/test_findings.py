@@ -21,3 +21,13 @@ def test_findings_are_those_of_all_steps_until_they_are_cleared() -> None:
 
 def test_findings_are_in_no_checkpoint() -> None:
     assert not tf.train.Checkpoint(findings=Findings()).findings._trackable_children()
+
+
+def test_iterations_that_were_applied_in_part_are_counted_beyond_their_end() -> None:
+    findings, counts = Findings(), []
+    for iteration in [(True, True), (True, False), (False, True), (False, False), ()]:
+        for applied in iteration:
+            findings.note(_verdict(applied, applied, 1.0))
+        findings.clear()
+        counts.append(int(findings.in_part))
+    assert counts == [0, 1, 2, 2, 2]

@@ -17,15 +17,19 @@ class _Findings(NamedTuple):
         applied: Whether all were applied; bool.
         finite: Whether nothing overflowed; bool.
         max_abs: The largest magnitude; float32.
+        any_applied: Whether any was applied; bool.
+        in_part: In how many iterations that have ended some steps were applied, and others were not; int64.
     """
 
     steps: tf.Tensor
     applied: tf.Tensor
     finite: tf.Tensor
     max_abs: tf.Tensor
+    any_applied: tf.Tensor
+    in_part: tf.Tensor
 
 
-_NO_FINDINGS = _Findings(np.int64(0), np.True_, np.True_, np.float32(0))
+_NO_FINDINGS = _Findings(np.int64(0), np.True_, np.True_, np.float32(0), np.False_, np.int64(0))
 
 
 class Findings(OfProgram):
@@ -49,6 +53,11 @@ class Findings(OfProgram):
         """How many verdicts there were; an int64 scalar."""
         return self._state.read().steps
 
+    @property
+    def in_part(self) -> tf.Tensor:
+        """In how many iterations that have ended some steps were applied, and others were not; an int64 scalar."""
+        return self._state.read().in_part
+
     def note(self, verdict: Verdict) -> tf.Operation:
         """Add a verdict.
 
@@ -66,6 +75,8 @@ class Findings(OfProgram):
                 applied=tf.logical_and(known.applied, verdict.applied),
                 finite=tf.logical_and(known.finite, verdict.finite),
                 max_abs=tf.identity(max_abs),
+                any_applied=tf.logical_or(known.any_applied, verdict.applied),
+                in_part=tf.identity(known.in_part),
             )
         )
 
@@ -79,9 +90,12 @@ class Findings(OfProgram):
         return Verdict(known.applied, known.finite, known.max_abs if with_max_abs else None)
 
     def clear(self) -> tf.Operation:
-        """Forget all verdicts.
+        """Forget all verdicts, but for how often an iteration was applied in part.
 
         Returns:
             The op that does it; None in eager mode.
         """
-        return self._state.assign(_Findings(*map(tf.constant, _NO_FINDINGS)))
+        known = self._state.read()
+        ends_in_part = tf.logical_and(known.any_applied, tf.logical_not(known.applied))
+        none = _Findings(*map(tf.constant, _NO_FINDINGS))
+        return self._state.assign(none._replace(in_part=known.in_part + tf.cast(ends_in_part, tf.int64)))
