@@ -84,22 +84,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precisions", nargs="+", choices=_TOLERANCES, default=["fp32", "fp16"], help="of the model")
     parser.add_argument("--rounds", type=int, default=5, help="turns of every contender (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=50, help="timed steps of a turn (default: %(default)s)")
+    parser.add_argument(
+        "--memory-turns", type=int, default=3, help="turns that memory is taken of (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     parser.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
     parser.add_argument("example", nargs="*", help="options of the example, after --")
     return parser
 
 
-def peaks(training: BertTraining) -> dict[str, list[int | None]]:
+def peaks(training: BertTraining, turns: int) -> dict[str, list[int | None]]:
     """Return the bytes that trainings of each contender need at their peaks, beside what there is before them."""
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     # The first training of a process also fills caches.
     training.turn("bare", 1)
-    return {name: [peak_memory.during(lambda n=name: training.turn(n, 5)) for _ in range(3)] for name in WRAPPERS}
+    return {name: [peak_memory.during(lambda n=name: training.turn(n, 5)) for _ in range(turns)] for name in WRAPPERS}
 
 
 def _measure(training: BertTraining, asked: argparse.Namespace) -> Figures:
-    memory = peak_memory.in_own_process(peaks, training)
+    memory = peak_memory.in_own_process(peaks, training, asked.memory_turns)
     figures: Figures = {
         name: {"steps_per_second": [], "losses": [], "skipped": [], "peak_bytes": memory[name]} for name in WRAPPERS
     }

@@ -90,10 +90,14 @@ _ALLOWED = {
     "tfmp.core.noted_losses": set(),
     "tfmp.core.call_sites": set(),
     "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
-    "tfmp.core.iteration": {f"tfmp.core.{name}" for name in ("scaler", "state")},
+    "tfmp.core.findings": {f"tfmp.core.{name}" for name in ("scaler", "state")},
+    "tfmp.core.iteration": {"tfmp.core.scaler"},
     "tfmp.core.optimizer_steps": {"tfmp.types", *_CORE},
     "tfmp.grad_scaler": {
-        *(f"tfmp.core.{name}" for name in ("conditionals", "iteration", "optimizer_steps", "step_properties")),
+        *(
+            f"tfmp.core.{name}"
+            for name in ("conditionals", "findings", "iteration", "optimizer_steps", "step_properties")
+        ),
         *_LEAVES,
         *_CORE,
     },

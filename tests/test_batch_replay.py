@@ -36,6 +36,8 @@ _WAYS: dict[str, tuple[bool | None, bool]] = {
     "within XLA": (True, True),
 }
 
+_ON_DEVICE = pytest.mark.parametrize("on_device", [False, True], ids=["eager", "function"])
+
 
 @pytest.mark.parametrize("way", _WAYS)
 def test_batch_is_taken_again_until_it_is_applied(way: str) -> None:
@@ -59,7 +61,7 @@ def test_batch_is_taken_again_until_it_is_applied(way: str) -> None:
     assert training.traces - traces <= 1
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["eager", "function"])
+@_ON_DEVICE
 def test_batch_that_never_is_finite_is_given_up(on_device: bool) -> None:
     training = _Training(tfmp.GradScaler(128), limit=0.0, compiled=None)
 
@@ -77,7 +79,7 @@ def test_manager_that_shrinks_after_two_overflows_replays_once_at_the_same_scale
     assert (float(training.weight), int(training.calls), float(manager.get_loss_scale())) == (-4, 3, 16)
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["eager", "function"])
+@_ON_DEVICE
 def test_replicas_replay_together(on_device: bool, two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         scaler, weight = tfmp.GradScaler(32), tf.Variable(0.0)
@@ -101,14 +103,106 @@ def test_replicas_replay_together(on_device: bool, two_replicas: tf.distribute.M
         two_replicas.run(lambda: tfmp.replay(on_replica, scaler, 3))
 
 
-def test_wrapped_optimizer_replays_too() -> None:
+class _TwoSteps:
+    """Steps with two optimizers, whose gradient is 4; they overflow above limits of their own."""
+
+    def __init__(self, limits: tuple[float, float], init_scale: float = 128.0) -> None:
+        self.scaler, self._limits = tfmp.GradScaler(init_scale), limits
+        self.weights = [tf.Variable(0.0), tf.Variable(0.0)]
+        self._optimizers = [tf.compat.v1.train.GradientDescentOptimizer(1.0) for _ in limits]
+
+    def _pairs(self) -> list[Any]:
+        scaled = self.scaler.scale(4.0)
+        grads = [tf.where(scaled > limit, math.inf, scaled) for limit in self._limits]
+        return [
+            (opt, [pair]) for opt, pair in zip(self._optimizers, zip(grads, self.weights, strict=True), strict=True)
+        ]
+
+    def together(self) -> None:
+        self.scaler.step_all(self._pairs())
+        self.scaler.update()
+
+    def each(self) -> None:
+        for optimizer, pairs in self._pairs():
+            self.scaler.step(optimizer, pairs)
+        self.scaler.update()
+
+    def with_two_updates(self) -> None:
+        for index in range(2):
+            optimizer, pairs = self._pairs()[index]
+            self.scaler.step(optimizer, pairs)
+            self.scaler.update()
+
+    def run(self, step: Callable[[], None], on_device: bool) -> None:
+        def replay() -> None:
+            tfmp.replay(step, self.scaler, 5)
+
+        (tf.function(replay) if on_device else replay)()
+
+    def state(self) -> list[float]:
+        return [*map(float, self.weights), float(self.scaler.loss_scale)]
+
+
+@_ON_DEVICE
+def test_optimizers_that_step_together_replay(on_device: bool) -> None:
+    training = _TwoSteps((512.0, 64.0))
+    training.run(training.together, on_device)
+    assert training.state() == [-4, -4, 16]
+
+
+@_ON_DEVICE
+def test_nothing_is_applied_twice_where_one_of_two_optimizers_is_skipped(on_device: bool) -> None:
+    training = _TwoSteps((512.0, 64.0))
+    with pytest.raises((RuntimeError, tf.errors.InvalidArgumentError), match="Let them step together"):
+        training.run(training.each, on_device)
+    assert training.state() == [-4, 0, 64]
+
+
+@_ON_DEVICE
+def test_optimizers_that_are_skipped_alike_replay(on_device: bool) -> None:
+    training = _TwoSteps((64.0, 64.0))
+    training.run(training.each, on_device)
+    assert training.state() == [-4, -4, 16]
+
+
+@_ON_DEVICE
+def test_two_updates_that_are_skipped_both_replay_until_both_are_applied(on_device: bool) -> None:
+    training = _TwoSteps((64.0, 32.0), 32.0)
+    training.run(training.with_two_updates, on_device)
+    assert training.state() == [-4, -4, 8]
+
+
+@_ON_DEVICE
+def test_nothing_is_applied_twice_where_one_of_two_updates_is_skipped(on_device: bool) -> None:
+    training = _TwoSteps((64.0, 16.0), 16.0)
+    with pytest.raises((RuntimeError, tf.errors.InvalidArgumentError), match="it updated the scale several times"):
+        training.run(training.with_two_updates, on_device)
+    assert training.state() == [-4, 0, 8]
+
+
+def test_replay_within_xla_ends_at_a_partial_skip() -> None:
+    whole, parted = _Training(tfmp.GradScaler(128), compiled=None), _TwoSteps((512.0, 64.0))
+    tf.function(lambda: tfmp.replay(whole.step, whole.scaler, 5), jit_compile=True)()
+    assert (float(whole.weight), float(whole.scaler.loss_scale)) == (-4, 16)
+    tf.function(lambda: tfmp.replay(parted.each, parted.scaler, 5), jit_compile=True)()
+    assert parted.state() == [-4, 0, 64]
+
+
+@_ON_DEVICE
+def test_wrapped_optimizer_replays_too(on_device: bool) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(8, 10, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), manager)
-    weight, overflows = tf.Variable(0.0), iter([True, True, False])
-    tfmp.replay(
-        lambda: opt.minimize(lambda: weight * (math.inf if next(overflows) else 4.0), var_list=[weight]), opt, 5
-    )
-    assert (float(weight), float(opt.loss_scale), next(overflows, None)) == (-4, 2, None)
+    weight, calls = tf.Variable(0.0), tf.Variable(0)
+
+    def train_step() -> None:
+        factor = tf.where(calls.assign_add(1) < 3, math.inf, 4.0)
+        opt.minimize(lambda: weight * factor, var_list=[weight])
+
+    def run() -> None:
+        tfmp.replay(train_step, opt, 5)
+
+    (tf.function(run) if on_device else run)()
+    assert (float(weight), float(opt.loss_scale), int(calls)) == (-4, 2, 3)
 
 
 def test_call_that_takes_no_step_is_not_replayed() -> None:

@@ -11,7 +11,8 @@ from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
 from tfmp.core.distribute import current_distribution
-from tfmp.core.iteration import Calls, Findings, on_replica
+from tfmp.core.findings import Findings
+from tfmp.core.iteration import Calls, on_replica
 from tfmp.core.managers import LossScaleManager, get_loss_scale_manager, validated_manager
 from tfmp.core.optimizer_steps import OptimizerStep, make_variables, names_of, seen_together, validated_pairs
 from tfmp.core.overflow import OverflowDetector, validated_detector
@@ -223,6 +224,7 @@ class GradScaler(StepProperties, tf.Module):
             TypeError: The optimizer has no `apply_gradients`.
             ValueError: There are no gradients; or the optimizer scales losses, or averages gradients, itself.
             RuntimeError: It was called for this optimizer since the last update.
+            NotImplementedError: It is called in a conditional, or a `tf.function`, in a graph of TF1.
         """
         return self.step_all([(optimizer, grads_and_vars)], **kwargs)
 
@@ -253,6 +255,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(v), float(w)
             (1.0, 1.0)
         """
+        self._calls.refuse_conditional()
         taken = [self._step_of(optimizer, grads_and_vars, kwargs) for optimizer, grads_and_vars in steps]
         if not taken:
             raise ValueError("there is no optimizer to step: pass pairs of an optimizer and its grads_and_vars.")

@@ -74,9 +74,11 @@ class Gan:
         self.generator = networks.generator(dtype)
         self.critic_optimizer = keras.optimizers.Adam(learning_rate, BETA_1, BETA_2)
         self.generator_optimizer = keras.optimizers.Adam(learning_rate, BETA_1, BETA_2)
+        # The generator may sit out the first iteration, whose trace makes variables.
+        scaler.prepare(self.critic_optimizer, self.critic.trainable_variables)
+        scaler.prepare(self.generator_optimizer, self.generator.trainable_variables)
 
-    # There is no Python control flow to convert, which takes longer than the trace itself.
-    @tf.function(autograph=False)
+    @tf.function
     def step(self, batch: Batch, with_generator: bool) -> Record:
         """Train the critic on a batch, and the generator too if asked to; move the loss scale once, after both.
 
@@ -165,7 +167,6 @@ def noise(rng: np.random.Generator, size: int) -> np.ndarray:
 
 def train(gan: Gan, draws: Draws, iterations: int, generator_every: int) -> Iterator[Record]:
     """Train, and yield what each iteration shows, as numbers of NumPy."""
-    # The first iteration has a step of both, so that the function makes all its variables in its first call.
     for iteration, batch in zip(range(iterations), draws, strict=False):
         record = gan.step(Batch(*map(tf.constant, batch)), with_generator=iteration % generator_every == 0)
         yield Record(*(value.numpy().item() for value in record))

@@ -20,7 +20,7 @@ _EXAMPLE = (
 def test_all_contenders_train_alike(tmp_path: Path) -> None:
     text, path = tmp_path / "numbers.txt", tmp_path / "bert.json"
     text.write_text("\n".join(f"The square of {i} is {i * i}." for i in range(200)))
-    options = ["--precisions", "fp32", "--rounds", "1", "--steps", "3", "--json", str(path)]
+    options = ["--precisions", "fp32", "--rounds", "1", "--steps", "3", "--memory-turns", "1", "--json", str(path)]
     assert bert_speed.main([*options, "--", *_EXAMPLE.split(), str(text)]) == 0
     figures = json.loads(path.read_text())["figures"]["fp32"]
     assert list(figures) == ["bare", "tf.contrib's formula", "tfmp"]

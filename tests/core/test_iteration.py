@@ -4,27 +4,8 @@ import weakref
 import pytest
 import tensorflow as tf
 
-from tfmp.core.iteration import Calls, Findings
-from tfmp.core.scaler import Seen, Verdict
-
-
-def _verdict(applied: bool, finite: bool, max_abs: float) -> Verdict:
-    return Verdict(tf.constant(applied), tf.constant(finite), tf.constant(max_abs))
-
-
-def test_findings_are_those_of_all_steps_until_they_are_cleared() -> None:
-    findings = Findings()
-    for verdict in [_verdict(True, True, 4.0), _verdict(True, False, 2.0), _verdict(True, True, 1.0)]:
-        findings.note(verdict)
-    found = findings.verdict(with_max_abs=True)
-    assert [int(findings.steps), bool(found.applied), bool(found.finite), float(found.max_abs)] == [3, True, False, 4]
-    findings.clear()
-    found = findings.verdict(with_max_abs=True)
-    assert [int(findings.steps), bool(found.applied), bool(found.finite), float(found.max_abs)] == [0, True, True, 0]
-
-
-def test_findings_are_in_no_checkpoint() -> None:
-    assert not tf.train.Checkpoint(findings=Findings()).findings._trackable_children()
+from tfmp.core.iteration import Calls
+from tfmp.core.scaler import Seen
 
 
 def test_optimizers_are_told_apart_by_what_they_are() -> None:

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 from typing import Any, NoReturn
 
@@ -56,6 +57,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path) -> tup
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     return model_dir, done.stdout
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path) -> pathlib.Path:
+    """Return the directory of a run with a fixed loss scale, which none of the tests changes."""
+    model_dir = tmp_path_factory.mktemp("fixed")
+    done = _run(model_dir, f"--input {text} --num_train_steps=6 --loss_scale=128")
+    assert done.returncode == 0, done.stderr
+    return model_dir
 
 
 @needs_estimator
@@ -114,10 +124,8 @@ def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.P
 
 
 @needs_estimator
-def test_a_low_fixed_scale_skips_nothing(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    done = _run(tmp_path, f"--input {text} --num_train_steps=6 --loss_scale=128")
-    assert done.returncode == 0, done.stderr
-    summary = _summary(tmp_path)
+def test_a_low_fixed_scale_skips_nothing(fixed: pathlib.Path) -> None:
+    summary = _summary(fixed)
     assert (summary["steps_attempted"], summary["steps_skipped"]) == (6, 0)
     assert summary["final_loss_scale"] == 128
     assert summary["loss_scaling"] == "fixed loss scale 128"
@@ -142,34 +150,39 @@ def test_the_first_scale_of_a_resumed_run_is_the_saved_one(tmp_path: pathlib.Pat
 
 
 @needs_estimator
-def test_another_fixed_scale_on_resume_is_no_change_of_the_scale(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    start = f"--input {text} --num_train_steps"
-    assert _run(tmp_path, f"{start}=3 --loss_scale=2**10").returncode == 0
-    again = _run(tmp_path, f"{start}=4 --loss_scale=1")
+def test_another_fixed_scale_on_resume_is_no_change_of_the_scale(
+    tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
+) -> None:
+    model_dir = shutil.copytree(fixed, tmp_path / "copy")
+    again = _run(model_dir, f"--input {text} --num_train_steps=7 --loss_scale=1")
     assert again.returncode == 0, again.stderr
+    assert f"Continuing from step 6 in {model_dir}." in again.stdout
     assert "->" not in again.stdout.partition("Summary")[0]
 
 
 @needs_estimator
-def test_without_its_history_a_directory_is_refused(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    start = f"--input {text} --loss_scale=128 --num_train_steps"
-    assert _run(tmp_path, f"{start}=3").returncode == 0
-    (tmp_path / "history.csv").unlink()
-    for steps in (3, 4):
-        done = _run(tmp_path, f"{start}={steps}")
+def test_without_its_history_a_directory_is_refused(
+    tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
+) -> None:
+    model_dir = shutil.copytree(fixed, tmp_path / "copy")
+    (model_dir / "history.csv").unlink()
+    for steps in (6, 7):
+        done = _run(model_dir, f"--input {text} --loss_scale=128 --num_train_steps={steps}")
         assert done.returncode == 1
-        assert "history.csv holds 0 of the 3 steps of the checkpoint" in done.stderr
+        assert "history.csv holds 0 of the 6 steps of the checkpoint" in done.stderr
         assert "Traceback" not in done.stderr
 
 
 @needs_estimator
 @pytest.mark.parametrize("name", ["/dev/null/model", "/proc/model", "x" * 300])
-def test_a_directory_that_cannot_be_made_is_named(name: str, tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    done = _run(tmp_path / name, f"--input {text}")
-    assert done.returncode == 1
-    assert "run_pretraining: error: [Errno" in done.stderr
-    assert name in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_directory_that_cannot_be_made_is_named(
+    name: str, tmp_path: pathlib.Path, text: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # What ends before any training needs no process of its own.
+    assert run_pretraining.main([f"--model_dir={tmp_path / name}", *SMALL.split(), f"--input={text}"]) == 1
+    error = capsys.readouterr().err
+    assert "run_pretraining: error: [Errno" in error
+    assert name in error
 
 
 def test_an_interrupted_preparation_ends_without_a_traceback(
@@ -186,10 +199,12 @@ def test_an_interrupted_preparation_ends_without_a_traceback(
 
 
 @needs_estimator
-def test_less_text_than_a_batch_is_refused(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    done = _run(tmp_path, f"--input {text} --batch_size=5000")
-    assert done.returncode == 2
-    assert "examples, less than one batch of 5000" in done.stderr
+def test_less_text_than_a_batch_is_refused(
+    tmp_path: pathlib.Path, text: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"--model_dir={tmp_path}", *SMALL.split(), f"--input={text}", "--batch_size=5000"]
+    assert run_pretraining.main(arguments) == 2
+    assert "examples, less than one batch of 5000" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has tf.estimator")

@@ -5,32 +5,43 @@ import io
 import pathlib
 import re
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfmp
+from estimator_examples import digits_session
 from estimator_examples.digits_gan import __main__ as program
 from estimator_examples.digits_gan import networks, options, quality, report, training
 
 # Of Keras 2's initializers.
 pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
 
-ITERATIONS, EVERY = 4, 3
+ITERATIONS, EVERY = 60, 2
 IMAGES = np.random.default_rng(0).random([16, networks.PIXELS], np.float32)
 
 
+class _Run(NamedTuple):
+    """What came of the program, which has trained in both precisions."""
+
+    float32: report.Outcome
+    float16: report.Outcome
+    printed: str
+    directory: pathlib.Path
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[report.Outcome, str, pathlib.Path]:
-    """Train for a few iterations; return the outcome, what was printed, and the directory."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     directory = tmp_path_factory.mktemp("run") / "made" / "for_it"
-    sizes = [f"--iterations={ITERATIONS}", f"--generator-every={EVERY}", "--batch-size=16", "--init-scale=2**12"]
+    sizes = [f"--iterations={ITERATIONS}", f"--generator-every={EVERY}", "--batch-size=32", "--learning-rate=0.003"]
+    asked = ["--init-scale=2**12", "--precision", "float32", "float16", f"--output-dir={directory}"]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        [outcome] = program.run(options.parse_options([*sizes, f"--output-dir={directory}"]))
-    return outcome, printed.getvalue(), directory
+        outcomes = program.run(options.parse_options([*sizes, *asked]))
+    return _Run(*outcomes, printed.getvalue(), directory)
 
 
 def _gan(dtype: str, scaler: tfmp.GradScaler, flatter: float = 1.0) -> training.Gan:
@@ -50,24 +61,31 @@ def _error(values: np.ndarray, exact: np.ndarray) -> float:
     return float(np.linalg.norm(values - exact) / np.linalg.norm(exact))
 
 
-def test_a_run_ends_with_a_summary_and_a_picture(run: tuple[report.Outcome, str, pathlib.Path]) -> None:
-    _, printed, directory = run
-    assert "float16 4: Wasserstein estimate " in printed
-    lines, picture = printed.split("\nSummary\n")[1].split("  picture: ")
+def test_a_run_ends_with_a_summary_and_pictures(run: _Run) -> None:
+    assert f"float16 {ITERATIONS}: Wasserstein estimate " in run.printed
+    lines, *pictures = run.printed.split("\nSummary\n")[1].split("  picture: ")
     summary = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines.splitlines()[1:])
-    assert summary["loss scale"] == "2^12"
-    assert summary["critic steps"] == "4, 0 skipped"
-    assert summary["generator steps"] == "2, 0 skipped"
-    generated, real = map(float, summary["Frechet distance"].split())
-    assert generated > real > 0
-    assert picture.strip() == str(directory / "float16.png")
-    assert (directory / "float16.png").stat().st_size > 10_000
+    assert summary["loss scale"].split() == ["1", "2^12"]
+    assert summary["critic steps"].split("  ")[0] == f"{ITERATIONS}, 0 skipped"
+    assert summary["generator steps"].split("  ")[0] == f"{ITERATIONS // EVERY}, 0 skipped"
+    *generated, real = map(float, summary["Frechet distance"].split())
+    assert min(generated) > real > 0
+    for picture, precision in zip(pictures, ["float32", "float16"], strict=True):
+        assert picture.strip() == str(run.directory / f"{precision}.png")
+        assert (run.directory / f"{precision}.png").stat().st_size > 10_000
 
 
-def test_hidden_layers_compute_in_float16_over_float32_weights(
-    run: tuple[report.Outcome, str, pathlib.Path],
-) -> None:
-    for net in (run[0].gan.critic, run[0].gan.generator):
+def test_the_generator_learns_in_float16_as_in_float32(run: _Run) -> None:
+    _, digits = digits_session.load_digits(1, batch_size=32)
+    untrained = _float32().generator(training.noise(np.random.default_rng(0), 300)).numpy()
+    at_first = quality.frechet_distance(untrained, digits.images.reshape(-1, networks.PIXELS))
+    assert run.float32.frechet < at_first / 2
+    assert run.float16.frechet < at_first / 2
+    assert 1 / 1.5 < run.float16.frechet / run.float32.frechet < 1.5
+
+
+def test_hidden_layers_compute_in_float16_over_float32_weights(run: _Run) -> None:
+    for net in (run.float16.gan.critic, run.float16.gan.generator):
         values, dtypes = tf.ones([2, net.input_shape[1]]), []
         for layer in net.layers:
             values = layer(values)
@@ -77,9 +95,9 @@ def test_hidden_layers_compute_in_float16_over_float32_weights(
         assert {tf.as_dtype(weight.dtype) for weight in net.weights} == {tf.float32}
 
 
-def test_an_overflow_of_the_critic_skips_its_step_alone(run: tuple[report.Outcome, str, pathlib.Path]) -> None:
-    gan = run[0].gan
-    batch = next(iter(training.Draws(IMAGES, batch_size=16, seed=0)))
+def test_an_overflow_of_the_critic_skips_its_step_alone(run: _Run) -> None:
+    gan = run.float16.gan
+    batch = next(iter(training.Draws(IMAGES, batch_size=32, seed=0)))
     broken = batch._replace(images=np.full_like(batch.images, 1e5))  # infinite in float16
     before = [net.get_weights() for net in (gan.critic, gan.generator)]
     record = gan.step(training.Batch(*map(tf.constant, broken)), True)
@@ -87,10 +105,11 @@ def test_an_overflow_of_the_critic_skips_its_step_alone(run: tuple[report.Outcom
     assert all(map(np.array_equal, critic, before[0]))
     assert not any(map(np.array_equal, generator, before[1]))
     assert np.isfinite(generator[0]).all()
-    assert (int(record.critic_steps), int(record.generator_steps)) == (4, 3)
+    generator_steps = ITERATIONS // EVERY + 1
+    assert (int(record.critic_steps), int(record.generator_steps)) == (ITERATIONS, generator_steps)
     assert float(record.loss_scale) == 2.0**11
     record = gan.step(training.Batch(*map(tf.constant, batch)), False)
-    assert (int(record.critic_steps), int(record.generator_steps)) == (5, 3)
+    assert (int(record.critic_steps), int(record.generator_steps)) == (ITERATIONS + 1, generator_steps)
     assert float(record.loss_scale) == 2.0**11
 
 

@@ -15,12 +15,17 @@ MODULES = (
     "digits_gan.report",
 )
 
+NEEDED = {
+    "bert.report": ("matplotlib", "tokenizers"),
+    "bert.vocabulary": ("tokenizers",),
+    "digits_gan.picture": ("matplotlib",),
+}
+
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings_tell_the_truth(name: str) -> None:
-    if name in ("bert.report", "bert.vocabulary", "digits_gan.picture"):
-        pytest.importorskip("matplotlib")
-        pytest.importorskip("tokenizers")
+    for package in NEEDED.get(name, ()):
+        pytest.importorskip(package)
     results = doctest.testmod(importlib.import_module(f"estimator_examples.{name}"))
     assert results.attempted > 0
     assert results.failed == 0

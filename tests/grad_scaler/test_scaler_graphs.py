@@ -69,6 +69,18 @@ def test_update_that_is_built_before_the_steps_is_refused(session: tf1.Session) 
         scaler.update()
 
 
+def test_step_in_a_conditional_is_refused(session: tf1.Session) -> None:
+    scaler, weight = tfmp.GradScaler(8), tf1.get_variable("w", initializer=0.0, use_resource=True)
+    optimizer = tf1.train.GradientDescentOptimizer(1.0)
+
+    def step() -> tf.Tensor:
+        with tf.control_dependencies([scaler.step(optimizer, [(tf.constant(8.0), weight)])]):
+            return tf.constant(True)
+
+    with pytest.raises(NotImplementedError, match=r"step in a conditional.*build the step outside of it"):
+        tf.cond(tf1.placeholder(tf.bool, []), step, lambda: tf.constant(False))
+
+
 def test_new_scale_that_is_fed_is_checked_when_it_runs(session: tf1.Session) -> None:
     scaler = tfmp.GradScaler(8)
     new_scale = tf1.placeholder(tf.float32, [])

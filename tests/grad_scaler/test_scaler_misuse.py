@@ -168,6 +168,66 @@ def test_step_in_a_conditional_knows_the_calls_around_it() -> None:
         stepped_around(tf.constant(True))
 
 
+def test_gradients_are_divided_once_in_whichever_branch_steps() -> None:
+    training = _Training()
+
+    @tf.function
+    def iterate(clips: tf.Tensor) -> None:
+        (grad,) = training.scaler.unscale(training.optimizer, [tf.constant(8.0)])
+        if clips:
+            training.scaler.step(training.optimizer, [(tf.clip_by_value(grad, -0.5, 0.5), training.weight)])
+        else:
+            training.scaler.step(training.optimizer, [(grad, training.weight)])
+        training.update()
+
+    for clips, expected in ((True, -0.5), (False, -1.5)):
+        iterate(tf.constant(clips))
+        assert float(training.weight) == expected
+
+    @tf.function
+    def unscaled_in_one(flag: tf.Tensor) -> None:
+        if flag:
+            training.scaler.unscale(training.optimizer, [tf.constant(8.0)])
+            training.scaler.step(training.optimizer, [(tf.constant(0.5), training.weight)])
+        else:
+            training.scaler.step(training.optimizer, [(tf.constant(8.0), training.weight)])
+        training.update()
+
+    for flag, expected in ((True, -2.0), (False, -3.0)):
+        unscaled_in_one(tf.constant(flag))
+        assert float(training.weight) == expected
+
+
+def test_gradients_are_not_unscaled_around_a_conditional_and_in_it() -> None:
+    training = _Training()
+
+    @tf.function
+    def iterate(flag: tf.Tensor) -> None:
+        training.unscale()
+        if flag:
+            training.unscale()
+            training.step()
+        training.update()
+
+    with pytest.raises(RuntimeError, match="unscale was called already"):
+        iterate(tf.constant(True))
+
+
+def test_function_that_updates_leaves_what_eager_code_unscaled() -> None:
+    training, other = _Training(), _sgd()
+
+    @tf.function
+    def iterate() -> None:
+        training.scaler.step(other, [(tf.constant(8.0), training.weight)])
+        training.update()
+
+    training.scaler.unscale(training.optimizer, [tf.constant(8.0)])
+    iterate()
+    training.scaler.step(training.optimizer, [(tf.constant(1.0), training.weight)])
+    # Both by 1: the second is not divided again.
+    assert float(training.weight) == -2
+
+
 def test_replicas_remember_what_they_unscaled_in_another_run(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         training = _Training()

@@ -1,92 +1,12 @@
-"""What was called, and what was found, since the scale was last updated."""
+"""What was called since the scale was last updated."""
 
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
-from tfmp.core.scaler import Seen, Verdict
-from tfmp.core.state import OfProgram, StateVariables
-
-
-class _Findings(NamedTuple):
-    """What the steps since the last update have shown, kept on the device: they may be taken in other functions.
-
-    Attributes:
-        steps: How many there were; int64.
-        applied: Whether all were applied; bool.
-        finite: Whether nothing overflowed; bool.
-        max_abs: The largest magnitude; float32.
-    """
-
-    steps: tf.Tensor
-    applied: tf.Tensor
-    finite: tf.Tensor
-    max_abs: tf.Tensor
-
-
-_NO_FINDINGS = _Findings(np.int64(0), np.True_, np.True_, np.float32(0))
-
-
-class Findings(OfProgram):
-    """Adds up the verdicts on several steps, for one update of the scale.
-
-    Example:
-        >>> findings = Findings()
-        >>> for finite in [True, False]:
-        ...     findings.note(Verdict(tf.constant(finite), tf.constant(finite), None))
-        >>> int(findings.steps), bool(findings.verdict(with_max_abs=False).finite)
-        (2, False)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._state = StateVariables(_NO_FINDINGS, saved=False)
-        self._state.create()
-
-    @property
-    def steps(self) -> tf.Tensor:
-        """How many verdicts there were; an int64 scalar."""
-        return self._state.read().steps
-
-    def note(self, verdict: Verdict) -> tf.Operation:
-        """Add a verdict.
-
-        Args:
-            verdict: The verdict, on which all replicas agree.
-
-        Returns:
-            The op that adds it; None in eager mode.
-        """
-        known = self._state.read()
-        max_abs = known.max_abs if verdict.max_abs is None else tf.maximum(known.max_abs, verdict.max_abs)
-        return self._state.assign(
-            _Findings(
-                steps=known.steps + 1,
-                applied=tf.logical_and(known.applied, verdict.applied),
-                finite=tf.logical_and(known.finite, verdict.finite),
-                max_abs=tf.identity(max_abs),
-            )
-        )
-
-    def verdict(self, with_max_abs: bool) -> Verdict:
-        """Return the verdict on all steps together.
-
-        Args:
-            with_max_abs: Whether the manager asks for the largest magnitude.
-        """
-        known = self._state.read()
-        return Verdict(known.applied, known.finite, known.max_abs if with_max_abs else None)
-
-    def clear(self) -> tf.Operation:
-        """Forget all verdicts.
-
-        Returns:
-            The op that does it; None in eager mode.
-        """
-        return self._state.assign(_Findings(*map(tf.constant, _NO_FINDINGS)))
+from tfmp.core.scaler import Seen
 
 
 class _Call(NamedTuple):
@@ -105,9 +25,16 @@ class _Call(NamedTuple):
 
 
 class _Unscaled(NamedTuple):
+    """A call of `unscale`, and whether `step` came after it."""
+
     call: _Call
     place: "weakref.ref[_Place]"
     seen: Seen
+    stepped: bool = False
+
+    def is_in(self, places: "Sequence[_Place]") -> bool:
+        place = self.place()
+        return any(place is here for here in places)
 
 
 class Calls:
@@ -120,7 +47,9 @@ class Calls:
         update       forgets them
 
     They are looked at when code is built: eagerly at each call, in a graph or a `tf.function` once. A function may hold
-    some of them, and eager code the others; but what `unscale` saw is known in its own function only.
+    some of them, and eager code the others; but what `unscale` saw is known in its own function only. What a function
+    that was traced before does, when it is called again, is not looked at: two calls of one that steps are two steps,
+    and gradients that were unscaled outside of it are divided again if it was traced with scaled ones.
 
     Example:
         >>> calls = Calls()
@@ -129,7 +58,8 @@ class Calls:
         Traceback (most recent call last):
             ...
         RuntimeError: step was called already for this optimizer (str) since the last update: call update()
-        once after all optimizers have stepped, or abandon() if an exception ended the iteration.
+        once after all optimizers have stepped, eagerly if a step is eager, or abandon() if an exception ended the
+        iteration.
     """
 
     def __init__(self) -> None:
@@ -148,15 +78,13 @@ class Calls:
             RuntimeError: It was called already; or `step` was.
         """
         self._refuse_second_step("unscale", optimizer)
-        for each in self._of(optimizer):
-            if each.place() is self._place():
-                raise RuntimeError(
-                    f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update: the "
-                    "gradients would be divided by the loss scale twice. Unscale once, then step, then update; call "
-                    "abandon() first if an exception ended the iteration before."
-                )
-            # Of a function that was never finished, or is traced again.
-            self._unscaled.remove(each)
+        places = list(self._places())
+        if any(each.is_in(places) for each in self._of(optimizer)):
+            raise RuntimeError(
+                f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update: the "
+                "gradients would be divided by the loss scale twice. Unscale once, then step, then update; call "
+                "abandon() first if an exception ended the iteration before."
+            )
         self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._place()), seen))
 
     def seen_by_unscale(self, optimizer: object) -> Seen | None:
@@ -170,15 +98,35 @@ class Calls:
                 already.
         """
         self._refuse_second_step("step", optimizer)
-        for each in self._of(optimizer):
-            place = each.place()
-            if place is not None and not any(place is here for here in self._places()):
-                raise RuntimeError(
-                    f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step "
-                    "is called in: call both in the same function, or both eagerly."
-                )
-            return each.seen if place is not None else None
+        places, called = list(self._places()), self._of(optimizer)
+        for each in called:
+            if each.is_in(places):
+                return each.seen
+        # One that was stepped with is of another branch of a conditional, say, or of another function.
+        if any(each.place() is not None and not each.stepped for each in called):
+            raise RuntimeError(
+                f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step "
+                "is called in: call both in the same function, or both eagerly; call abandon() first if an exception "
+                "ended the iteration before."
+            )
         return None
+
+    def refuse_conditional(self) -> None:
+        """Refuse a step that `update` would not run.
+
+        Raises:
+            NotImplementedError: It is called in a conditional, or a `tf.function`, in a graph of TF1.
+        """
+        with tf.init_scope():
+            in_eager_program = tf.executing_eagerly()
+        graph = tf.compat.v1.get_default_graph()
+        # Private, for want of a public way to ask; conditionals of control flow v1 have no graph of their own.
+        if not in_eager_program and (graph.building_function or graph._get_control_flow_context() is not None):
+            raise NotImplementedError(
+                "step in a conditional, or in a tf.function, in a graph of TF1: update would not run it. Make its "
+                "gradients conditional, and build the step outside of it; or train in a tf.function of an eager "
+                "program."
+            )
 
     def note_step(self, optimizer: object, op: tf.Operation | None) -> None:
         """Take note of `step`.
@@ -187,7 +135,12 @@ class Calls:
             optimizer: For which optimizer.
             op: The step, None in eager mode.
         """
-        self._unscaled = [each for each in self._unscaled if not each.call.is_for(optimizer)]
+        # Kept until the update: another branch may step with the same gradients.
+        places = list(self._places())
+        self._unscaled = [
+            each._replace(stepped=True) if each.call.is_for(optimizer) and each.is_in(places) else each
+            for each in self._unscaled
+        ]
         place = self._place()
         self._stepped.setdefault(place, []).append(_Call(optimizer, _current_replica()))
         if op is not None and not op.graph.building_function:
@@ -212,9 +165,18 @@ class Calls:
             # The other replicas come here later.
             here = _current_replica()
             self._stepped[place] = [call for call in stepped if call.replica != here]
-            self._unscaled = [each for each in self._unscaled if each.call.replica != here]
+            self._unscaled = [each for each in self._unscaled if each.call.replica != here or self._outlives(each)]
         else:
-            self._unscaled = []
+            self._unscaled = list(filter(self._outlives, self._unscaled))
+
+    def _outlives(self, unscaled: _Unscaled) -> bool:
+        """Tell whether a call was made in a place that goes on when the present one has updated."""
+        place = unscaled.place()
+        if place is None or place is self._place():
+            return False
+        # Of functions those around this one: any other is traced, or will not be.
+        is_function = isinstance(place, tf.Graph) and place.building_function
+        return not is_function or unscaled.is_in(list(self._places()))
 
     def _of(self, optimizer: object) -> list[_Unscaled]:
         return [each for each in self._unscaled if each.call.is_for(optimizer)]
@@ -225,7 +187,8 @@ class Calls:
             order = "" if verb == "step" else "unscale comes before step; "
             raise RuntimeError(
                 f"step was called already for this optimizer ({_name(optimizer)}) since the last update: {order}call "
-                "update() once after all optimizers have stepped, or abandon() if an exception ended the iteration."
+                "update() once after all optimizers have stepped, eagerly if a step is eager, or abandon() if an "
+                "exception ended the iteration."
             )
 
     def _place(self) -> "_Place":
