@@ -1,12 +1,13 @@
 """The command `python -m estimator_examples.digits_gan`."""
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Sequence
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 from estimator_examples import digits_session
 from estimator_examples.digits_gan import options, report, training
@@ -81,7 +82,9 @@ def train(precision: str, settings: argparse.Namespace, real: np.ndarray, test: 
     """Train once, and show how it goes."""
     import tqdm
 
-    keras.utils.set_random_seed(settings.seed)
+    # Layers without a seed of their own take theirs from Python's.
+    random.seed(settings.seed)
+    tf.random.set_seed(settings.seed)
     scaler = options.scaler_for(precision, settings)
     dtype = "float32" if precision == "float32" else "mixed_float16"
     gan = training.Gan(dtype, scaler, settings.learning_rate)

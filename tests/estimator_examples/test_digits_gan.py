@@ -16,9 +16,6 @@ from estimator_examples import digits_session
 from estimator_examples.digits_gan import __main__ as program
 from estimator_examples.digits_gan import networks, options, quality, report, training
 
-# Of Keras 2's initializers.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
-
 ITERATIONS, EVERY = 60, 2
 IMAGES = np.random.default_rng(0).random([16, networks.PIXELS], np.float32)
 
