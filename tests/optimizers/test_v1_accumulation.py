@@ -380,7 +380,7 @@ def test_replicas_have_sums_of_their_own_that_a_checkpoint_holds_together(
     after = train([1, 1], [4, math.inf], [4, 2], [1, 1], [2, 6], [2, 6])
     window = {name.removeprefix("accumulation/"): after[name] for name in after if name.startswith("accumulation/")}
     # A replica's gradients are those of half the loss.
-    assert window == {"sum_0": 8, "kept": 4, "tried": 4, "tried_in_epoch": 4, "overflows": [[0, 0, 0]]}
+    assert window == {"sum_0": 8, "kept": 4, "tried": 4, "tried_in_epoch": 4, "largest": 0, "overflows": [[0, 0, 0]]}
     assert [after[name] for name in ("w", "global_step", "loss_scale")] == [1 - 0.5 * 2, 1, 512]
     # In a new graph the window goes on.
     after = train([0, 8], [0, 8])
