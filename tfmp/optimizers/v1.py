@@ -175,8 +175,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         Raises:
             ValueError: There is no gradient at all; or is_distributed=True and nothing distributes; or a reference
-                variable meets control flow v2, which cannot update it conditionally; or a gradient is of a variable that
-                had none when another function, which ends the window, was traced.
+                variable meets control flow v2, which cannot update it conditionally; or a gradient is of a variable
+                that had none when another function, which ends the window, was traced.
             NotImplementedError: The active `tf.distribute` strategy is not supported; or is one of several workers, and
                 accumulates in a graph.
         """
