@@ -38,7 +38,7 @@ _ALLOWED = {
     "tfmp": {"tfmp.optional"},
     "tfmp.types": set(),
     "tfmp.optional": set(),
-    "tfmp.core.numerics": {"tfmp.types"},
+    "tfmp.core.numerics": {"tfmp.core.xla", "tfmp.types"},
     "tfmp.core.reductions": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.xla": set(),
     "tfmp.core.compilation": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
@@ -62,7 +62,7 @@ _ALLOWED = {
     },
     "tfmp.core.horovods": set(),
     "tfmp.core.accumulation": {
-        *(f"tfmp.core.{name}" for name in ("autograph", "conditionals", "inspection", "numerics", "overflow", "xla")),
+        *(f"tfmp.core.{name}" for name in ("autograph", "conditionals", "inspection", "numerics", "overflow")),
         *_LEAVES,
     },
     "tfmp.core.accumulators": {f"tfmp.core.{name}" for name in ("accumulation", "overflow", "state")},

@@ -42,7 +42,7 @@ def _mean(window: Sequence[float], overflow_drops: str) -> np.float32 | None:
     kept = [np.float32(value) for value in window if math.isfinite(value)]
     if not kept or (overflow_drops == "window" and len(kept) < len(window)):
         return None
-    return sum(kept, np.float32(0)) * (np.float32(1) / np.float32(len(kept)))
+    return sum(kept, np.float32(0)) / np.float32(len(kept))
 
 
 class _Training:
@@ -136,6 +136,23 @@ def test_sums_are_wide_and_means_are_of_the_variables_type(dtype: tf.DType) -> N
     assert mean.numpy().tolist() == tf.cast(tf.constant([2.0**15, (1 + tail) / 2], tf.float64), dtype).numpy().tolist()
 
 
+def test_mean_of_float64_has_the_precision_of_float64() -> None:
+    variable = tf.Variable(tf.zeros([], tf.float64))
+    accumulator = tfmp.GradientAccumulator([variable], 3)
+    values = [0.1, 0.2, 0.7]
+    for value in values:
+        accumulator.add([tf.constant(value, tf.float64)])
+    assert float(accumulator.mean()[0]) == sum(values) / 3
+    # At the end of a window too.
+    opt = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    scaler = LossScaler(tfmp.FixedLossScaleManager(1), tfmp.NonFiniteDetector(), is_distributed=False)
+    accumulator.reset()
+    for value in values:
+        grad = tf.constant(value, tf.float64)
+        scaler.step([grad], ["w"], lambda grads: opt.apply_gradients([(grads[0], variable)]), accumulator=accumulator)
+    assert float(variable) == -sum(values) / 3
+
+
 def test_scaled_gradients_are_unscaled_before_they_are_added() -> None:
     accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
     for scale in (1024.0, 512.0):
@@ -223,6 +240,69 @@ def test_checkpoint_inside_a_window_goes_on_exactly(tmp_path: Path) -> None:
     )
 
 
+def test_restored_window_has_the_gradients_that_it_was_saved_with(tmp_path: Path) -> None:
+    def make() -> tuple[tfmp.GradientAccumulator, tf.train.Checkpoint]:
+        accumulator = tfmp.GradientAccumulator([tf.Variable(0.0) for _ in range(3)], 2)
+        return accumulator, tf.train.Checkpoint(accumulator=accumulator)
+
+    saved, checkpoint = make()
+    saved.add([tf.constant(2.0), tf.constant(4.0), None])
+    path = checkpoint.save(tmp_path / "inside")
+    restored, checkpoint = make()
+    checkpoint.restore(path).assert_consumed()
+    assert [None if grad is None else float(grad) for grad in restored.mean()] == [2, 4, None]
+    going_on, checkpoint = make()
+    checkpoint.restore(path).assert_consumed()
+    going_on.add([tf.constant(6.0), None, None])
+    assert [None if grad is None else float(grad) for grad in going_on.mean()] == [4, 2, None]
+
+
+def test_variable_that_a_traced_end_of_the_window_leaves_out_is_not_lost_silently() -> None:
+    x, y = tf.Variable(0.0), tf.Variable(0.0)
+    accumulator = tfmp.GradientAccumulator([x, y], 2)
+
+    def add(of_y: float | None) -> None:
+        accumulator.add([tf.constant(1.0), of_y if of_y is None else tf.constant(of_y)])
+
+    traced = tf.function(add)
+    traced(None)
+    assert tf.function(accumulator.mean)()[1] is None
+    for add_or_traced in (traced, add):
+        with pytest.raises(ValueError, match=r"no gradient of Variable:0 when .* pass tf.zeros_like"):
+            add_or_traced(2.0)
+    assert accumulator.mean()[1] is None
+    # In the other order nothing was left out.
+    accumulator = tfmp.GradientAccumulator([x, y], 2)
+    add(2.0)
+    add(None)
+    assert float(tf.function(accumulator.mean)()[1]) == 1
+
+
+def test_mean_of_an_empty_window_is_refused() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"^the window is empty: add gradients first"):
+            accumulator.mean()
+        accumulator.add([tf.constant(1.0)])
+        accumulator.reset()
+
+
+def test_log_max_follows_the_largest_micro_batch_not_the_mean() -> None:
+    managers = [tfmp.LogMaxLossScaleManager() for _ in range(2)]
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 4)
+    scaler = LossScaler(managers[0], tfmp.NonFiniteDetector(), is_distributed=False)
+
+    @tf.function
+    def step(grad: tf.Tensor) -> None:
+        scaler.step([grad], ["w"], lambda _: tf.no_op(), accumulator=accumulator)
+
+    for window in ([1.0, -8.0, 2.0, 0.5], [0.25, 0.5, 0.0, 2.0]):
+        for value in window:
+            step(tf.constant(value))
+        managers[1].update_loss_scale(tf.constant(True), tf.constant(max(map(abs, window))))
+        assert managers[0].state_dict() == managers[1].state_dict()
+
+
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("overflow_drops", _POLICIES)
 def test_replicas_share_a_window_whatever_overflowed_on_one(
@@ -257,6 +337,79 @@ def test_replicas_share_a_window_whatever_overflowed_on_one(
     assert float(manager.get_loss_scale()) == _SCALE / 4
     (report,) = scaler.overflow_reports()
     assert report.steps.numpy().tolist() == [2]
+
+
+def _own(values: tf.Tensor) -> tf.Tensor:
+    return values[tf.distribute.get_replica_context().replica_id_in_sync_group]
+
+
+def test_window_is_full_at_the_same_time_within_and_outside_of_replicas(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
+    with two_replicas.scope():
+        weight = tf.Variable(tf.zeros([3, 1]))
+        accumulator = tfmp.GradientAccumulator([weight], 4)
+
+    def add(values: tf.Tensor) -> None:
+        rows = tf.stack([tf.distribute.get_replica_context().replica_id_in_sync_group, 0])
+        values = tf.reshape(_own(values), [1, 1]) * [[1.0], [1.0]]
+        accumulator.add([tf.IndexedSlices(values, rows, tf.constant([3, 1]))])
+
+    on_replicas = tf.function(lambda values: two_replicas.run(add, args=(values,)))
+    ends = []
+    for _ in range(4):
+        on_replicas(tf.constant([1.0, 2.0]))
+        ends.append(bool(accumulator.is_full))
+        with two_replicas.scope():
+            assert bool(accumulator.is_full) is ends[-1]
+    assert ends == [False, False, False, True]
+    # Sparse, of the rows that each replica named.
+    means = two_replicas.run(lambda: tuple(map(densify, accumulator.mean())))
+    found = [part.numpy().ravel().tolist() for part in two_replicas.experimental_local_results(means[0])]
+    assert found == [[2, 0, 0], [2, 2, 0]]
+    two_replicas.run(accumulator.reset)
+    assert float(accumulator.tried.read_value()) == 0
+    for method in (accumulator.mean, accumulator.reset, lambda: accumulator.add([tf.zeros([3, 1])])):
+        with pytest.raises(RuntimeError, match=r"^the accumulator is of MirroredStrategy's replicas: .* strategy\.run"):
+            method()
+        with two_replicas.scope(), pytest.raises(RuntimeError, match=r"strategy\.run"):
+            method()
+    assert float(accumulator.tried.read_value()) == 0
+
+
+def test_accumulator_made_outside_of_the_scope_is_refused_on_replicas(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
+    weight = tf.Variable(0.0)
+    shared = tfmp.GradientAccumulator([weight], 2)
+    with pytest.raises(RuntimeError, match=r"^make the accumulator in the strategy's scope"):
+        two_replicas.run(lambda: shared.add([tf.constant(1.0)]))
+    # A single device has nothing to share.
+    tf.distribute.OneDeviceStrategy("cpu:0").run(lambda: shared.add([tf.constant(1.0)]))
+    assert float(shared.tried) == 1
+
+
+def test_part_of_a_window_that_is_larger_than_a_micro_batch_may_be_is_not_saturated(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
+    detector, opt = tfmp.SaturationDetector(), tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    with two_replicas.scope():
+        weight = tf.Variable(0.0)
+        manager = tfmp.FixedLossScaleManager(1)
+        accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops="micro_batch", overflow_detector=detector)
+    scaler = LossScaler(manager, detector, is_distributed=False)
+
+    def of_replica(values: tf.Tensor) -> None:
+        scaler.step(
+            [_own(values)], ["w"], lambda grads: opt.apply_gradients([(grads[0], weight)]), accumulator=accumulator
+        )
+
+    step = tf.function(lambda values: two_replicas.run(of_replica, args=(values,)))
+    for _ in range(2):
+        step(tf.constant([40000.0, math.inf]))
+    # The one that was kept, twice: 80000, which no micro-batch may have.
+    assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [-80000] * 2
+    assert scaler.overflow_reports()[0].last.numpy().tolist() == [[2, 0, 0]]
 
 
 @pytest.mark.graph
@@ -302,3 +455,28 @@ def test_gradients_that_do_not_fit_the_variables_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^every gradient is None: the loss depends on none of the variables"):
         accumulator.add([None])
     assert float(accumulator.tried) == 0
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "error", "message"),
+    [
+        (0.0, ValueError, "loss_scale must be greater than 0, got 0.0"),
+        (math.inf, ValueError, "loss_scale must be finite, got inf"),
+        ("8", TypeError, "loss_scale must be a number, got '8'"),
+    ],
+)
+def test_loss_scale_that_is_none_is_refused(loss_scale: Any, error: type[Exception], message: str) -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
+    with pytest.raises(error, match=f"^{message}"):
+        accumulator.add([tf.constant(1.0)], loss_scale)
+    accumulator.add([tf.constant(16.0)], tf.constant(8.0, tf.float64))
+    assert float(accumulator.mean()[0]) == 2
+
+
+def test_counts_go_on_beyond_2_to_the_24() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2**31 - 1)
+    for counter in (accumulator.tried, accumulator.kept, accumulator.tried_in_epoch):
+        counter.assign(2.0**24)
+    accumulator.add([tf.constant(1.0)])
+    counters = (accumulator.tried, accumulator.kept, accumulator.tried_in_epoch)
+    assert [float(counter) for counter in counters] == [2**24 + 1] * 3

@@ -10,7 +10,6 @@ from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
 from tfmp.core.inspection import Inspection
 from tfmp.core.overflow import KINDS, OverflowDetector, validated_detector
-from tfmp.core.xla import within_xla
 from tfmp.types import AddBuffer, Gradient, Gradients
 
 #: What an overflow makes invalid.
@@ -31,23 +30,26 @@ class AccumulationSettings(NamedTuple):
     micro_batches_per_epoch: int | None
 
 
-class Window(NamedTuple):
-    """What a replica knows of a window that has ended, and of the same window on the others.
+class Seen(NamedTuple):
+    """What was found of a replica's gradients before a step is attempted with them.
 
     Attributes:
-        grads: The replica's part of the gradients: their sum over the replicas, times the number of replicas if they
-            take the mean, is what a batch of all kept micro-batches would give.
-        usable: Whether they may be applied; bool, the same on all replicas.
-        complete: Whether no micro-batch overflowed on any replica; bool.
-        overflows: What was wrong with this replica's micro-batches, as `OverflowDetector.counts` tells; int64.
-        emptied: The op that empties the window; None in eager mode.
+        usable: Whether this replica's may be applied; bool.
+        complete: Whether nothing overflowed on any replica; bool. None where that is the same question.
+        overflows: What did on this one, as `OverflowDetector.counts` tells, where that is known already; int64.
+        done: The op that a step must not go without.
+        largest: The largest magnitude that this replica has seen in what it keeps; float32. None where the gradients
+            themselves tell.
+        judged: Whether they are of a window, whose micro-batches were looked at one by one. Their mean must be finite;
+            no detector that asks for more needs to see it: a replica's part may be larger than any micro-batch.
     """
 
-    grads: list[Gradient]
     usable: tf.Tensor
-    complete: tf.Tensor
-    overflows: tf.Tensor
-    emptied: tf.Operation
+    complete: tf.Tensor | None = None
+    overflows: tf.Tensor | None = None
+    done: tf.Operation | None = None
+    largest: tf.Tensor | None = None
+    judged: bool = False
 
 
 class GradientAccumulator(tf.Module):
@@ -63,8 +65,10 @@ class GradientAccumulator(tf.Module):
     So the divisor is right for a window that ends early. Each replica of a `tf.distribute` strategy, and each process
     of Horovod, has sums of its own, which are shared when the window ends: then `kept` and `tried` are those of all.
 
-    A variable keeps None for a gradient until a micro-batch gives it one, and has zeros from then on where none does;
-    which have had one, a checkpoint does not tell. A gradient that came as `IndexedSlices` is one again, of the rows
+    A variable keeps None for a gradient until a micro-batch gives it one, and has zeros from then on where none does. A
+    `tf.function` that ends a window leaves out, for good, variables that had none when it was traced: a gradient that
+    comes later is refused. After restoring a checkpoint, eager code takes for given what has a sum other than 0, and a
+    graph only what its own micro-batches give. A gradient that came as `IndexedSlices` is one again, of the rows
     whose sum is not 0; of all rows within XLA.
 
     Args:
@@ -75,6 +79,14 @@ class GradientAccumulator(tf.Module):
         micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, the number of those
             in an epoch, or in the whole training; counting then begins anew. By default windows end when full.
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
+
+    Attributes:
+        sums: The sums of the micro-batches that were kept, one for each variable.
+        kept: How many they are; float64.
+        tried: How many there were in the window; float64.
+        tried_in_epoch: How many since the epoch began, or the window if there are no epochs; float64.
+        largest: The largest magnitude in those that were kept, if it was asked for; float32.
+        overflows: What was wrong with those that were not, as `OverflowDetector.counts` tells; float64.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -108,35 +120,51 @@ class GradientAccumulator(tf.Module):
             raise ValueError("variables is empty: pass the variables to train.")
         self._detector = validated_detector(overflow_detector)
         self._dtypes = [tf.as_dtype(variable.dtype).base_dtype for variable in variables]
-        # Of which variables there was a gradient, and a sparse one.
+        self._names = [variable.name for variable in variables]
+        self._strategy = tf.distribute.get_strategy()
+        # Of which variables there was a gradient, and a sparse one; and which a graph leaves out of a window's end.
         self._given: set[int] = set()
         self._sparse: set[int] = set()
+        self._left_out: set[int] = set()
         add = add_buffer or _add_buffer
         with tf.init_scope():
-            #: The sums, one for each variable.
             self.sums = [
                 add(f"sum_{index}", variable.shape.as_list(), _wide(dtype))
                 for index, (variable, dtype) in enumerate(zip(variables, self._dtypes, strict=True))
             ]
-            self.kept = add("kept", [], tf.float32)
-            self.tried = add("tried", [], tf.float32)
-            self.tried_in_epoch = add("tried_in_epoch", [], tf.float32)
-            # Not int64: when a checkpoint is restored on replicas, each gets its part of the sum.
+            # Not int64: when a checkpoint is restored on replicas, each gets its part of the sum. Float32 would stop
+            # counting at 2**24.
+            self.kept = add("kept", [], tf.float64)
+            self.tried = add("tried", [], tf.float64)
+            self.tried_in_epoch = add("tried_in_epoch", [], tf.float64)
+            # A checkpoint of replicas holds the sum, of which each gets a part: at most what the largest was.
+            self.largest = add("largest", [], tf.float32)
             self.overflows = add("overflows", [len(variables), len(KINDS)], tf.float64)
 
     @property
-    def variables_of_state(self) -> list[tf.Variable]:
-        """All variables that hold the window."""
-        return [*self.sums, self.kept, self.tried, self.tried_in_epoch, self.overflows]
-
-    @property
     def is_full(self) -> tf.Tensor:
-        """Whether the window has ended: it is full, or the epoch is over; a boolean scalar."""
-        full = self.tried.read_value() >= self._settings.accumulation_steps
+        """Whether the window has ended: it is full, or the epoch is over; a boolean scalar.
+
+        It may be asked for on a strategy's replicas, and outside of them, after `strategy.run`.
+
+        Example:
+            >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2, micro_batches_per_epoch=3)
+            >>> for _ in range(3):
+            ...     accumulator.add([tf.constant(1.0)])
+            ...     print(bool(accumulator.is_full))
+            ...     if accumulator.is_full:
+            ...         accumulator.reset()
+            False
+            True
+            True
+        """
+        # Outside of the replicas a read gives the sum over them.
+        readers = 1 if self._is_on_replica() else self._strategy.num_replicas_in_sync
+        full = self.tried.read_value() / readers >= self._settings.accumulation_steps
         per_epoch = self._settings.micro_batches_per_epoch
         if per_epoch is None:
             return full
-        return tf.logical_or(full, self.tried_in_epoch.read_value() >= per_epoch)
+        return tf.logical_or(full, self.tried_in_epoch.read_value() / readers >= per_epoch)
 
     @without_autograph
     def add(self, grads: Gradients, loss_scale: tf.Tensor | float = 1.0) -> tf.Operation:
@@ -144,33 +172,52 @@ class GradientAccumulator(tf.Module):
 
         Args:
             grads: The replica's gradients, one for each variable; None adds nothing.
-            loss_scale: The scale of the loss that they are of, such as `GradScaler.loss_scale`.
+            loss_scale: The scale of the loss that they are of, such as `GradScaler.loss_scale`: a scalar tensor, or a
+                number.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does it; None in eager mode. In a graph of TF1 nothing orders it and what reads the window, but
+            control dependencies.
 
         Raises:
-            ValueError: There are not as many gradients as variables; or every gradient is None.
+            ValueError: There are not as many gradients as variables; or every gradient is None; or one is of a variable
+                that a traced end of the window leaves out; or the scale is not finite, or not above 0.
+            TypeError: The scale is no number.
+            RuntimeError: It is called outside of the replicas of the strategy in whose scope the accumulator was made.
+
+        Example:
+            >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2)
+            >>> accumulator.add([tf.constant(16.0)], loss_scale=8.0)
+            >>> accumulator.add([tf.constant(float("inf"))], loss_scale=8.0)
+            >>> float(accumulator.sums[0]), float(accumulator.kept), float(accumulator.tried)
+            (2.0, 1.0, 2.0)
         """
-        loss_scale = tf.convert_to_tensor(loss_scale, tf.float32)
+        if tf.is_tensor(loss_scale):
+            loss_scale = tf.cast(loss_scale, tf.float32)
+        else:
+            loss_scale = tf.constant(settings.positive("loss_scale", loss_scale), tf.float32)
         return self.add_unscaled(numerics.unscale(grads, loss_scale), loss_scale)
 
     @without_autograph
-    def add_unscaled(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Operation:
+    def add_unscaled(self, grads: Gradients, loss_scale: tf.Tensor, *, keeps_largest: bool = True) -> tf.Operation:
         """Add gradients that are in true magnitude already; else as `add`.
 
         Args:
             grads: The replica's gradients.
             loss_scale: The scale that they were found with, for the overflow detector.
+            keeps_largest: Whether someone will ask for the largest magnitude.
 
         Returns:
             The op that does it; None in eager mode.
         """
+        self._refuse_outside_of_replicas()
         self._validate(grads)
         inspection = Inspection(self._detector, loss_scale)
+        seen = [inspection.max_abs(grads)] if keeps_largest else []
 
         def keep(grads: Gradients) -> tf.Operation:
-            return tf.group(*map(_add_to, self.sums, grads), self.kept.assign_add(1.0))
+            largest = [self.largest.assign(tf.reduce_max([self.largest.read_value(), *seen]))] if seen else []
+            return tf.group(*map(_add_to, self.sums, grads), self.kept.assign_add(1.0), *largest)
 
         def drop(grads: Gradients) -> tf.Operation:
             return tf.group(self.overflows.assign_add(tf.cast(inspection.counts(grads), tf.float64)))
@@ -181,8 +228,28 @@ class GradientAccumulator(tf.Module):
 
     @without_autograph
     def mean(self) -> list[Gradient]:
-        """Return the mean of what this replica's window holds, in the variables' types; NaN if it holds nothing."""
-        return self._scaled_sums(1 / self.kept.read_value())
+        """Return the mean of what this replica's window holds; divided by the number that this replica has kept.
+
+        On several replicas, which may have kept different numbers, `GradScaler.unscale(optimizer, accumulator)` divides
+        by that of all.
+
+        Returns:
+            A gradient for each variable, in its type; NaN where every micro-batch overflowed, None where none had one.
+
+        Raises:
+            RuntimeError: The window is empty, in eager code; or it is called outside of the replicas.
+
+        Example:
+            >>> accumulator = GradientAccumulator([tf.Variable(0.0), tf.Variable(0.0)], 4)
+            >>> for grad in (1.0, 5.0):
+            ...     accumulator.add([tf.constant(grad), None])
+            >>> float(accumulator.mean()[0]), accumulator.mean()[1] is None
+            (3.0, True)
+        """
+        self._refuse_outside_of_replicas()
+        self._refuse_if_empty()
+        kept = self.kept.read_value()
+        return self._divided_sums(lambda values: values / tf.cast(kept, values.dtype))
 
     @without_autograph
     def reset(self) -> tf.Operation:
@@ -190,42 +257,94 @@ class GradientAccumulator(tf.Module):
 
         Returns:
             The op that does it; None in eager mode.
+
+        Raises:
+            RuntimeError: It is called outside of the replicas.
+
+        Example:
+            >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 4)
+            >>> accumulator.add([tf.constant(1.0)])
+            >>> accumulator.reset()
+            >>> float(accumulator.tried), float(accumulator.sums[0])
+            (0.0, 0.0)
         """
+        self._refuse_outside_of_replicas()
         per_epoch = self._settings.micro_batches_per_epoch
         in_epoch = self.tried_in_epoch.read_value()
-        next_in_epoch = tf.zeros([]) if per_epoch is None else tf.where(in_epoch >= per_epoch, 0.0, in_epoch)
-        emptied = [*self.sums, self.kept, self.tried, self.overflows]
+        zero = tf.zeros([], in_epoch.dtype)
+        next_in_epoch = zero if per_epoch is None else tf.where(in_epoch >= per_epoch, zero, in_epoch)
+        emptied = [*self.sums, self.kept, self.tried, self.largest, self.overflows]
         return tf.group(
             *(variable.assign(tf.zeros(variable.shape, variable.dtype.base_dtype)) for variable in emptied),
             self.tried_in_epoch.assign(next_in_epoch),
         )
 
-    def take(self, total: Callable[[tf.Tensor], tf.Tensor]) -> Window:
+    def take(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], Seen]:
         """Return what the window holds, and empty it.
 
         Args:
             total: Sums a tensor over the replicas.
+
+        Returns:
+            The replica's part of the gradients: their sum over the replicas, times the number of replicas if they take
+            the mean, is what a batch of all kept micro-batches would give. And what is known of them, on all replicas.
+
+        Raises:
+            RuntimeError: The window is empty, in eager code; or it is called outside of the replicas.
         """
-        kept, tried, replicas = tf.unstack(total(tf.stack([self.kept.read_value(), self.tried.read_value(), 1.0])))
+        self._refuse_outside_of_replicas()
+        self._refuse_if_empty()
+        counts = tf.stack([self.kept.read_value(), self.tried.read_value(), tf.ones([], tf.float64)])
+        kept, tried, replicas = tf.unstack(total(counts))
         complete = tf.equal(kept, tried)
         overflows = tf.cast(tf.math.ceil(self.overflows.read_value()), tf.int64)
-        # Of an empty window the sums are 0: as NaN they would be counted as an overflow of every variable.
-        grads = self._scaled_sums(tf.math.divide_no_nan(replicas, kept))
-        with tf.control_dependencies([*numerics.values_of(grads), overflows, complete]):
+        largest = tf.identity(self.largest.read_value())
+        # In the sums' own types; and not times 1 / kept, which is rounded. Of an empty window the sums are 0: as NaN
+        # they would be counted as an overflow of every variable.
+        grads = self._divided_sums(lambda values: tf.math.divide_no_nan(values, tf.cast(kept / replicas, values.dtype)))
+        with tf.control_dependencies([*numerics.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
         usable = complete if self._settings.overflow_drops == "window" else kept > 0
-        return Window(grads, usable, complete, overflows, emptied)
+        return grads, Seen(usable, complete, overflows, emptied, largest, judged=True)
 
-    def _scaled_sums(self, factor: tf.Tensor) -> list[Gradient]:
+    def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:
+        given = self._given_now()
+        if not tf.executing_eagerly():
+            self._left_out |= set(range(len(self.sums))) - given
         grads: list[Gradient] = []
         for index, (variable, dtype) in enumerate(zip(self.sums, self._dtypes, strict=True)):
             grad = None
-            if index in self._given:
+            if index in given:
                 values = variable.read_value()
-                grad = _rows_not_zero(values) if index in self._sparse else values
-            scaled = numerics.map_values(lambda values: values * tf.cast(factor, values.dtype), grad)
-            grads.append(numerics.cast(scaled, dtype))
+                grad = numerics.rows_not_zero(values) if index in self._sparse else values
+            grads.append(numerics.cast(numerics.map_values(divide, grad), dtype))
         return grads
+
+    def _given_now(self) -> set[int]:
+        """Return of which variables there was a gradient; a window that a checkpoint brought shows it by its sums."""
+        if not self._given and tf.executing_eagerly() and self.tried.read_value() > 0:
+            self._given |= {index for index, values in enumerate(self.sums) if tf.reduce_any(values.read_value() != 0)}
+        return self._given
+
+    def _is_on_replica(self) -> bool:
+        return tf.distribute.get_strategy() is self._strategy and not tf.distribute.in_cross_replica_context()
+
+    def _refuse_outside_of_replicas(self) -> None:
+        active, own = tf.distribute.get_strategy(), self._strategy
+        if active is not own and active.num_replicas_in_sync > 1:
+            raise RuntimeError(
+                f"make the accumulator in the strategy's scope: it was made outside of that of this "
+                f"{type(active).__name__}, and its replicas would share one window."
+            )
+        if own.num_replicas_in_sync > 1 and not self._is_on_replica():
+            raise RuntimeError(
+                f"the accumulator is of {type(own).__name__}'s replicas: call its methods on them, in strategy.run; "
+                "is_full alone may be asked for outside."
+            )
+
+    def _refuse_if_empty(self) -> None:
+        if tf.executing_eagerly() and self.tried.read_value() == 0:
+            raise RuntimeError("the window is empty: add gradients first.")
 
     def _validate(self, grads: Gradients) -> None:
         if len(grads) != len(self.sums):
@@ -236,9 +355,16 @@ class GradientAccumulator(tf.Module):
         given = {index for index, grad in enumerate(grads) if grad is not None}
         if not given:
             raise ValueError("every gradient is None: the loss depends on none of the variables.")
-        self._given |= given
-        self._sparse |= {index for index in given if isinstance(grads[index], tf.IndexedSlices)}
-        self._sparse -= {index for index in given if not isinstance(grads[index], tf.IndexedSlices)}
+        lost = ", ".join(self._names[index] for index in sorted(given & self._left_out))
+        if lost:
+            raise ValueError(
+                f"there was no gradient of {lost} when a function that ends the window was traced, which therefore "
+                "leaves out what is added now: pass tf.zeros_like(variable) for a gradient there, or take all "
+                "micro-batches by one function."
+            )
+        self._given = self._given_now() | given
+        sparse = {index for index in given if numerics.is_sparse(grads[index])}
+        self._sparse = (self._sparse - given) | sparse
 
 
 def accumulation_settings(
@@ -289,16 +415,7 @@ def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable
 def _add_to(variable: tf.Variable, grad: Gradient) -> Any:  # noqa: ANN401 - an op, or what a variable returns
     if grad is None:
         return tf.no_op()
-    if isinstance(grad, tf.IndexedSlices) and not tf.distribute.has_strategy():
+    if numerics.is_sparse(grad) and not tf.distribute.has_strategy():
         return variable.scatter_add(numerics.cast(grad, variable.dtype.base_dtype))
     # A replica's own variable knows no scatter_add.
     return variable.assign_add(tf.cast(numerics.densify(grad), variable.dtype.base_dtype))
-
-
-def _rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
-    if within_xla():
-        # How many rows there are must not depend on values: of those that XLA pads with, optimizers apply some.
-        return tf.IndexedSlices(values, tf.range(tf.shape(values)[0]), tf.shape(values))
-    rows = tf.reshape(values, [tf.shape(values)[0], -1])
-    indices = tf.where(tf.reduce_any(tf.not_equal(rows, 0), axis=1))[:, 0]
-    return tf.IndexedSlices(tf.gather(values, indices), indices, tf.shape(values))

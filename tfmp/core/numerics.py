@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfmp.core.xla import within_xla
 from tfmp.types import Gradient, Gradients
 
 #: The types that are computed on in float32.
@@ -214,6 +215,37 @@ def map_parts(
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(of_rows(grad.values), of_indices(grad.indices), grad.dense_shape)
     return map_values(of_dense, grad)
+
+
+def is_sparse(grad: Gradient) -> bool:
+    """Tell whether a gradient is an IndexedSlices.
+
+    Args:
+        grad: The gradient.
+
+    Example:
+        >>> is_sparse(tf.IndexedSlices(tf.ones([1]), tf.constant([2]))), is_sparse(None)
+        (True, False)
+    """
+    return isinstance(grad, tf.IndexedSlices)
+
+
+def rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
+    """Return the rows of a tensor that hold anything but 0; within XLA all rows.
+
+    Args:
+        values: The tensor.
+
+    Example:
+        >>> rows_not_zero(tf.constant([[0.0], [2.0], [0.0]])).indices.numpy()
+        array([1])
+    """
+    if within_xla():
+        # How many rows there are must not depend on values: of those that XLA pads with, optimizers apply some.
+        return tf.IndexedSlices(values, tf.range(tf.shape(values)[0]), tf.shape(values))
+    rows = tf.reshape(values, [tf.shape(values)[0], -1])
+    indices = tf.where(tf.reduce_any(tf.not_equal(rows, 0), axis=1))[:, 0]
+    return tf.IndexedSlices(tf.gather(values, indices), indices, tf.shape(values))
 
 
 def forms(grads: Gradients) -> tf.Tensor:

@@ -8,13 +8,14 @@ import tensorflow as tf
 
 from tfmp.core import numerics
 from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.accumulation import Seen as Seen  # noqa: PLC0414 - for those who import it from here
 from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
 from tfmp.core.inspection import Inspection
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.noted_losses import note_loss
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
@@ -36,22 +37,6 @@ class Verdict(NamedTuple):
     applied: tf.Tensor
     finite: tf.Tensor
     max_abs: tf.Tensor | None
-
-
-class Seen(NamedTuple):
-    """What was found of a replica's gradients before a step was attempted with them.
-
-    Attributes:
-        usable: Whether this replica's may be applied; bool.
-        complete: Whether nothing overflowed on any replica; bool. None where that is the same question.
-        overflows: What did on this one, as `OverflowDetector.counts` tells, where that is known already; int64.
-        done: The op that a step must not go without.
-    """
-
-    usable: tf.Tensor
-    complete: tf.Tensor | None = None
-    overflows: tf.Tensor | None = None
-    done: tf.Operation | None = None
 
 
 class LossScaler:
@@ -203,7 +188,8 @@ class LossScaler:
         if accumulator is None:
             return take_step(grads, scaled=scaled)
         true_grads = self.unscale(grads) if scaled else grads
-        with tf.control_dependencies([accumulator.add_unscaled(true_grads, self._manager.get_loss_scale())]):
+        loss_scale, needs_max_abs = self._manager.get_loss_scale(), self._manager.needs_max_abs
+        with tf.control_dependencies([accumulator.add_unscaled(true_grads, loss_scale, keeps_largest=needs_max_abs)]):
             is_full = accumulator.is_full
         return distribution.call_either(is_full, [], end_window, lambda _: tf.no_op())
 
@@ -215,18 +201,18 @@ class LossScaler:
             accumulator: The accumulator.
         """
         distribution = current_distribution(self._is_distributed)
-        window = accumulator.take(lambda values: distribution.total(values, "micro_batches"))
-        return window.grads, Seen(window.usable, window.complete, window.overflows, window.emptied)
+        return accumulator.take(lambda values: distribution.total(values, "micro_batches"))
 
     @without_autograph
-    def look_at(self, grads: Gradients) -> Seen:
+    def look_at(self, grads: Gradients, *, judged: bool = False) -> Seen:
         """Return what is found of unscaled gradients, for a step that may be attempted with others made of them.
 
         Args:
             grads: This replica's gradients.
+            judged: As in `Seen`.
         """
         addends = current_distribution(self._is_distributed).addends
-        inspection = Inspection(self._detector, self._manager.get_loss_scale(), addends=addends)
+        inspection = Inspection(self._detector_of(judged), self._manager.get_loss_scale(), addends=addends)
         return Seen(usable=inspection.all_finite(grads))
 
     @without_autograph
@@ -260,10 +246,11 @@ class LossScaler:
         addends = distribution.addends
         if reduce_fn is not None:
             grads, addends = reduce_fn(grads), 1
+        detector = self._detector_of(seen is not None and seen.judged)
         # Whether it is finite, scaling does not change, unless by less than 1.
-        stays_scaled = scaled and self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
+        stays_scaled = scaled and detector.ignores_scale and self._manager.lowest_loss_scale >= 1
         inspection = Inspection(
-            self._detector,
+            detector,
             self._manager.get_loss_scale(),
             unscales=scaled and not stays_scaled,
             stays_scaled=stays_scaled,
@@ -279,7 +266,9 @@ class LossScaler:
             finite = tf.logical_and(applied, seen.complete)
         max_abs = None
         if self._manager.needs_max_abs:
-            max_abs = distribution.maximum(inspection.max_abs(grads), "largest_gradient")
+            largest = None if seen is None else seen.largest
+            largest = inspection.max_abs(grads) if largest is None else largest
+            max_abs = distribution.maximum(largest, "largest_gradient")
 
         def record(found: tf.Tensor) -> tf.Operation:
             of_all = distribution.maximum(found, "overflow_counts")
@@ -303,6 +292,9 @@ class LossScaler:
         step = distribution.call_either(applied, [*grads, *known], apply, count)
         done = step if seen is None or seen.done is None else tf.group(step, seen.done)
         return done, Verdict(applied, finite, max_abs)
+
+    def _detector_of(self, judged: bool) -> OverflowDetector:
+        return NonFiniteDetector() if judged else self._detector
 
     @without_autograph
     def update(self, verdict: Verdict) -> tf.Operation:

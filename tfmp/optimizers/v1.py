@@ -78,7 +78,22 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         detector = validated_detector(overflow_detector)
         self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        self._accumulators = Accumulators(accumulation, detector) if accumulation.accumulation_steps > 1 else None
+        self._accumulators = Accumulators(accumulation, detector)
+
+    @property
+    def accumulation(self) -> Accumulators:
+        """What eager code has accumulated, to be saved and restored; without variables if each call takes a step.
+
+        A graph's Saver needs no more than the graph's variables.
+
+        Example:
+            >>> import tfmp
+            >>> w, inner, manager = tf.Variable(1.0), tf.compat.v1.train.AdamOptimizer(), tfmp.FixedLossScaleManager(8)
+            >>> opt = tfmp.LossScaleOptimizer(inner, manager, accumulation_steps=4)
+            >>> checkpoint = tf.train.Checkpoint(
+            ...     w=w, optimizer=inner, manager=manager, accumulation=opt.accumulation)
+        """
+        return self._accumulators
 
     def compute_gradients(
         self,
@@ -160,7 +175,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         Raises:
             ValueError: There is no gradient at all; or is_distributed=True and nothing distributes; or a reference
-                variable meets control flow v2, which cannot update it conditionally.
+                variable meets control flow v2, which cannot update it conditionally; or a gradient is of a variable
+                that had none when another function, which ends the window, was traced.
             NotImplementedError: The active `tf.distribute` strategy is not supported; or is one of several workers, and
                 accumulates in a graph.
         """
@@ -193,7 +209,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         return step
 
     def _accumulator(self, variables: Sequence[tf.Variable]) -> GradientAccumulator | None:
-        if self._accumulators is None:
+        if not self._accumulators.is_on:
             return None
         with tf.init_scope():
             in_graph = not tf.executing_eagerly()
@@ -210,7 +226,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         Under a strategy the wrapped optimizer sums them, when they are applied.
         """
-        return self._accumulators is not None and not tf.distribute.has_strategy()
+        return self._accumulators.is_on and not tf.distribute.has_strategy()
 
     def _warn_if_never_scaled(self, grads: Gradients) -> None:
         """Warn, once, of gradients that no `compute_gradients` of a wrapper gave: their loss was not scaled."""
@@ -280,7 +296,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         # and restored to the wrong one.
         raise NotImplementedError(
             "a tf.train.Checkpoint cannot hold this tfmp.LossScaleOptimizer: give it the wrapped optimizer and the "
-            "manager, tf.train.Checkpoint(optimizer=opt, manager=manager)."
+            "manager, tf.train.Checkpoint(optimizer=opt, manager=manager), and, with accumulation_steps, "
+            "accumulation=this_optimizer.accumulation."
         )
 
 
