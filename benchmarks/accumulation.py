@@ -90,11 +90,18 @@ class _Net:
 _Training = Callable[[_Net, dict[str, Any]], Callable[[tf.Tensor, tf.Tensor, float], None]]
 
 
+def _of_tf1() -> tf.compat.v1.train.Optimizer:
+    # Not Adam, which a wrong divisor would hardly change.
+    return tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
+
+
+def _of_keras() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
 def by_tf1(net: _Net, accumulation: dict[str, Any]) -> Callable[[tf.Tensor, tf.Tensor, float], None]:
     """Return what takes a micro-batch by a TF1 optimizer."""
-    opt = tfmp.LossScaleOptimizer(
-        tf.compat.v1.train.AdamOptimizer(1e-3), tfmp.FixedLossScaleManager(_SCALE), **accumulation
-    )
+    opt = tfmp.LossScaleOptimizer(_of_tf1(), tfmp.FixedLossScaleManager(_SCALE), **accumulation)
 
     def take(images: tf.Tensor, labels: tf.Tensor, share: float) -> None:
         opt.minimize(lambda: net.loss(images, labels) * share, var_list=net.variables)
@@ -104,7 +111,7 @@ def by_tf1(net: _Net, accumulation: dict[str, Any]) -> Callable[[tf.Tensor, tf.T
 
 def by_keras(net: _Net, accumulation: dict[str, Any]) -> Callable[[tf.Tensor, tf.Tensor, float], None]:
     """Return what takes a micro-batch by a Keras optimizer."""
-    opt = tfmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3), tfmp.FixedLossScaleManager(_SCALE), **accumulation)
+    opt = tfmp.LossScaleOptimizer(_of_keras(), tfmp.FixedLossScaleManager(_SCALE), **accumulation)
     opt.build(net.variables)
 
     def take(images: tf.Tensor, labels: tf.Tensor, share: float) -> None:
@@ -138,14 +145,14 @@ def difference(
         run(tf.constant(given), tf.constant(labels[window, micro_batch]))
 
     large = _Net()
-    adam = tf.compat.v1.train.AdamOptimizer(1e-3) if training is by_tf1 else keras.optimizers.Adam(1e-3)
+    optimizer = _of_tf1() if training is by_tf1 else _of_keras()
     for window in range(options.windows):
         kept = keeps[window]
         if drops == "window" and not kept.all():
             continue
         with tf.GradientTape() as tape:
             loss = large.loss(images[window][kept].reshape(-1, 64), labels[window][kept].reshape(-1))
-        adam.apply_gradients(zip(tape.gradient(loss, large.variables), large.variables, strict=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, large.variables), large.variables, strict=True))
     return float(np.abs(net.weights() - large.weights()).max() / np.abs(large.weights()).max())
 
 
