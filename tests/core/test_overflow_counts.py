@@ -68,23 +68,22 @@ def test_good_steps_count_nothing() -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("prepared", [True, False])
-def test_making_the_counts_before_spares_a_second_trace(prepared: bool) -> None:
+def test_variables_that_steps_need_are_made_in_any_trace_and_cost_none() -> None:
     scaler = _scaler(tfmp.NonFiniteDetector())
     traces = []
 
     @tf.function
-    def step(grad: tf.Tensor) -> None:
+    def step(grad: tf.Tensor, name: str) -> None:
         traces.append(1)
-        scaler.step([grad], ["kernel"], lambda grads: tf.no_op())
+        scaler.step([grad], [name], lambda grads: tf.no_op())
 
-    # The counts of steps are made on first use too, unless Keras keeps them.
-    scaler._manager.get_step_outcomes()
-    if prepared:
-        scaler.prepare(["kernel"])
-    step(tf.constant(math.inf))
-    assert _numbers(*scaler.overflow_reports()) == (["kernel"], [[1, 0, 0]], [1])
-    assert len(traces) == (1 if prepared else 2)
+    for name in ("kernel", "bias"):
+        step(tf.constant(math.inf), name)
+    assert [_numbers(report) for report in scaler.overflow_reports()] == [
+        (["kernel"], [[1, 0, 0]], [1]),
+        (["bias"], [[1, 0, 0]], [1]),
+    ]
+    assert len(traces) == 2
 
 
 @pytest.mark.graph

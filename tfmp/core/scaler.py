@@ -319,9 +319,7 @@ class LossScaler:
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Make what a step needs for a list of variables, before it is traced.
-
-        A `tf.function` in which variables are made is traced twice.
+        """Make what a step needs for a list of variables, so that a SavedModel has it that is exported before any step.
 
         Args:
             names: The names of the variables.

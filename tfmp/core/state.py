@@ -1,5 +1,7 @@
 """Keep a NamedTuple of numbers in variables: one set for each graph, one for eager code."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -107,7 +109,7 @@ class StateVariables(tf.Module, Generic[State]):
             if not tf.executing_eagerly():
                 return self._in_graph.get().variables
             if self.values is None:
-                self.values = self._make(_add_eager_variable, self._initial)
+                self.values = _outside_of_functions(lambda: self._make(_add_eager_variable, self._initial))
             return self.values
 
     def read(self) -> State:
@@ -173,6 +175,27 @@ class StateVariables(tf.Module, Generic[State]):
 
     def _like(self, values: Iterable[Any]) -> State:
         return type(self._initial)._make(values)
+
+
+def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
+    """Make variables eagerly, also while a `tf.function` is traced.
+
+    What is made in its first trace has TensorFlow trace it twice, and what is made in a later one is an error: its
+    graph makes all variables, under `tf.init_scope` too. A thread of its own has no graph.
+    """
+    if not tf.compat.v1.get_default_graph().building_function:
+        return make()
+    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    made: list[Kept] = []
+
+    def run() -> None:
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            made.append(make())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 class OfProgram(tf.Module):
