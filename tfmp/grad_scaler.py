@@ -14,7 +14,15 @@ from tfmp.core.distribute import current_distribution
 from tfmp.core.findings import Findings
 from tfmp.core.iteration import Calls, on_replica
 from tfmp.core.managers import LossScaleManager, get_loss_scale_manager, validated_manager
-from tfmp.core.optimizer_steps import OptimizerStep, make_variables, names_of, seen_together, validated_pairs
+from tfmp.core.optimizer_steps import (
+    OptimizerStep,
+    make_variables,
+    names_of,
+    seen_together,
+    validate_kwargs,
+    validate_optimizer,
+    validated_pairs,
+)
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler, Seen, Verdict
 from tfmp.core.step_properties import StepProperties
@@ -43,8 +51,8 @@ class GradScaler(StepProperties, tf.Module):
         growth_factor: What the scale is multiplied by after `growth_interval` iterations in a row without overflow.
         backoff_factor: What it is multiplied by after an iteration with an overflow. It does not go below 1.
         growth_interval: Iterations without overflow after which the scale grows.
-        enabled: With False everything is passed through: losses and gradients as they are, steps without a check. One
-            loop then serves training with and without scaling.
+        enabled: With False everything is passed through: losses and gradients as they are, steps without a check, calls
+            in any order. One loop then serves training with and without scaling.
         manager: A `tfmp.LossScaleManager` that decides the scale, instead of the four settings.
         is_distributed: Whether Horovod's processes train together: they agree on each step, and gradients are averaged
             over them. Leave it out with `hvd.DistributedGradientTape`, which averages. The replicas of a
@@ -97,12 +105,12 @@ class GradScaler(StepProperties, tf.Module):
         #: What decides the scale; a checkpoint has its state.
         self.manager = get_loss_scale_manager(rule) if manager is None else validated_manager(manager, "manager")
         self._loss_scale_manager = self.manager
-        self._is_distributed = is_distributed
-        self._scaler = LossScaler(self.manager, validated_detector(overflow_detector), is_distributed)
+        self._is_distributed = settings.flag("is_distributed", is_distributed)
+        self._scaler = LossScaler(self.manager, validated_detector(overflow_detector), self._is_distributed)
         # Tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._findings = Findings()
-        self._calls = Calls()
+        self._calls = Calls(is_strict=self._enabled)
 
     @property
     def enabled(self) -> bool:
@@ -115,18 +123,23 @@ class GradScaler(StepProperties, tf.Module):
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def prepare(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - of any host
-        """Make the variables that steps of an optimizer need, before a `tf.function` is traced.
+        """Make an optimizer's variables, such as its momenta, before a `tf.function` is traced.
 
         For an optimizer that does not step when the function is first traced, as a generator may sit out the first
-        iterations: a `tf.function` makes variables in its first trace only. In any other case `step` sees to it.
+        iterations: a `tf.function` makes an optimizer's variables in its first trace only. In any other case `step`
+        sees to it.
 
         Args:
             optimizer: The optimizer.
-            variables: What `step` will be called with, those without a gradient too, in that order.
+            variables: What `step` will be called with, those without a gradient too.
+
+        Raises:
+            TypeError: It is no optimizer.
+            ValueError: It scales losses or averages gradients itself; or the function is traced already.
 
         Example:
             >>> generator, critic = tf.Variable(1.0), tf.Variable(1.0)
-            >>> optimizers = [tf.compat.v1.train.GradientDescentOptimizer(0.5) for _ in range(2)]
+            >>> optimizers = [tf.compat.v1.train.MomentumOptimizer(0.5, 0.9) for _ in range(2)]
             >>> scaler = GradScaler(init_scale=8)
             >>> @tf.function
             ... def train_step(with_generator):
@@ -137,12 +150,11 @@ class GradScaler(StepProperties, tf.Module):
             >>> scaler.prepare(optimizers[1], [generator])
             >>> train_step(False)
             >>> train_step(True)
-            >>> float(generator), float(critic)
-            (0.5, 0.0)
+            >>> float(generator)
+            0.5
         """
+        validate_optimizer(optimizer)
         make_variables(optimizer, variables)
-        if self._enabled:
-            self._make_counts(names_of(variables))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -193,6 +205,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(norm), w.numpy().tolist()
             (5.0, [1.5, 2.0])
         """
+        self._calls.refuse_second_unscale(optimizer)
         window = None
         if isinstance(grads, GradientAccumulator):
             grads, window = self._scaler.take(grads)
@@ -201,7 +214,8 @@ class GradScaler(StepProperties, tf.Module):
         true_grads = self._shared(grads, scaled=window is None)
         if window is None and self._enabled:
             true_grads = self._scaler.unscale(true_grads)
-        seen = self._scaler.look_at(true_grads) if self._enabled else Seen(tf.constant(True))
+        is_window = window is not None
+        seen = self._scaler.look_at(true_grads, judged=is_window) if self._enabled else Seen(tf.constant(True))
         if window is not None:
             seen = window._replace(usable=tf.logical_and(window.usable, seen.usable))
         self._calls.note_unscale(optimizer, seen)
@@ -261,6 +275,9 @@ class GradScaler(StepProperties, tf.Module):
             raise ValueError("there is no optimizer to step: pass pairs of an optimizer and its grads_and_vars.")
         if len({id(step.optimizer) for step in taken}) < len(taken):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
+        validate_kwargs(taken)
+        for each in taken:
+            make_variables(each.optimizer, each.variables)
         # The decision on a window is the accumulator's.
         checks = self._enabled or any(step.is_of_window for step in taken)
         op = self._attempt(taken) if checks else tf.group(*(step.apply_unchecked() for step in taken))
@@ -315,6 +332,9 @@ class GradScaler(StepProperties, tf.Module):
 
     def abandon(self) -> tf.Operation:
         """Forget the iteration, which an exception has ended: what was called in it, and what its steps have shown.
+
+        After any exception while steps are taken, in a `tf.function` and in `session.run` too: what they have shown is
+        on the device, and would count in the next update.
 
         The scale stays, and nothing is counted. What was applied stays applied.
 
@@ -393,9 +413,6 @@ class GradScaler(StepProperties, tf.Module):
     def _attempt(self, steps: Sequence[OptimizerStep]) -> tf.Operation:
         distribution = current_distribution(self._is_distributed)
         names = names_of([variable for step in steps for variable in step.variables])
-        for step in steps:
-            make_variables(step.optimizer, step.variables)
-        self._make_counts(names)
 
         def apply_fn(grads: Gradients) -> tf.Operation:
             rest = iter(grads)
@@ -411,16 +428,6 @@ class GradScaler(StepProperties, tf.Module):
                 return self._findings.note(verdict)
 
         return tf.group(*before, *([distribution.once(note)] if self._enabled else []))
-
-    def _make_counts(self, names: Sequence[str]) -> None:
-        try:
-            self._scaler.prepare(names)
-        except ValueError as error:
-            raise ValueError(
-                f"a tf.function that was traced before is traced again with a step of {', '.join(names)}, which was in "
-                "no trace yet, and makes no variables any more: call scaler.prepare(optimizer, variables) before the "
-                "function is first called."
-            ) from error
 
     def _set(self, new_scale: float | tf.Tensor, verdict: Verdict) -> tf.Operation:
         has_set = self.manager.set_loss_scale(new_scale)

@@ -1,6 +1,7 @@
 import math
 from typing import Any
 
+import kerases
 import pytest
 import tensorflow as tf
 
@@ -79,6 +80,29 @@ def test_step_in_a_conditional_is_refused(session: tf1.Session) -> None:
 
     with pytest.raises(NotImplementedError, match=r"step in a conditional.*build the step outside of it"):
         tf.cond(tf1.placeholder(tf.bool, []), step, lambda: tf.constant(False))
+
+
+@pytest.mark.parametrize("keras", [pytest.param(keras, id=name) for name, keras in kerases.installed().items()])
+def test_optimizer_of_keras_is_refused(session: tf1.Session, keras: Any) -> None:
+    weight = tf1.get_variable("w", initializer=0.0, use_resource=True)
+    for enabled in (True, False):
+        with pytest.raises(NotImplementedError, match=r"is Keras' SGD, which.*pass a tf.compat.v1.train.Optimizer"):
+            tfmp.GradScaler(8, enabled=enabled).step(keras.optimizers.SGD(1.0), [(tf.constant(8.0), weight)])
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_optimizer_of_the_user_may_return_a_tensor(session: tf1.Session, enabled: bool) -> None:
+    class Own:
+        def apply_gradients(self, grads_and_vars: Any) -> tf.Tensor:
+            ((grad, variable),) = grads_and_vars
+            return variable.assign_sub(grad, read_value=True)
+
+    scaler, weight = tfmp.GradScaler(8, enabled=enabled), tf1.get_variable("w", initializer=0.0, use_resource=True)
+    scaler.step(Own(), [(scaler.scale(tf.constant(1.0)), weight)])
+    update_op = scaler.update()
+    session.run(tf1.global_variables_initializer())
+    session.run(update_op)
+    assert session.run(weight) == -1
 
 
 def test_new_scale_that_is_fed_is_checked_when_it_runs(session: tf1.Session) -> None:

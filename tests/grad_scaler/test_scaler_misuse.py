@@ -1,4 +1,3 @@
-import contextlib
 import importlib.util
 import math
 from collections.abc import Callable
@@ -61,24 +60,30 @@ def test_optimizer_is_not_stepped_twice_by_one_call() -> None:
     assert float(training.weight) == 0
 
 
-def test_step_in_a_later_trace_needs_what_prepare_makes() -> None:
-    first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
-    for is_prepared in (True, False):
-        scaler, optimizers = tfmp.GradScaler(8), [_sgd(), _sgd()]
+def test_optimizer_that_first_steps_in_a_later_trace_is_prepared_or_has_no_variables() -> None:
+    def optimizer(momentum: bool) -> Any:
+        return tf.compat.v1.train.MomentumOptimizer(1.0, 0.5) if momentum else _sgd()
+
+    for has_momentum, is_prepared in [(False, False), (True, True), (True, False)]:
+        first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
+        scaler, optimizers = tfmp.GradScaler(8), [_sgd(), optimizer(has_momentum)]
 
         @tf.function
-        def train_step(with_second: bool, scaler: tfmp.GradScaler = scaler, optimizers: list = optimizers) -> None:
-            scaler.step(optimizers[0], [(tf.constant(8.0), first)])
+        def train_step(with_second: bool, scaler: Any = scaler, optimizers: Any = optimizers) -> None:
+            scaler.step(optimizers[0], [(tf.constant(8.0), first)])  # noqa: B023 - called here
             if with_second:
-                scaler.step(optimizers[1], [(tf.constant(8.0), second)])
+                scaler.step(optimizers[1], [(tf.constant(8.0), second)])  # noqa: B023 - the same
             scaler.update()
 
         if is_prepared:
             scaler.prepare(optimizers[1], [second])
         train_step(False)
-        with contextlib.nullcontext() if is_prepared else pytest.raises(ValueError, match=r"call scaler\.prepare"):
-            train_step(True)
-        assert float(second) == -1
+        if has_momentum and not is_prepared:
+            with pytest.raises(ValueError, match="Creating variables on a non-first call"):
+                train_step(True)
+            continue
+        train_step(True)
+        assert (float(first), float(second)) == (-2, -1)
 
 
 def test_iteration_that_an_exception_ended_is_given_up() -> None:
@@ -239,6 +244,31 @@ def test_replicas_remember_what_they_unscaled_in_another_run(two_replicas: tf.di
     two_replicas.run(training.step)
     with pytest.raises(RuntimeError, match="step was called already"):
         two_replicas.run(training.step)
+
+
+class _Fused:
+    def apply_scaled_gradients(self, grads_and_vars: Any, loss_scale: tf.Tensor, finite: tf.Tensor) -> None:
+        for grad, variable in grads_and_vars:
+            variable.assign_sub(tf.where(finite, grad / loss_scale, tf.zeros_like(grad)))
+
+
+def test_arguments_that_an_optimizer_does_not_take_are_refused_before_any_steps() -> None:
+    keras = next(iter(kerases.installed().values()))
+    for optimizers, message in [
+        ([_sgd(), keras.optimizers.SGD(1.0)], "global_step would be passed to each optimizer, and SGD is not TF1's"),
+        ([_Fused()], "_Fused.apply_scaled_gradients takes no global_step"),
+    ]:
+        weight, global_step = tf.Variable(0.0), tf.Variable(0, dtype=tf.int64)
+        steps = [(optimizer, [(tf.constant(8.0), weight)]) for optimizer in optimizers]
+        with pytest.raises(TypeError, match=message):
+            tfmp.GradScaler(8).step_all(steps, global_step=global_step)
+        assert (float(weight), int(global_step)) == (0, 0)
+
+
+def test_optimizer_that_skips_itself_is_given_no_none() -> None:
+    weight = tf.Variable(0.0)
+    tfmp.GradScaler(8).step(_Fused(), [(None, tf.Variable(0.0)), (tf.constant(8.0), weight)])
+    assert float(weight) == -1
 
 
 def _keras_wrapper() -> Any:

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -137,6 +138,34 @@ def test_variable_without_a_gradient_is_left_out(host: str) -> None:
         scaler.update()
     # Keras' momentum goes on only where there is a gradient.
     assert [float(variable) for variable in variables] == [0.5, 0.5]
+
+
+@_for_every_host
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("mode", ["eager", "function", "replicas"])
+def test_variable_that_has_no_gradient_at_first_is_trained_later(
+    host: str, enabled: bool, mode: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope() if mode == "replicas" else contextlib.nullcontext():
+        scaler, optimizer = tfmp.GradScaler(8, enabled=enabled), _HOSTS[host]()
+        variables = [tf.Variable(1.0), tf.Variable(1.0)]
+
+    def iterate(trained: int) -> None:
+        grads = [scaler.scale(tf.constant(0.5)) if index == trained else None for index in range(2)]
+        scaler.step(optimizer, zip(grads, variables, strict=True))
+
+    def run(trained: int) -> None:
+        if mode == "replicas":
+            two_replicas.run(iterate, args=(trained,))
+        else:
+            iterate(trained)
+        scaler.update()
+
+    run = tf.function(run) if mode == "function" else run
+    for trained in (0, 1):
+        run(trained)
+    # A sum over the replicas.
+    assert [float(variable.numpy()) for variable in variables] == [0.5 if mode == "replicas" else 0.75] * 2
 
 
 @_for_every_host
@@ -343,3 +372,31 @@ def test_scale_moves_by_the_rule_of_torch(iterations: list[list[float | None]]) 
         state = scaler.state_dict()
         assert (state["loss_scale"], state["good_steps"]) == (scale, growth_tracker)
         assert [float(weight) for weight in weights] == expected
+
+
+def test_windows_on_replicas_are_taken_by_a_loop_of_python(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        scaler, optimizer, weight = tfmp.GradScaler(8), _sgd(), tf.Variable(0.0)
+        accumulator = tfmp.GradientAccumulator([weight], accumulation_steps=2)
+
+    def add(factor: tf.Tensor) -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        with tf.GradientTape() as tape:
+            scaled = scaler.scale(weight * factor * tf.gather([0.5, 1.5], replica))
+        accumulator.add([tape.gradient(scaled, weight)], scaler.loss_scale)
+
+    def take_step() -> None:
+        scaler.step(optimizer, zip(scaler.unscale(optimizer, accumulator), [weight], strict=True))
+        scaler.update()
+
+    @tf.function
+    def train_on_window(factors: tf.Tensor) -> None:
+        for factor in tf.unstack(factors, 2):
+            two_replicas.run(add, args=(factor,))
+        two_replicas.run(take_step)
+
+    seen = []
+    for factors in ([1.0, 3.0], [math.inf, 1.0], [2.0, 2.0]):
+        train_on_window(tf.constant(factors))
+        seen.append((float(weight.numpy()), float(scaler.loss_scale)))
+    assert seen == [(-4, 8), (-4, 4), (-8, 4)]

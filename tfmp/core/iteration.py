@@ -51,6 +51,9 @@ class Calls:
     that was traced before does, when it is called again, is not looked at: two calls of one that steps are two steps,
     and gradients that were unscaled outside of it are divided again if it was traced with scaled ones.
 
+    Args:
+        is_strict: Whether calls out of order are refused.
+
     Example:
         >>> calls = Calls()
         >>> calls.note_step("optimizer", None)
@@ -62,10 +65,29 @@ class Calls:
         iteration.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_strict: bool = True) -> None:
+        self._is_strict = is_strict
         self._unscaled: list[_Unscaled] = []
         self._stepped: weakref.WeakKeyDictionary[_Place, list[_Call]] = weakref.WeakKeyDictionary()
         self._ops: weakref.WeakKeyDictionary[_Place, list[tf.Operation]] = weakref.WeakKeyDictionary()
+
+    def refuse_second_unscale(self, optimizer: object) -> None:
+        """Refuse `unscale` where it would not be in order.
+
+        Args:
+            optimizer: For which optimizer.
+
+        Raises:
+            RuntimeError: It was called already; or `step` was.
+        """
+        self._refuse_second_step("unscale", optimizer)
+        places = list(self._places())
+        if self._is_strict and any(each.is_in(places) for each in self._of(optimizer)):
+            raise RuntimeError(
+                f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update: the "
+                "gradients would be divided by the loss scale twice. Unscale once, then step, then update; call "
+                "abandon() first if an exception ended the iteration before."
+            )
 
     def note_unscale(self, optimizer: object, seen: Seen) -> None:
         """Take note of `unscale`.
@@ -73,18 +95,7 @@ class Calls:
         Args:
             optimizer: For which optimizer.
             seen: What was seen of its gradients.
-
-        Raises:
-            RuntimeError: It was called already; or `step` was.
         """
-        self._refuse_second_step("unscale", optimizer)
-        places = list(self._places())
-        if any(each.is_in(places) for each in self._of(optimizer)):
-            raise RuntimeError(
-                f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update: the "
-                "gradients would be divided by the loss scale twice. Unscale once, then step, then update; call "
-                "abandon() first if an exception ended the iteration before."
-            )
         self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._place()), seen))
 
     def seen_by_unscale(self, optimizer: object) -> Seen | None:
@@ -183,7 +194,7 @@ class Calls:
 
     def _refuse_second_step(self, verb: str, optimizer: object) -> None:
         calls = [call for place in self._places() for call in self._stepped.get(place, [])]
-        if any(call.is_for(optimizer) for call in calls):
+        if self._is_strict and any(call.is_for(optimizer) for call in calls):
             order = "" if verb == "step" else "unscale comes before step; "
             raise RuntimeError(
                 f"step was called already for this optimizer ({_name(optimizer)}) since the last update: {order}call "

@@ -16,7 +16,16 @@ from tfmp.types import Gradient, Gradients, GradsAndVars
 class ScaledGradientsOptimizer(Protocol):
     """An optimizer that unscales and skips by itself; `GradScaler.step` then leaves both to it.
 
-    For an optimizer that can do so cheaper, as in one fused kernel. Whatever has the method is taken for one.
+    For an optimizer that does so in one fused kernel. Whatever has the method is taken for one. Unless a graph prunes
+    it, the gradients are still unscaled beside it, to be checked.
+
+    Example:
+        >>> class Fused:
+        ...     def apply_scaled_gradients(self, grads_and_vars, loss_scale, finite):
+        ...         for grad, variable in grads_and_vars:
+        ...             variable.assign_sub(tf.where(finite, grad / loss_scale, 0.0))
+        >>> isinstance(Fused(), ScaledGradientsOptimizer)
+        True
 
     Source: the contract of torch.amp for custom optimizers (`_step_supports_amp_scaling`).
     """
@@ -29,7 +38,7 @@ class ScaledGradientsOptimizer(Protocol):
         Called on every replica, at every step.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable.
+            grads_and_vars: Pairs of a gradient and its variable; none of the gradients is None.
             loss_scale: What to divide the gradients by, a float32 scalar; 1 if they were unscaled before.
             finite: Whether they are finite on every replica, a boolean scalar. Where it is False, nothing may change.
 
@@ -77,11 +86,12 @@ class OptimizerStep(NamedTuple):
         """
         if isinstance(self.optimizer, ScaledGradientsOptimizer):
             return tf.no_op()
-        # Keras warns of None.
-        pairs = [(grad, variable) for grad, variable in zip(grads, self.variables, strict=True) if grad is not None]
-        applied = self.optimizer.apply_gradients(pairs, **self.kwargs)
-        # Keras returns a variable.
-        return applied if isinstance(applied, tf.Operation) else tf.no_op()
+        applied = self.optimizer.apply_gradients(self._pairs(grads), **self.kwargs)
+        # In a function Keras returns a variable, which is nothing to wait for; in a graph of TF1 one is an assignment.
+        with tf.init_scope():
+            in_graph = not tf.executing_eagerly()
+        parts = [each.op if in_graph and hasattr(each, "op") else each for each in tf.nest.flatten(applied)]
+        return tf.group(*(each for each in parts if isinstance(each, tf.Operation | tf.Tensor)))
 
     def apply_scaled(self, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation | None:
         """Let an optimizer that takes scaled gradients apply them, or not; nothing for any other.
@@ -92,15 +102,18 @@ class OptimizerStep(NamedTuple):
         """
         if not isinstance(self.optimizer, ScaledGradientsOptimizer):
             return None
-        pairs = list(zip(self.given, self.variables, strict=True))
         return self.optimizer.apply_scaled_gradients(
-            pairs, loss_scale if self.seen is None else tf.constant(1.0), finite
+            self._pairs(self.given), loss_scale if self.seen is None else tf.constant(1.0), finite
         )
 
     def apply_unchecked(self) -> tf.Operation:
         """Apply the gradients as they are."""
         own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
         return self.apply(self.true_grads) if own is None else own
+
+    def _pairs(self, grads: Gradients) -> list[tuple[Gradient, Any]]:
+        # Keras warns of None.
+        return [(grad, variable) for grad, variable in zip(grads, self.variables, strict=True) if grad is not None]
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
@@ -119,7 +132,24 @@ def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: A
     Args:
         optimizer: The optimizer.
         variables: Those that it trains, also those that have no gradient at first.
+
+    Raises:
+        ValueError: They would have to be made in a `tf.function` that makes no variables any more.
     """
+    try:
+        _make_variables(optimizer, variables)
+    except ValueError as error:
+        # Keras' are refused when they are made; TF1's when the trace ends, in TensorFlow's words.
+        if tf.executing_eagerly() or "ariables" not in str(error):
+            raise
+        raise ValueError(
+            f"{type(optimizer).__name__} has no variables yet for {', '.join(names_of(variables))}, and a tf.function "
+            "makes none when it is traced again: call scaler.prepare(optimizer, variables) before the function is "
+            "first called."
+        ) from error
+
+
+def _make_variables(optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - of any host
     build = getattr(optimizer, "build", None)
     if build is not None:
         if not getattr(optimizer, "built", False):
@@ -142,12 +172,16 @@ def seen_together(steps: Sequence[OptimizerStep]) -> Seen | None:
     if all(step.seen is None for step in steps):
         return None
     seen = [step.seen for step in steps if step.seen is not None]
+    largest = [None if step.seen is None else step.seen.largest for step in steps]
     complete = [each.usable if each.complete is None else each.complete for each in seen]
     return Seen(
         usable=tf.reduce_all([each.usable for each in seen]),
         complete=None if all(each.complete is None for each in seen) else tf.reduce_all(complete),
         overflows=_overflows_together(steps),
         done=tf.group(*(each.done for each in seen if each.done is not None)),
+        # What the others' gradients tell is asked of all.
+        largest=None if any(each is None for each in largest) else tf.reduce_max(largest),
+        judged=all(step.seen is not None and step.seen.judged for step in steps),
     )
 
 
@@ -178,9 +212,35 @@ def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[
         grads_and_vars: What the user gave for it.
 
     Raises:
-        TypeError: It is no optimizer.
+        TypeError: It is no optimizer; or these are no pairs.
         ValueError: It scales losses or averages gradients itself; or there is no gradient.
-        NotImplementedError: A variable's "gradient" is its next value.
+        NotImplementedError: A variable's "gradient" is its next value; or Keras' optimizer cannot step in the graph.
+    """
+    validate_optimizer(optimizer)
+    pairs = _pairs_of(grads_and_vars)
+    if all(grad is None for grad, _ in pairs):
+        raise ValueError(
+            "there are no gradients to step with: pass pairs of a gradient and its variable, of which one gradient at "
+            "least is not None."
+        )
+    if any(getattr(variable, "overwrite_with_gradient", False) for _, variable in pairs):
+        raise NotImplementedError(
+            "a variable of float8 scales takes its next value for a gradient, which would be unscaled: train it with "
+            "tfmp.LossScaleOptimizer."
+        )
+    return pairs
+
+
+def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
+    """Say why no step can be taken with an optimizer, if none can.
+
+    Args:
+        optimizer: What the user gave as an optimizer.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It scales losses or averages gradients itself.
+        NotImplementedError: It is Keras', and the step is built in a graph of TF1.
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, ScaledGradientsOptimizer) and not hasattr(optimizer, "apply_gradients"):
@@ -194,15 +254,42 @@ def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[
             "the optimizer is one of Horovod's, which averages gradients itself: step with the optimizer inside it, "
             "and pass is_distributed=True to tfmp.GradScaler."
         )
-    pairs = list(grads_and_vars)
-    if all(grad is None for grad, _ in pairs):
-        raise ValueError(
-            "there are no gradients to step with: pass pairs of a gradient and its variable, of which one gradient at "
-            "least is not None."
-        )
-    if any(getattr(variable, "overwrite_with_gradient", False) for _, variable in pairs):
+    with tf.init_scope():
+        in_graph = not tf.executing_eagerly()
+    # Those of Keras' `optimizers.legacy` have no `build`, and step in graphs.
+    if in_graph and hasattr(optimizer, "build") and hasattr(optimizer, "iterations"):
         raise NotImplementedError(
-            "a variable of float8 scales takes its next value for a gradient, which would be unscaled: train it with "
-            "tfmp.LossScaleOptimizer."
+            f"the optimizer is Keras' {kind}, which has no op that a session could run: in a graph of TF1 pass a "
+            "tf.compat.v1.train.Optimizer, or train eagerly or in a tf.function."
+        )
+
+
+def validate_kwargs(steps: Sequence[OptimizerStep]) -> None:
+    """Refuse keyword arguments that not all of the optimizers take: some would step before another fails.
+
+    Args:
+        steps: What each does, all with the same arguments.
+
+    Raises:
+        TypeError: There are some, and one optimizer does not take them.
+    """
+    for step in steps:
+        kind, given = type(step.optimizer).__name__, ", ".join(step.kwargs)
+        if step.kwargs and isinstance(step.optimizer, ScaledGradientsOptimizer):
+            raise TypeError(f"{kind}.apply_scaled_gradients takes no {given}: leave it out.")
+        if step.kwargs and len(steps) > 1 and not isinstance(step.optimizer, tf.compat.v1.train.Optimizer):
+            raise TypeError(
+                f"{given} would be passed to each optimizer, and {kind} is not TF1's: leave it out, or step each "
+                "optimizer by itself."
+            )
+
+
+def _pairs_of(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
+    # Of a tensor, iterating would give rows.
+    pairs = [] if tf.is_tensor(grads_and_vars) else list(grads_and_vars)
+    if tf.is_tensor(grads_and_vars) or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise TypeError(
+            "grads_and_vars must be pairs of a gradient and its variable, as zip(grads, variables) makes them, got "
+            f"{grads_and_vars if tf.is_tensor(grads_and_vars) else pairs!r}."
         )
     return pairs

@@ -86,7 +86,7 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def count(name: str, value: int, least: int = 1) -> int:
+def count(name: str, value: float, least: int = 1) -> int:
     """Return a setting as a whole number, up to the largest int32.
 
     Args:

@@ -80,7 +80,8 @@ class LossScaleManager(tf.Module, abc.ABC):
             state_dict: The numbers, by their names.
 
         Raises:
-            ValueError: Some are missing, or not known.
+            TypeError: One is no number.
+            ValueError: Some are missing, not known or out of range; then the state stays as it was.
         """
         state = self._state_to_save()
         names = [] if state is None else list(state.numbers())
@@ -91,7 +92,11 @@ class LossScaleManager(tf.Module, abc.ABC):
                 "manager returned."
             )
         if state is not None:
+            self._validate_state(state_dict)
             state.load(state_dict)
+
+    def _validate_state(self, state_dict: Mapping[str, float]) -> None:
+        """Say so if numbers are none that the rule can go on from, before any of them is taken."""
 
     def _state_to_save(self) -> StateVariables[Any] | None:
         return None

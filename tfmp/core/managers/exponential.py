@@ -1,5 +1,6 @@
 """The manager of tf.contrib: the scale grows while gradients are finite, and shrinks when they overflow."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,6 +259,13 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             loss_scale=self._within_bounds(tf.constant(scale)), good_steps=np.int32(good), bad_steps=np.int32(bad)
         )
         return self.state.assign(type(state)(*map(tf.convert_to_tensor, state)))
+
+    def _validate_state(self, state_dict: Mapping[str, float]) -> None:
+        scale = settings.loss_scale("loss_scale", state_dict["loss_scale"], least=float(self._lowest))
+        if scale > self._highest:
+            raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {state_dict['loss_scale']!r}.")
+        for name, least in {"good_steps": 0, "bad_steps": 1 - self._hysteresis, "steps_since_change": 0}.items():
+            settings.count(name, state_dict.get(name, 0), least=least)
 
     def _state_to_save(self) -> StateVariables[Any]:
         return self.state

@@ -1,6 +1,7 @@
 """The manager that predicts the largest gradient from those before."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -209,6 +210,13 @@ class LogMaxLossScaleManager(LossScaleManager):
         nearest = self._init_loss_scale if math.isnan(scale) else np.float32(self._nearest_power_of_two(scale))
         state = self._initial_state._replace(loss_scale=nearest)
         return self.state.assign(LogMaxState(*map(tf.convert_to_tensor, state)))
+
+    def _validate_state(self, state_dict: Mapping[str, float]) -> None:
+        settings.loss_scale("loss_scale", state_dict["loss_scale"], least=settings.LOWEST_LOSS_SCALE)
+        for name in ("log_mean", "log_variance"):
+            settings.number(name, state_dict[name])
+        for name in ("observations", "margin", "good_steps"):
+            settings.count(name, state_dict[name], least=0)
 
     def _state_to_save(self) -> StateVariables[Any]:
         return self.state
