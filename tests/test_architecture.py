@@ -15,6 +15,7 @@ _CORE = {
     f"tfmp.core.{name}"
     for name in (
         "accumulation",
+        "accumulation_settings",
         "accumulators",
         "autograph",
         "numerics",
@@ -27,6 +28,8 @@ _CORE = {
         "horovods",
         "distribute",
         "scaler",
+        "steps_of_graph",
+        "verdicts",
     )
 }
 _MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "log", "stuck")}
@@ -62,10 +65,14 @@ _ALLOWED = {
     },
     "tfmp.core.horovods": set(),
     "tfmp.core.accumulation": {
-        *(f"tfmp.core.{name}" for name in ("autograph", "conditionals", "inspection", "numerics", "overflow")),
+        *(f"tfmp.core.{name}" for name in ("accumulation_settings", "autograph", "conditionals", "inspection")),
+        *(f"tfmp.core.{name}" for name in ("numerics", "overflow", "verdicts")),
         *_LEAVES,
     },
-    "tfmp.core.accumulators": {f"tfmp.core.{name}" for name in ("accumulation", "overflow", "state")},
+    "tfmp.core.accumulation_settings": {"tfmp.core.settings"},
+    "tfmp.core.accumulators": {
+        f"tfmp.core.{name}" for name in ("accumulation", "accumulation_settings", "overflow", "state")
+    },
     "tfmp.core.autograph": set(),
     "tfmp.core.clipping": {"tfmp.core.numerics", "tfmp.core.reductions", "tfmp.core.settings", "tfmp.types"},
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
@@ -90,8 +97,10 @@ _ALLOWED = {
     "tfmp.core.noted_losses": set(),
     "tfmp.core.call_sites": set(),
     "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
-    "tfmp.core.findings": {f"tfmp.core.{name}" for name in ("scaler", "state")},
-    "tfmp.core.iteration": {"tfmp.core.scaler"},
+    "tfmp.core.steps_of_graph": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts")},
+    "tfmp.core.verdicts": set(),
+    "tfmp.core.findings": {f"tfmp.core.{name}" for name in ("state", "verdicts")},
+    "tfmp.core.iteration": {"tfmp.core.verdicts"},
     "tfmp.core.optimizer_steps": {"tfmp.types", *_CORE},
     "tfmp.grad_scaler": {
         *(

@@ -24,8 +24,9 @@ from tfmp.core.optimizer_steps import (
     validated_pairs,
 )
 from tfmp.core.overflow import OverflowDetector, validated_detector
-from tfmp.core.scaler import LossScaler, Seen, Verdict
+from tfmp.core.scaler import LossScaler
 from tfmp.core.step_properties import StepProperties
+from tfmp.core.verdicts import Seen, Verdict
 from tfmp.types import Gradient, Gradients, GradsAndVars
 
 #: The arguments of torch.amp.GradScaler, and its defaults.

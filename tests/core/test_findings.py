@@ -1,7 +1,7 @@
 import tensorflow as tf
 
 from tfmp.core.findings import Findings
-from tfmp.core.scaler import Verdict
+from tfmp.core.verdicts import Verdict
 
 
 def _verdict(applied: bool, finite: bool, max_abs: float) -> Verdict:

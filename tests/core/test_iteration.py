@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfmp.core.iteration import Calls
-from tfmp.core.scaler import Seen
+from tfmp.core.verdicts import Seen
 
 
 def test_optimizers_are_told_apart_by_what_they_are() -> None:

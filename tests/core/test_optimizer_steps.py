@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfmp.core.optimizer_steps import OptimizerStep, seen_together, validated_pairs
-from tfmp.core.scaler import Seen
+from tfmp.core.verdicts import Seen
 
 
 def _step(seen: Seen | None, variables: int = 1) -> OptimizerStep:

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.scaler import LossScaler, managers_of_graph
+from tfmp.core.scaler import LossScaler
+from tfmp.core.steps_of_graph import managers_of_graph
 from tfmp.types import Gradients
 
 

@@ -21,7 +21,7 @@ import replica_training
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.scaler import overflow_reports_of_graph
+from tfmp.core.steps_of_graph import overflow_reports_of_graph
 
 tf1 = tf.compat.v1
 

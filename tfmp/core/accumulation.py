@@ -1,55 +1,18 @@
 """Adds up the gradients of several micro-batches, to be applied as those of one batch."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core import numerics, settings
+from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
 from tfmp.core.inspection import Inspection
 from tfmp.core.overflow import KINDS, OverflowDetector, validated_detector
+from tfmp.core.verdicts import Seen
 from tfmp.types import AddBuffer, Gradient, Gradients
-
-#: What an overflow makes invalid.
-OVERFLOW_DROPS = ("window", "micro_batch")
-
-
-class AccumulationSettings(NamedTuple):
-    """How gradients are accumulated; `accumulation_settings` makes them of what a user gave.
-
-    Attributes:
-        accumulation_steps: Micro-batches in a window.
-        overflow_drops: What an overflow makes invalid, one of `OVERFLOW_DROPS`.
-        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full; None if never.
-    """
-
-    accumulation_steps: int
-    overflow_drops: str
-    micro_batches_per_epoch: int | None
-
-
-class Seen(NamedTuple):
-    """What was found of a replica's gradients before a step is attempted with them.
-
-    Attributes:
-        usable: Whether this replica's may be applied; bool.
-        complete: Whether nothing overflowed on any replica; bool. None where that is the same question.
-        overflows: What did on this one, as `OverflowDetector.counts` tells, where that is known already; int64.
-        done: The op that a step must not go without.
-        largest: The largest magnitude that this replica has seen in what it keeps; float32. None where the gradients
-            themselves tell.
-        judged: Whether they are of a window, whose micro-batches were looked at one by one. Their mean must be finite;
-            no detector that asks for more needs to see it: a replica's part may be larger than any micro-batch.
-    """
-
-    usable: tf.Tensor
-    complete: tf.Tensor | None = None
-    overflows: tf.Tensor | None = None
-    done: tf.Operation | None = None
-    largest: tf.Tensor | None = None
-    judged: bool = False
 
 
 class GradientAccumulator(tf.Module):
@@ -365,34 +328,6 @@ class GradientAccumulator(tf.Module):
         self._given = self._given_now() | given
         sparse = {index for index in given if numerics.is_sparse(grads[index])}
         self._sparse = (self._sparse - given) | sparse
-
-
-def accumulation_settings(
-    accumulation_steps: int, overflow_drops: str, micro_batches_per_epoch: int | None
-) -> AccumulationSettings:
-    """Return the settings that a user gave, or say what is wrong with them.
-
-    Args:
-        accumulation_steps: Micro-batches in a window.
-        overflow_drops: What an overflow makes invalid.
-        micro_batches_per_epoch: After how many micro-batches a window ends at the latest.
-
-    Raises:
-        TypeError: A number is none.
-        ValueError: A setting is out of range.
-
-    Example:
-        >>> accumulation_settings(0, "window", None)
-        Traceback (most recent call last):
-            ...
-        ValueError: accumulation_steps must be a whole number from 1 to 2**31 - 1, got 0.
-    """
-    if overflow_drops not in OVERFLOW_DROPS:
-        raise ValueError(f'overflow_drops must be "window" or "micro_batch", got {overflow_drops!r}.')
-    per_epoch = None
-    if micro_batches_per_epoch is not None:
-        per_epoch = settings.count("micro_batches_per_epoch", micro_batches_per_epoch)
-    return AccumulationSettings(settings.count("accumulation_steps", accumulation_steps), overflow_drops, per_epoch)
 
 
 def _wide(dtype: tf.DType) -> tf.DType:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfmp.core.accumulation import AccumulationSettings, GradientAccumulator
+from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.accumulation_settings import AccumulationSettings
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.state import OncePerGraph
 
@@ -22,7 +23,7 @@ class Accumulators(tf.Module):
 
     Example:
         >>> import tfmp
-        >>> from tfmp.core.accumulation import accumulation_settings
+        >>> from tfmp.core.accumulation_settings import accumulation_settings
         >>> accumulators = Accumulators(accumulation_settings(4, "window", None), tfmp.NonFiniteDetector())
         >>> w, b = tf.Variable(1.0), tf.Variable(1.0)
         >>> accumulators.of([w, b]) is accumulators.of([w, b]), accumulators.of([w]) is accumulators.of([b])

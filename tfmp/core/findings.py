@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.scaler import Verdict
 from tfmp.core.state import OfProgram, StateVariables
+from tfmp.core.verdicts import Verdict
 
 
 class _Findings(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.scaler import Seen
+from tfmp.core.verdicts import Seen
 
 
 class _Call(NamedTuple):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core import numerics
 from tfmp.core.horovods import is_horovods
 from tfmp.core.overflow import KINDS
-from tfmp.core.scaler import Seen
+from tfmp.core.verdicts import Seen
 from tfmp.types import Gradient, Gradients, GradsAndVars
 
 

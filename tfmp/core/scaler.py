@@ -2,13 +2,11 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfmp.core import numerics
 from tfmp.core.accumulation import GradientAccumulator
-from tfmp.core.accumulation import Seen as Seen  # noqa: PLC0414 - for those who import it from here
 from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import current_distribution
 from tfmp.core.horovods import running_horovod
@@ -16,27 +14,12 @@ from tfmp.core.inspection import Inspection
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.noted_losses import note_loss
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.overflow_counts import AllOverflowCounts, OverflowReport
+from tfmp.core.steps_of_graph import counts_of_graph, note_in_graph
+from tfmp.core.verdicts import Seen, Verdict
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
-
-#: Not a string, so that TensorFlow does not try to export what the collection holds.
-_STEPS_OF_GRAPH = ("tfmp", "steps")
-
-
-class Verdict(NamedTuple):
-    """What was found of a step's gradients, on all replicas together.
-
-    Attributes:
-        applied: Whether they were applied; bool.
-        finite: Whether nothing overflowed; bool. Both are the same, but where an overflow drops a micro-batch only.
-        max_abs: The largest magnitude, float32; None where the manager does not ask for it.
-    """
-
-    applied: tf.Tensor
-    finite: tf.Tensor
-    max_abs: tf.Tensor | None
 
 
 class LossScaler:
@@ -275,7 +258,7 @@ class LossScaler:
 
             def store() -> tf.Operation:
                 # Once: replicas may have a manager each, of which one is used.
-                _note_in_graph(self._manager, counts)
+                note_in_graph(self._manager, counts)
                 return counts.record(of_all)
 
             return distribution.once(store)
@@ -315,7 +298,7 @@ class LossScaler:
         In a graph they hold tensors, to be fetched, of the steps that were built in it.
         """
         with tf.init_scope():
-            here = list(self.overflow_counts) if tf.executing_eagerly() else _counts_of_graph(self._manager)
+            here = list(self.overflow_counts) if tf.executing_eagerly() else counts_of_graph(self._manager)
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
@@ -327,40 +310,3 @@ class LossScaler:
         # Replicas would each make their own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()
-
-
-def managers_of_graph() -> list[LossScaleManager]:
-    """Return the managers whose steps were built in the current graph, in the order of building.
-
-    Example:
-        >>> with tf.Graph().as_default():
-        ...     managers_of_graph()
-        []
-    """
-    return list(dict.fromkeys(manager for manager, _ in tf.compat.v1.get_collection(_STEPS_OF_GRAPH)))
-
-
-def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]:
-    """Return whose gradients overflowed in the steps of a manager that were built in the current graph.
-
-    Args:
-        manager: The manager.
-
-    Example:
-        >>> import tfmp
-        >>> with tf.Graph().as_default():
-        ...     overflow_reports_of_graph(tfmp.FixedLossScaleManager(8))
-        []
-    """
-    return [counts.report() for counts in _counts_of_graph(manager)]
-
-
-def _counts_of_graph(manager: LossScaleManager) -> list[OverflowCounts]:
-    noted = tf.compat.v1.get_collection(_STEPS_OF_GRAPH)
-    return list(dict.fromkeys(counts for of_manager, counts in noted if of_manager is manager))
-
-
-def _note_in_graph(manager: LossScaleManager, counts: OverflowCounts) -> None:
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            tf.compat.v1.add_to_collection(_STEPS_OF_GRAPH, (manager, counts))

@@ -8,7 +8,7 @@ from tfmp.core import settings
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.outcomes import LossScaleStatus
 from tfmp.core.overflow_counts import OverflowReport
-from tfmp.core.scaler import managers_of_graph, overflow_reports_of_graph
+from tfmp.core.steps_of_graph import managers_of_graph, overflow_reports_of_graph
 from tfmp.monitoring.graph_losses import GraphLosses, values_of
 from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
-from tfmp.core.accumulation import AccumulationSettings
+from tfmp.core.accumulation_settings import AccumulationSettings
 from tfmp.core.managers import OWN_MANAGERS, ExponentialUpdateLossScaleManager, LossScaleManager, validated_manager
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.accumulation import accumulation_settings
+from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.accumulation import AccumulationSettings, accumulation_settings
+from tfmp.core.accumulation_settings import AccumulationSettings, accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import LossScaleManager

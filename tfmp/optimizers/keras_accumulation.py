@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.accumulation import AccumulationSettings, GradientAccumulator
+from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.accumulation_settings import AccumulationSettings
 from tfmp.core.overflow import OverflowDetector
 from tfmp.types import AddBuffer
 
@@ -23,7 +24,7 @@ class KerasAccumulation:
         detector: What counts as overflow.
 
     Example:
-        >>> from tfmp.core.accumulation import accumulation_settings
+        >>> from tfmp.core.accumulation_settings import accumulation_settings
         >>> from tfmp.core.overflow import NonFiniteDetector
         >>> accumulation = KerasAccumulation(accumulation_settings(1, "window", None), NonFiniteDetector())
         >>> accumulation.is_on, accumulation.get_config()["overflow_drops"]

@@ -8,7 +8,8 @@ from typing import NoReturn, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
-from tfmp.core.accumulation import GradientAccumulator, accumulation_settings
+from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.accumulators import Accumulators
 from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import MirroredWorkers, current_distribution
