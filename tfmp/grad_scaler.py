@@ -193,6 +193,7 @@ class GradScaler(StepProperties, tf.Module):
             With Horovod and `is_distributed=True` they are the mean over the processes.
 
         Raises:
+            TypeError: The gradients are no list.
             RuntimeError: It was called for this optimizer since the last update; or `step` was.
             ValueError: Every gradient is None.
 
@@ -206,6 +207,11 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(norm), w.numpy().tolist()
             (5.0, [1.5, 2.0])
         """
+        if tf.is_tensor(grads):
+            raise TypeError(
+                f"grads must be a list of gradients, one for each variable, as tape.gradient(loss, [variable]) returns "
+                f"it, got the tensor {grads!r}."
+            )
         self._calls.refuse_second_unscale(optimizer)
         window = None
         if isinstance(grads, GradientAccumulator):

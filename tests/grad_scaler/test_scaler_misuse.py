@@ -52,6 +52,22 @@ def test_verbs_out_of_order_are_refused(verbs: str, message: str, compiled: bool
         assert float(training.weight) == {"unscale unscale": 0, "unscale step step": -8}.get(verbs, -1)
 
 
+def test_tensor_is_no_list_of_gradients() -> None:
+    with pytest.raises(TypeError, match=r"grads must be a list of gradients, one for each variable"):
+        tfmp.GradScaler(8).unscale(_sgd(), tf.constant([8.0]))
+
+
+def test_disabled_scaler_takes_calls_in_any_order() -> None:
+    scaler, optimizer, weight = tfmp.GradScaler(enabled=False), _sgd(), tf.Variable(0.0)
+    scaler.update()
+    for _ in range(2):
+        scaler.unscale(optimizer, [tf.constant(1.0)])
+        scaler.step(optimizer, [(tf.constant(1.0), weight)])
+    scaler.unscale(optimizer, [tf.constant(1.0)])
+    scaler.update(-1)
+    assert (float(weight), float(scaler.loss_scale)) == (-2, 1)
+
+
 def test_optimizer_is_not_stepped_twice_by_one_call() -> None:
     training = _Training()
     pairs = [(tf.constant(8.0), training.weight)]

@@ -221,12 +221,18 @@ def test_new_scale_is_set_and_the_steps_are_counted(compiled: bool) -> None:
         (2.0**30, ValueError, "loss_scale must not be greater than max_loss_scale, got 1073741824.0"),
     ],
 )
-def test_new_scale_out_of_range_is_refused(new_scale: Any, error: type[Exception], message: str) -> None:
+def test_new_scale_out_of_range_is_refused_before_anything_moves(
+    new_scale: Any, error: type[Exception], message: str
+) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, max_loss_scale=1024)
     scaler = tfmp.GradScaler(manager=manager)
+    scaler.step(_sgd(), [(tf.constant(8.0), tf.Variable(0.0))])
     with pytest.raises(error, match=message):
         scaler.update(new_scale)
-    assert float(scaler.loss_scale) == 8
+    assert (float(scaler.loss_scale), int(scaler.attempted_steps)) == (8, 0)
+    # The step waits for an update that can be made.
+    scaler.update()
+    assert int(scaler.applied_steps) == 1
 
 
 @pytest.mark.parametrize("manager", [tfmp.FixedLossScaleManager, lambda scale: tfmp.LogMaxLossScaleManager()])
