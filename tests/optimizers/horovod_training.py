@@ -21,6 +21,7 @@ import replica_training
 import tensorflow as tf
 
 import tfmp
+import tfmp.npu
 from tfmp.core.steps_of_graph import overflow_reports_of_graph
 
 tf1 = tf.compat.v1
@@ -155,12 +156,14 @@ def wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
     Args:
         hvd: Horovod.
         order: Where its wrapper is; or "plain"; or "float16", plain with gradients that travel so; or "strategy", plain
-            where a strategy is active; or "alone".
+            where a strategy is active; or "alone"; or "npu", which is "inside" by the NPU bridge's name.
         inner: The optimizer.
         settings: More for tfmp's.
     """
     if order == "inside":
         return tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(inner), is_distributed=True, **settings)
+    if order == "npu":
+        return tfmp.npu.NPULossScaleOptimizer(hvd.DistributedOptimizer(inner), is_distributed=True, **settings)
     if order == "outside":
         return hvd.DistributedOptimizer(tfmp.LossScaleOptimizer(inner, is_distributed=True, **settings))
     dtype = "float16" if order == "float16" else None

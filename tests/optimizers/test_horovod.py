@@ -42,7 +42,7 @@ def _of_keras(steps: int | None = None) -> list[replica_training.State]:
 
 @pytest.mark.parametrize(
     ("orders", "behavior"),
-    [(_ORDERS, []), (("plain", "outside"), ["--v1-behavior"])],
+    [(_ORDERS, []), (("plain", "outside", "npu"), ["--v1-behavior"])],
     ids=["resource", "reference"],
 )
 def test_workers_stay_one_through_300_random_overflows(

@@ -42,6 +42,8 @@ class GradientAccumulator(tf.Module):
         micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, the number of those
             in an epoch, or in the whole training; counting then begins anew. By default windows end when full.
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
+        keeps_float32: Leave the mean in float32 for variables of half precision, for an optimizer that updates a
+            float32 copy of them.
 
     Attributes:
         sums: The sums of the micro-batches that were kept, one for each variable.
@@ -76,13 +78,16 @@ class GradientAccumulator(tf.Module):
         micro_batches_per_epoch: int | None = None,
         overflow_detector: OverflowDetector | None = None,
         add_buffer: AddBuffer | None = None,
+        keeps_float32: bool = False,
     ) -> None:
         super().__init__()
         self._settings = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         if not variables:
             raise ValueError("variables is empty: pass the variables to train.")
         self._detector = validated_detector(overflow_detector)
-        self._dtypes = [tf.as_dtype(variable.dtype).base_dtype for variable in variables]
+        dtypes = [tf.as_dtype(variable.dtype).base_dtype for variable in variables]
+        sum_dtypes = [_wide(dtype) for dtype in dtypes]
+        self._dtypes = sum_dtypes if keeps_float32 else dtypes
         self._names = [variable.name for variable in variables]
         self._strategy = tf.distribute.get_strategy()
         # Of which variables there was a gradient, and a sparse one; and which a graph leaves out of a window's end.
@@ -92,8 +97,8 @@ class GradientAccumulator(tf.Module):
         add = add_buffer or _add_buffer
         with tf.init_scope():
             self.sums = [
-                add(f"sum_{index}", variable.shape.as_list(), _wide(dtype))
-                for index, (variable, dtype) in enumerate(zip(variables, self._dtypes, strict=True))
+                add(f"sum_{index}", variable.shape.as_list(), dtype)
+                for index, (variable, dtype) in enumerate(zip(variables, sum_dtypes, strict=True))
             ]
             # Not int64: when a checkpoint is restored on replicas, each gets its part of the sum. Float32 would stop
             # counting at 2**24.
@@ -197,7 +202,8 @@ class GradientAccumulator(tf.Module):
         by that of all.
 
         Returns:
-            A gradient for each variable, in its type; NaN where every micro-batch overflowed, None where none had one.
+            A gradient for each variable, in its type unless the accumulator keeps float32; NaN where every micro-batch
+            overflowed, None where none had one.
 
         Raises:
             RuntimeError: The window is empty, in eager code; or it is called outside of the replicas.

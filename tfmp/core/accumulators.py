@@ -20,6 +20,7 @@ class Accumulators(tf.Module):
     Args:
         settings: How to accumulate.
         detector: What counts as overflow.
+        keeps_float32: As in `GradientAccumulator`.
 
     Example:
         >>> import tfmp
@@ -30,10 +31,13 @@ class Accumulators(tf.Module):
         (True, False)
     """
 
-    def __init__(self, settings: AccumulationSettings, detector: OverflowDetector) -> None:
+    def __init__(
+        self, settings: AccumulationSettings, detector: OverflowDetector, *, keeps_float32: bool = False
+    ) -> None:
         super().__init__()
         self._settings = settings
         self._detector = detector
+        self._keeps_float32 = keeps_float32
         self._in_graph = OncePerGraph(_ByVariables)
         self._in_eager_code = _ByVariables()
         #: Those of eager code, in the order of their first use. The name stands in the keys of `tf.train.Checkpoint`.
@@ -57,7 +61,12 @@ class Accumulators(tf.Module):
             if found is not None:
                 return found
             with tf.name_scope("accumulation"):
-                made = GradientAccumulator(variables, **self._settings._asdict(), overflow_detector=self._detector)
+                made = GradientAccumulator(
+                    variables,
+                    **self._settings._asdict(),
+                    overflow_detector=self._detector,
+                    keeps_float32=self._keeps_float32,
+                )
             # Replicas build in lockstep: another may have come here while this one waited for its variables.
             found = kept.find(variables)
             if found is not None:

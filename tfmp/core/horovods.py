@@ -54,6 +54,22 @@ def refuse_unsupported_horovods(opt: object) -> None:
         raise ValueError("hvd.DistributedOptimizer(..., op=hvd.Adasum) shares no gradients: use op=hvd.Average.")
 
 
+def without_horovods(opt: object) -> object:
+    """Return the optimizer that Horovod's wraps, or the optimizer itself if it is none of Horovod's.
+
+    Args:
+        opt: The optimizer.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> opt = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        >>> without_horovods(opt) is opt
+        True
+    """
+    # By a private name (Horovod 0.28.1): what is public of it hands methods on, and no attributes.
+    return getattr(opt, "_optimizer", opt) if is_horovods(opt) else opt
+
+
 def called_by_horovods(opt: object) -> bool:
     """Tell whether a method of the Horovod optimizer around this one is running.
 

@@ -158,9 +158,21 @@ def validated_aggregation_dtype(
     return tf.float16
 
 
-def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
+def refuse_wrapped(opt: object) -> None:
+    """Say so if an optimizer is wrapped already.
+
+    Args:
+        opt: The optimizer to wrap.
+
+    Raises:
+        ValueError: It is a `LossScaleOptimizer`.
+    """
     if isinstance(opt, LossScaleOptimizer):
         raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")
+
+
+def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
+    refuse_wrapped(opt)
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         from tfmp.optimizers.v1 import LossScaleOptimizerV1
 

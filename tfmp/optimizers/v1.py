@@ -13,11 +13,11 @@ from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.accumulators import Accumulators
 from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import MirroredWorkers, current_distribution
-from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods
+from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods, without_horovods
 from tfmp.core.managers import LossScaleManager, validated_manager
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler
-from tfmp.optimizers.base import LossScaleOptimizer, validated_aggregation_dtype
+from tfmp.optimizers.base import LossScaleOptimizer, refuse_wrapped, validated_aggregation_dtype
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -59,6 +59,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
     ) -> None:
+        # Here too: a subclass is not made through the front door.
+        refuse_wrapped(opt)
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__name__}.")
         if isinstance(opt, tf.compat.v1.train.SyncReplicasOptimizer):
@@ -78,8 +80,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
         detector = validated_detector(overflow_detector)
         self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype)
+        # An optimizer that updates a float32 copy of a variable, as tfmp.bert's do, would lose small gradients if they
+        # were cast to the variable's type.
+        self._takes_float32 = bool(getattr(without_horovods(opt), "takes_float32_gradients", False))
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        self._accumulators = Accumulators(accumulation, detector)
+        self._accumulators = Accumulators(accumulation, detector, keeps_float32=self._takes_float32)
 
     @property
     def accumulation(self) -> Accumulators:
@@ -166,7 +171,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         Args:
             grads_and_vars: Pairs of unscaled gradient and variable, as `compute_gradients` returns them. Gradients
-                are cast to the variable's type before they are checked, of a window their mean is; None is left out.
+                are cast to the variable's type before they are checked, of a window their mean is; but for an
+                optimizer with a true attribute `takes_float32_gradients`, as those of `tfmp.bert`. None is left out.
             global_step: The step counter. It goes up by exactly one if the step is applied, whether or not the
                 wrapped optimizer sees to that, and stays if it is skipped. So it counts windows.
             name: A name for the wrapped optimizer's op.
@@ -188,7 +194,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._warn_if_never_scaled(grads)
         self._make_slots([variable for grad, variable in pairs if grad is not None])
         accumulator = self._accumulator(variables)
-        if accumulator is None:
+        if accumulator is None and not self._takes_float32:
             # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
             grads = [
                 numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
