@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 import tfmp
-from estimator_examples.bert import modeling, optimization, options, pretraining_data, records
+from estimator_examples.bert import modeling, options, pretraining_data, records
+from tfmp import bert
 
 tf1 = tf.compat.v1
 
@@ -126,28 +127,19 @@ class BertTraining:
         return words + tf.reduce_mean(modeling.next_losses(outputs, features))
 
     def _train_op(self, loss: tf.Tensor, wrap: Callable[..., Any]) -> tf.Operation:
-        # As `optimization.build_training`, which always wraps in tfmp.
+        # As `bert.build_training`, which always wraps in tfmp.
         example = self._example
-        rule = optimization.OptimizerSettings(
-            learning_rate=example.learning_rate,
-            num_train_steps=example.num_train_steps,
-            num_warmup_steps=example.num_warmup_steps,
-            weight_decay=example.weight_decay,
-            clip_norm=example.clip_norm,
-            loss_scale=None,
-            init_loss_scale=example.init_loss_scale,
-            incr_every_n_steps=example.incr_every_n_steps,
-        )
         global_step = tf1.train.get_or_create_global_step()
-        adam = optimization.AdamWeightDecayOptimizer(
-            optimization.learning_rate(global_step, rule), rule.weight_decay, exclude=optimization.NOT_DECAYED
+        rate = bert.warm_up_then_decay(
+            global_step, example.learning_rate, example.num_train_steps, example.num_warmup_steps
         )
+        adam = bert.AdamWeightDecayOptimizer(rate, example.weight_decay, exclude_from_weight_decay=bert.NOT_DECAYED)
         manager = tfmp.ExponentialUpdateLossScaleManager(
-            rule.init_loss_scale, rule.incr_every_n_steps, decr_every_n_nan_or_inf=2, decr_ratio=0.5
+            example.init_loss_scale, example.incr_every_n_steps, decr_every_n_nan_or_inf=2, decr_ratio=0.5
         )
         optimizer = wrap(adam, manager)
         grads, variables = zip(*optimizer.compute_gradients(loss, tf1.trainable_variables()), strict=True)
-        clipped, _ = tf.clip_by_global_norm([tf.convert_to_tensor(grad) for grad in grads], rule.clip_norm)
+        clipped, _ = tf.clip_by_global_norm([tf.convert_to_tensor(grad) for grad in grads], example.clip_norm)
         return optimizer.apply_gradients(list(zip(clipped, variables, strict=True)), global_step)
 
 

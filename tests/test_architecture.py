@@ -34,6 +34,50 @@ _CORE = {
 }
 _MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "log", "stuck")}
 _BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES}
+_RULES = {
+    f"tfmp.migrate.rules.{name}"
+    for name in (
+        "contrib_imports",
+        "contrib_names",
+        "environment",
+        "fetches",
+        "graph_rewrite",
+        "hand_scaling",
+        "indirect_access",
+        "keras_experimental",
+        "misuse",
+        *(f"misuse.{name}" for name in ("attributes", "bypassed", "clipped", "doubled")),
+        *(f"misuse.{name}" for name in ("inner_steps", "outside", "subclasses")),
+        "npu_imports",
+        "npu_star_import",
+        "openseq2seq",
+        "other_contrib",
+        "step_counter",
+        "storage_getters",
+        "unknown_names",
+        "v1_behavior",
+        "without_estimator",
+    )
+}
+_TABLES = {f"tfmp.migrate.tables.{name}" for name in ("api_names", "contrib_successors", "npu_names")}
+_READING = {
+    f"tfmp.migrate.reading.{name}"
+    for name in (
+        "bindings",
+        "calls",
+        "data_flow",
+        "generations",
+        "hand_scaled",
+        "import_edits",
+        "increments",
+        "names",
+        "returned",
+        "script",
+        "tried_imports",
+        "wrapped",
+    )
+}
+_RULES_SEE = {"tfmp.migrate.results", *_READING, *_TABLES}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
 # `settings` checks what users pass.
@@ -163,11 +207,62 @@ _ALLOWED = {
     },
     "tfmp.monitoring.step_counting": {"tfmp.core.call_sites"},
     "tfmp.monitoring.stuck": {*_LEAVES, *_CORE},
+    "tfmp.npu": {"tfmp.npu.others", "tfmp.optional"},
+    "tfmp.npu.others": set(),
+    "tfmp.npu.npu_loss_scale_manager": {"tfmp.core.settings", *_CORE},
+    "tfmp.npu.npu_loss_scale_optimizer": {
+        "tfmp.npu.npu_loss_scale_manager",
+        "tfmp.optimizers.v1",
+        "tfmp.types",
+        *_CORE,
+    },
     "tfmp.precision.storage": {"tfmp.types", *_CORE},
     "tfmp.checkpoints.files": set(),
     "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},
     "tfmp.checkpoints.states": {"tfmp.checkpoints.files", "tfmp.checkpoints.layouts"},
     "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables"},
+    # Tables, what reads scripts, rules, the program: each on those before it.
+    **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
+    **{table: set() for table in _TABLES},
+    "tfmp.migrate.tables.npu_names": {"tfmp.npu.others"},
+    **{module: _RULES_SEE - {module} for module in _READING},
+    **dict.fromkeys(_RULES, _RULES_SEE),
+    "tfmp.migrate.rules": _RULES | _RULES_SEE,
+    "tfmp.migrate.rules.misuse": _RULES | _RULES_SEE,
+    # The names that these rules are about too.
+    **{
+        f"tfmp.migrate.rules.{name}": {"tfmp.migrate.rules.contrib_names", *_RULES_SEE}
+        for name in ("contrib_imports", "indirect_access", "other_contrib")
+    },
+    "tfmp.migrate.rewriting": {"tfmp.migrate.rules", *_RULES_SEE},
+    "tfmp.migrate.files": set(),
+    "tfmp.migrate.syntax": set(),
+    "tfmp.migrate.unified_diff": set(),
+    "tfmp.migrate.processing": {
+        *(f"tfmp.migrate.{name}" for name in ("files", "results", "rewriting", "syntax", "unified_diff"))
+    },
+    "tfmp.migrate.workers": {f"tfmp.migrate.{name}" for name in ("files", "processing")},
+    "tfmp.migrate.reporting": {f"tfmp.migrate.{name}" for name in ("processing", "results", "rewriting")},
+    "tfmp.migrate.command": {
+        *(f"tfmp.migrate.{name}" for name in ("files", "processing", "reporting", "results", "workers")),
+        "tfmp.optional",
+    },
+    "tfmp.migrate.__main__": {"tfmp.migrate.command"},
+    "tfmp.bert": {"tfmp.optional"},
+    "tfmp.bert.accumulation": {"tfmp.core.conditionals", "tfmp.types", *_CORE},
+    "tfmp.bert.google": {"tfmp.bert.optimizers", "tfmp.bert.training"},
+    "tfmp.bert.lamb": {"tfmp.bert.optimizers", "tfmp.types"},
+    "tfmp.bert.modes": {*_CORE},
+    "tfmp.bert.normalization": {"tfmp.core.numerics"},
+    "tfmp.bert.optimizers": {"tfmp.core.numerics", *_LEAVES},
+    "tfmp.bert.schedule": {"tfmp.core.settings"},
+    "tfmp.bert.throughput": {"tfmp.core.settings"},
+    "tfmp.bert.training": {
+        *(f"tfmp.bert.{name}" for name in ("accumulation", "lamb", "modes", "optimizers", "schedule")),
+        *("tfmp.core.clipping", "tfmp.optimizers.base", "tfmp.optimizers.v1"),
+        *_LEAVES,
+        *_CORE,
+    },
     **{f"tfmp.{package}": set() for package in ("checkpoints", "core", "optimizers", "monitoring", "precision")},
 }
 # Only inside a function: importing the front door must not import what it opens to.
@@ -184,6 +279,13 @@ _ALLOWED_PACKAGES_OF = {
     "tfmp.optimizers.keras3_update": {"keras"},
     "tfmp.optimizers.tf_keras": {"tf_keras"},
 }
+
+
+def _packages(name: str) -> set[str]:
+    if name.startswith("tfmp.migrate"):
+        # It runs where TensorFlow is not.
+        return {"libcst", "tqdm"}
+    return _ALLOWED_PACKAGES | _ALLOWED_PACKAGES_OF.get(name, set())
 
 
 def _name(path: Path) -> str:
@@ -229,11 +331,12 @@ def test_module_imports_only_what_the_design_allows(path: Path) -> None:
             assert imported in allowed, f"{name} may not import {imported}"
             if imported in _ALLOWED_INSIDE_FUNCTIONS.get(name, set()):
                 assert node in _inside_functions(tree), f"{name} may import {imported} only inside a function"
-        elif imported.split(".")[0] not in _ALLOWED_PACKAGES | _ALLOWED_PACKAGES_OF.get(name, set()):
+        elif imported.split(".")[0] not in _packages(name):
             assert imported.split(".")[0] in sys.stdlib_module_names, f"{name} imports {imported}"
 
 
 @pytest.mark.parametrize("path", sorted((_ROOT / "estimator_examples").rglob("*.py")), ids=_name)
 def test_examples_import_public_names_only(path: Path) -> None:
     for _, imported in _imports(ast.parse(path.read_text())):
-        assert imported == "tfmp" or not imported.startswith("tfmp."), f"{path.name} imports {imported}"
+        public = imported in {"tfmp", "tfmp.bert"}
+        assert public or not imported.startswith("tfmp."), f"{path.name} imports {imported}"

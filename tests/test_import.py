@@ -28,7 +28,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_import_alone_loads_no_tensorflow() -> None:
-    done = _python("import tfmp; assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules")
+    done = _python("import tfmp, tfmp.bert; assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules")
     assert done.returncode == 0, done.stderr
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfmp
 from estimator_examples.bert import hooks, modeling, optimization
+from tfmp import bert
 
 tf1 = tf.compat.v1
 
@@ -79,7 +80,7 @@ def _training_spec(
     )
 
 
-def _step_fetches(training: optimization.Training, mlm_loss: tf.Tensor, nsp_loss: tf.Tensor) -> dict[str, tf.Tensor]:
+def _step_fetches(training: bert.Training, mlm_loss: tf.Tensor, nsp_loss: tf.Tensor) -> dict[str, tf.Tensor]:
     # Without the dependency a fetch may see the state before the step, or after it.
     with tf.control_dependencies([training.train_op]):
         return {

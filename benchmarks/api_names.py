@@ -1,0 +1,87 @@
+"""Writes the table of TensorFlow's public names that `tfmp.migrate` reads, from the TensorFlow that is installed.
+
+It is made with TensorFlow 2.15, and a test of that version makes it again:
+
+    python -m benchmarks.api_names > tfmp/migrate/tables/api_names.txt
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+# Modules whose names are not listed: they are the same in both, too many, or nothing that a legacy script can use.
+_WHOLE = frozenset(
+    (
+        "app.flags",
+        "compat",
+        "experimental.dtensor",
+        "experimental.numpy",
+        "flags",
+        "mlir",
+        "raw_ops",
+        "test.mock",
+    )
+)
+# What TensorFlow puts together its public modules from.
+_PUBLIC = (
+    "tensorflow._api.",
+    "tensorflow.compat.v1",
+    "tensorflow_estimator.python.estimator.api.",
+    "keras.api.",
+    "tensorboard.summary.",
+)
+
+
+def table() -> str:
+    """Return the table: a line `module sign name name ...` for each module of `tf` and each of the signs.
+
+    The signs: `1` for names that only `tf.compat.v1` has, `2` for those that only `tf` has, `!` for those that mean two
+    things, `=` for the same thing. The module is empty for `tf` itself. A name that ends in `.*` is a module whose
+    names are not listed.
+    """
+    old, new = dict(_names(tf.compat.v1)), dict(_names(tf))
+    lines: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in sorted(old.keys() | new.keys()):
+        module, _, last = name.rpartition(".")
+        if name.removesuffix(".*") in _WHOLE:
+            module, last = name.removesuffix(".*").rpartition(".")[0], name.removesuffix(".*").rpartition(".")[2] + ".*"
+        lines[module, _sign(name, old, new)].append(last)
+    return "".join(f"{module} {sign} {' '.join(names)}\n" for (module, sign), names in sorted(lines.items()))
+
+
+def _sign(name: str, old: dict[str, object], new: dict[str, object]) -> str:
+    if name not in new:
+        return "1"
+    if name not in old:
+        return "2"
+    return "=" if name.endswith(".*") or _function(old[name]) is _function(new[name]) else "!"
+
+
+def _function(value: object) -> object:
+    """Return what a wrapper that takes other tensor types wraps: both have the same of `tf.math.exp`."""
+    dispatched = getattr(value, "_tf_decorator", None)
+    return value if dispatched is None else _function(dispatched.decorated_target)
+
+
+def _names(module: types.ModuleType, before: str = "") -> Iterator[tuple[str, object]]:
+    for word in dir(module):
+        name = f"{before}{word}"
+        if word.startswith("_"):
+            continue
+        if name in _WHOLE:
+            yield f"{name}.*", None
+            continue
+        value = getattr(module, word)
+        if not isinstance(value, types.ModuleType):
+            yield name, value
+        elif value.__name__.startswith(_PUBLIC):
+            yield from _names(value, f"{name}.")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

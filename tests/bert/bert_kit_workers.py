@@ -1,0 +1,132 @@
+"""Trains the kit's model in processes that Horovod connects, each fed gradients of its own, and prints the states.
+
+PYTHONPATH=. horovodrun -np 2 python tests/bert/bert_kit_workers.py
+"""
+
+import importlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import kit_models
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+WORKERS = 2
+
+_WINDOWS: dict[str, Any] = {"manual_fp16": True, "num_accumulation_steps": 2}
+
+#: Gradients are reduced before they are accumulated, and after.
+WAYS: dict[str, dict[str, Any]] = {"before": _WINDOWS, "after": {**_WINDOWS, "allreduce_post_accumulation": True}}
+
+#: What is trained, by a name: the ways, and one of each other mode.
+ROWS: dict[str, dict[str, Any]] = {
+    **WAYS,
+    "fp32": {"num_accumulation_steps": 2, "allreduce_post_accumulation": True},
+    "use_fp16": {"use_fp16": True, "num_accumulation_steps": 2},
+    "lamb": {**_WINDOWS, "optimizer_type": "lamb"},
+    "one_run_a_step": {"manual_fp16": True},
+    "clipped": {**_WINDOWS, "clip_norm": 1.0},
+}
+
+
+def inputs() -> list[list[list[np.ndarray]]]:
+    """Return what each worker is fed, for each of eight runs; in the fourth the second worker's overflow."""
+    fed = [kit_models.random_grads(8, seed=rank) for rank in range(WORKERS)]
+    fed[1][3] = kit_models.overflowing(fed[1][3])
+    return fed
+
+
+def states(fed: list[list[np.ndarray]], **settings: Any) -> Iterator[dict[str, Any]]:
+    """Train, and yield after each run what it fetched and every variable but the sums.
+
+    Args:
+        fed: The gradients of each run.
+        settings: For the model.
+    """
+    names = ["step_update:0", "update_step:0"] if "num_accumulation_steps" in settings else ["step_update:0"]
+    with tf.Graph().as_default(), tf1.Session() as session:
+        model = _model(**settings)
+        session.run(tf1.global_variables_initializer())
+        for grads in fed:
+            fetched = model.run(session, grads, *names)
+            kept = {
+                name: value.tolist()
+                for name, value in kit_models.state(session).items()
+                if "accum" not in name and name != "batch_finite"
+            }
+            yield {"fetched": fetched, **kept}
+
+
+def _model(**settings: Any) -> kit_models.Model:
+    # Unless a row says so nothing is clipped: then the mean of the workers is what one process would train on.
+    return kit_models.Model(**{"init_loss_scale": 2.0**10, "clip_norm": 1e6, **settings})
+
+
+def _small_gradients(hvd: Any, settings: dict[str, Any]) -> dict[str, float]:
+    """Take a step on a gradient that is 0 in float16; return its first moment, and what arrives of it unscaled."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        model = _model(hvd=hvd, **settings)
+        unscaled = hvd.allreduce(
+            model.grads["bert/bias"],
+            compression=hvd.Compression.fp16,
+            name="unscaled",
+        )
+        session.run(tf1.global_variables_initializer())
+        grads = [np.full_like(value, 2.0**-28) for value in kit_models.START.values()]
+        for _ in range(2):
+            model.run(session, grads)
+        arrived = session.run(unscaled, {model.grads["bert/bias"]: grads[1]})
+        moments = kit_models.state(session)["bert/bias/adam_m"]
+        return {"moment": float(moments[0]), "unscaled": float(arrived[0])}
+
+
+def _averaged_flags(hvd: Any) -> list[bool]:
+    """Return what NVIDIA's average of integers makes of a flag: true in both processes, in the first, in none."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        finite = tf1.placeholder(tf.bool, [])
+        averaged = tf.cast(hvd.allreduce(tf.cast(finite, tf.int32), name="flag"), tf.bool)
+        return [bool(session.run(averaged, {finite: own})) for own in (True, hvd.rank() == 0, False)]
+
+
+def _own_verdicts(hvd: Any, fed: list[list[np.ndarray]]) -> dict[str, float]:
+    """Train where each process counts a step by its own gradients; return its step and weight.
+
+    The weight moves by the mean, which is left out if it is not finite; its rate falls with the step.
+    """
+    with tf.Graph().as_default(), tf1.Session() as session:
+        grad = tf1.placeholder(tf.float32, [2])
+        mean = hvd.allreduce(grad, name="mean")
+        global_step, weight = tf1.train.get_or_create_global_step(), tf1.get_variable("weight", initializer=1.0)
+        step, before = tf.identity(global_step.read_value() + 0), weight.read_value() + 0.0
+        finite = tf.reduce_all(tf.math.is_finite(grad))
+        update = tf.where(tf.math.is_finite(mean[0]), mean[0], 0.0) / (1.0 + tf.cast(step, tf.float32))
+        counted = tf.cond(finite, lambda: step + 1, lambda: step)
+        train_op = tf.group(weight.assign(before - update), global_step.assign(counted))
+        session.run(tf1.global_variables_initializer())
+        for grads in fed:
+            session.run(train_op, {grad: grads[1]})
+        return {"global_step": int(session.run(global_step)), "weight": float(session.run(weight))}
+
+
+def _main() -> None:
+    hvd = importlib.import_module("horovod.tensorflow")
+    hvd.init()
+    fed = inputs()[hvd.rank()]
+    for row, settings in ROWS.items():
+        for state in states(fed, hvd=hvd, **settings):
+            _tell(f"STATE {hvd.rank()} {row}", state)
+    for way, settings in WAYS.items():
+        _tell(f"SMALL {hvd.rank()} {way}", _small_gradients(hvd, settings))
+    _tell(f"FLAGS {hvd.rank()} -", _averaged_flags(hvd))
+    _tell(f"OWN {hvd.rank()} -", _own_verdicts(hvd, fed))
+
+
+def _tell(title: str, value: Any) -> None:
+    print(title, json.dumps(value), flush=True)  # noqa: T201 - a command line prints
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,238 @@
+"""AdamWeightDecayOptimizer and LAMBOptimizer, against the published formulas."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import published_formulas
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp import bert
+
+pytestmark = pytest.mark.graph
+
+tf1 = tf.compat.v1
+
+_OPTIMIZERS = {"adam": bert.AdamWeightDecayOptimizer, "lamb": bert.LAMBOptimizer}
+
+
+def _variable(value: Any, name: str = "kernel", dtype: tf.DType = tf.float32) -> tf.Variable:
+    return tf1.get_variable(name, initializer=tf.constant(value, dtype))
+
+
+def _train_op(optimizer: tf1.train.Optimizer, *pairs: tuple[Any, tf.Variable]) -> tf.Operation:
+    return optimizer.apply_gradients(pairs, tf1.train.get_or_create_global_step())
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_updates_follow_the_published_formula(kind: str, use_resource: bool, session: tf1.Session) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(3, 4))
+    grads = rng.normal(size=(6, 3, 4)) * 10.0 ** rng.integers(-4, 3, size=(6, 3, 4))
+    reference = published_formulas.RULES[kind](start, decay=0.01)
+    with tf1.variable_scope("net", use_resource=use_resource):
+        kernel = _variable(start)
+    grad = tf1.placeholder(tf.float32, [3, 4])
+    train_op = _train_op(_OPTIMIZERS[kind](0.1, 0.01), (grad, kernel))
+    session.run(tf1.global_variables_initializer())
+    for value in grads:
+        reference.step(value, 0.1)
+        session.run(train_op, {grad: value})
+        np.testing.assert_allclose(session.run(kernel), reference.value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_eager_code_takes_the_same_steps(kind: str) -> None:
+    if not tf.executing_eagerly():
+        pytest.skip("graph mode is on")
+    rng = np.random.default_rng(1)
+    reference = published_formulas.RULES[kind](rng.normal(size=5), decay=0.5)
+    kernel, global_step = tf.Variable(np.float32(reference.value)), tf.Variable(0, dtype=tf.int64)
+    rate = tf.Variable(0.25)
+    optimizer = _OPTIMIZERS[kind](rate, 0.5)
+    for step, grad in enumerate(rng.normal(size=(4, 5))):
+        rate.assign(0.25 / (step + 1))
+        reference.step(grad, 0.25 / (step + 1))
+        optimizer.apply_gradients([(tf.constant(grad, tf.float32), kernel)], global_step)
+    np.testing.assert_allclose(kernel.numpy(), reference.value, rtol=1e-5)
+    assert int(global_step) == 4
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_a_sparse_gradient_moves_the_weights_as_its_dense_form(kind: str, session: tf1.Session) -> None:
+    start = np.arange(8.0).reshape(4, 2)
+    # Row 2 twice: its gradients add up. Row 0 not at all: its moments decay all the same.
+    slices = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([2, 2]), tf.constant([4, 2]))
+    dense = tf.constant([[0.0, 0.0], [0.0, 0.0], [4.0, 6.0], [0.0, 0.0]])
+    sparse_table, dense_table = _variable(start, "sparse"), _variable(start, "dense")
+    train_op = _train_op(_OPTIMIZERS[kind](0.1, 0.01), (slices, sparse_table), (dense, dense_table))
+    session.run(tf1.global_variables_initializer())
+    for _ in range(3):
+        session.run(train_op)
+    by_sparse, by_dense = session.run([sparse_table, dense_table])
+    np.testing.assert_allclose(by_sparse, by_dense, rtol=1e-6)
+    assert (by_dense[2] < start[2] - 0.1).all()
+
+
+@pytest.mark.parametrize(("weights", "grad"), [([0.0, 0.0], [3.0, 4.0]), ([3.0, 4.0], [0.0, 0.0])])
+def test_lamb_trusts_by_1_where_a_norm_is_0(weights: list[float], grad: list[float], session: tf1.Session) -> None:
+    kernel = _variable(weights)
+    train_op = _train_op(bert.LAMBOptimizer(0.5), (tf.constant(grad), kernel))
+    session.run(tf1.global_variables_initializer())
+    session.run(train_op)
+    np.testing.assert_allclose(session.run(kernel), np.subtract(weights, 0.5 * np.sign(grad)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "decays"),
+    [
+        ("bert/layer_0/kernel", True),
+        ("bert/word_embeddings", True),
+        ("bert/layer_0/bias", False),
+        ("bert/layer_0/LayerNorm/gamma", False),
+        ("bert/layer_0/layer_norm/beta", False),
+    ],
+)
+def test_biases_and_layer_norms_do_not_decay(name: str, decays: bool, session: tf1.Session) -> None:
+    variable = _variable(np.ones(2), name)
+    optimizer = bert.AdamWeightDecayOptimizer(0.1, 0.5, exclude_from_weight_decay=bert.NOT_DECAYED)
+    train_op = _train_op(optimizer, (tf.zeros(2), variable))
+    session.run(tf1.global_variables_initializer())
+    session.run(train_op)
+    assert optimizer.decays(variable) == decays
+    np.testing.assert_allclose(session.run(variable), 0.95 if decays else 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_the_variables_are_those_of_the_published_optimizers(kind: str, session: tf1.Session) -> None:
+    del session
+    _train_op(_OPTIMIZERS[kind](0.1), (tf.ones(2), _variable(np.ones(2), "layer/kernel")))
+    names = {variable.op.name for variable in tf1.global_variables()}
+    assert names == {"global_step", "layer/kernel", "layer/kernel/adam_m", "layer/kernel/adam_v"}
+
+
+def test_apply_gradients_counts_the_step_once(session: tf1.Session) -> None:
+    train_op = _train_op(bert.AdamWeightDecayOptimizer(0.1), (tf.ones(2), _variable(np.ones(2))))
+    session.run(tf1.global_variables_initializer())
+    for _ in range(3):
+        session.run(train_op)
+    assert session.run(tf1.train.get_global_step()) == 3
+
+
+def test_a_script_reads_the_settings_back(session: tf1.Session) -> None:
+    optimizer = bert.LAMBOptimizer(0.5, 0.01, 0.8, 0.99, 1e-3, ["bias"])
+    assert session.run([optimizer.learning_rate, "learning_rate:0"]) == [0.5, 0.5]
+    names = ("weight_decay_rate", "beta_1", "beta_2", "epsilon", "exclude_from_weight_decay")
+    assert [getattr(optimizer, name) for name in names] == [0.01, 0.8, 0.99, 1e-3, ["bias"]]
+    assert optimizer.get_name() == "LAMBOptimizer"
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_half_precision_weights_follow_their_float32_copy(dtype: tf.DType, session: tf1.Session) -> None:
+    # Near 1 the next float16 is 2**-10 away, and that of bfloat16 2**-7: each step alone would be rounded away.
+    kernel = _variable([1.0], dtype=dtype)
+    optimizer = bert.AdamWeightDecayOptimizer(2.0**-12, weight_decay_rate=1.0)
+    train_op = _train_op(optimizer, (tf.zeros([1], dtype), kernel))
+    session.run(tf1.global_variables_initializer())
+    shadow = optimizer.get_slot(kernel, "shadow")
+    assert (shadow.op.name, shadow.dtype.base_dtype) == ("kernel/shadow", tf.float32)
+    assert session.run(shadow) == 1.0
+    for _ in range(64):
+        session.run(train_op)
+    np.testing.assert_allclose(session.run(shadow), (1 - 2.0**-12) ** 64, rtol=1e-6)
+    assert session.run(kernel) == session.run(tf.cast(shadow, dtype)) < 1
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_a_float16_weight_that_is_set_from_outside_goes_on_from_there(
+    kind: str, session: tf1.Session, tmp_path: Path
+) -> None:
+    kernel = _variable([1.0, 3.0], dtype=tf.float16)
+    optimizer = _OPTIMIZERS[kind](2.0**-12, weight_decay_rate=1.0)
+    train_op = _train_op(optimizer, (tf.zeros([2]), kernel))
+    shadow, saver = optimizer.get_slot(kernel, "shadow"), tf1.train.Saver([kernel])
+    session.run(tf1.global_variables_initializer())
+    path = saver.save(session, str(tmp_path / "weights.ckpt"))
+    set_first = kernel.assign(tf.constant([0.5, 3.0], tf.float16))
+    session.run(train_op)
+    moved = session.run(shadow)
+    session.run(set_first)
+    session.run(train_op)
+    # The second element was set to what its copy rounds to, and so goes on from the copy.
+    assert abs(session.run(shadow)[0] - 0.5) < 2.0**-10
+    assert session.run(shadow)[1] < moved[1] < 3.0
+    for _ in range(16):
+        session.run(train_op)
+    assert session.run(kernel)[1] < 3.0
+    saver.restore(session, path)
+    session.run(train_op)
+    np.testing.assert_allclose(session.run(shadow), [1.0, 3.0], rtol=2.0**-10)
+    np.testing.assert_array_equal(session.run(kernel), session.run(tf.cast(shadow, tf.float16)))
+
+
+@pytest.mark.parametrize("manual_fp16", [False, True])
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_manual_fp16_is_accepted_and_changes_nothing(kind: str, manual_fp16: bool, session: tf1.Session) -> None:
+    optimizer, kernel = _OPTIMIZERS[kind](0.5, 0.5), _variable([1.0, 2.0])
+    global_step = tf1.train.get_or_create_global_step()
+    train_op = optimizer.apply_gradients([(tf.ones(2), kernel)], global_step, None, manual_fp16)
+    session.run(tf1.global_variables_initializer())
+    session.run(train_op)
+    reference = published_formulas.RULES[kind](np.array([1.0, 2.0]), decay=0.5)
+    reference.step(np.ones(2), 0.5)
+    np.testing.assert_allclose(session.run(kernel), reference.value, rtol=1e-4)
+
+
+def _in_horovods(optimizer: tf1.train.Optimizer) -> tf1.train.Optimizer:
+    """Return the optimizer in a stand-in for Horovod's, which hands methods on and no attributes."""
+
+    class Wrapper(tf1.train.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(use_locking=False, name="wrapper")
+            self._optimizer = optimizer
+
+        def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.compute_gradients(*args, **kwargs)
+
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.apply_gradients(*args, **kwargs)
+
+    Wrapper.__module__ = "horovod.tensorflow"
+    return Wrapper()
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, _in_horovods], ids=["plain", "horovods"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_gradient_of_a_float16_weight_stays_in_float32(steps: int, wrap: Any, session: tf1.Session) -> None:
+    kernel, inner = _variable([1.0], dtype=tf.float16), bert.AdamWeightDecayOptimizer(0.1)
+    optimizer = tfmp.LossScaleOptimizer(wrap(inner), tfmp.FixedLossScaleManager(2.0**20), accumulation_steps=steps)
+    # As float16 it would be 0.
+    train_op = optimizer.minimize(tf.cast(kernel, tf.float32) * 2.0**-30)
+    session.run(tf1.global_variables_initializer())
+    for _ in range(steps):
+        session.run(train_op)
+    np.testing.assert_allclose(session.run(inner.get_slot(kernel, "adam_m")), 0.1 * 2.0**-30, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"beta_1": 1.0}, ValueError, r"beta_1 must be at least 0 and below 1, got 1\.0\."),
+        ({"beta_2": -0.5}, ValueError, r"beta_2 must be at least 0 and below 1, got -0\.5\."),
+        ({"epsilon": 0.0}, ValueError, "epsilon must be"),
+        ({"weight_decay_rate": -0.01}, ValueError, r"weight_decay_rate must be at least 0, got -0\.01\."),
+        ({"exclude_from_weight_decay": "bias"}, TypeError, r"write \['bias'\]"),
+    ],
+)
+def test_a_bad_setting_is_refused(settings: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bert.AdamWeightDecayOptimizer(0.1, **settings)
+
+
+def test_lamb_asks_for_the_global_step(session: tf1.Session) -> None:
+    del session
+    with pytest.raises(ValueError, match="pass global_step to apply_gradients or minimize"):
+        bert.LAMBOptimizer(0.1).apply_gradients([(tf.ones(2), _variable(np.ones(2)))])

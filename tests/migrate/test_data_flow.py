@@ -1,0 +1,60 @@
+"""Where the values of names come from."""
+
+import libcst as cst
+import pytest
+
+from tfmp.migrate.reading.calls import code
+from tfmp.migrate.reading.data_flow import DataFlow
+from tfmp.migrate.reading.script import Script
+
+
+def _values(text: str) -> tuple[list[str], bool]:
+    """Return what the argument of the last call, `read(...)`, stands for, and whether that is all."""
+    script = Script(text)
+    call = [node for node in script.nodes(cst.Call) if code(script, node.func) == "read"][-1]
+    values = DataFlow(script).values(call.args[0].value)
+    return [code(script, node) for node in values.nodes], values.complete
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "complete"),
+    [
+        ("a = 1\na = 2\nread(a)\na = 3\n", ["2"], True),
+        ("a = 1\nif x:\n    a = 2\nread(a)\n", ["1", "2"], True),
+        ("a = 1\nif x:\n    a = 2\nelse:\n    a = 3\nread(a)\n", ["2", "3"], True),
+        ("a = 1\nif x:\n    a = 2\nelif y:\n    a = 3\nread(a)\n", ["1", "2", "3"], True),
+        ("a = 1\nif x:\n    a = 2\n    read(a)\n", ["2"], True),
+        ("if x:\n    a = 2\nelse:\n    read(a)\n", [], False),
+        ("if x:\n    a = 2\nif x:\n    b = 0\nelse:\n    read(a)\n", [], False),
+        ("def f(a):\n    read(a)\n", [], False),
+        ("def f(a):\n    if x:\n        a = 2\n    read(a)\n", ["2"], False),
+        ("def f(a):\n    a = 1\n    if x:\n        a = 2\n        return a\n    read(a)\n", ["1"], True),
+        ("a = 1\ndef f():\n    read(a)\na = 2\n", ["2"], True),
+        ("def f():\n    a = 1\ndef g():\n    read(a)\n", [], False),
+        ("a, b = 1, 2\nread(b)\n", ["2"], True),
+        ("a, b = f()\nread(b)\n", ["f()"], True),
+        ("a = []\na.append(1)\nread(a)\n", ["[]", "1"], True),
+        ("a = f()\na[0] = 1\nread(a)\n", ["f()", "1"], True),
+        ("for a in f():\n    read(a)\n", ["f()"], True),
+        ("[read(a) for a, b in f()]\n", ["f()"], True),
+    ],
+)
+def test_name_stands_for_what_was_assigned_to_it_last(text: str, values: list[str], complete: bool) -> None:
+    assert _values(text) == (values, complete)
+
+
+def test_attribute_of_self_is_followed_through_the_class() -> None:
+    text = (
+        "class A:\n    def make(self):\n        self.a = 1\n        self.a = 2\n"
+        "    def use(self):\n        read(self.a)\n"
+        "class B:\n    def make(self):\n        self.a = 3\n"
+    )
+    assert _values(text) == (["2"], True)
+
+
+def test_attribute_of_self_that_the_function_sets_is_that_functions() -> None:
+    text = (
+        "class A:\n    def make(self):\n        self.a = 1\n"
+        "    def use(self):\n        self.a = 2\n        read(self.a)\n"
+    )
+    assert _values(text) == (["2"], True)

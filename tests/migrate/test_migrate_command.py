@@ -1,0 +1,402 @@
+"""The command: what it prints, what it writes, how it ends."""
+
+import codecs
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfmp.migrate import command, rewriting, workers
+from tfmp.migrate.reading.script import Script
+from tfmp.migrate.results import Edit, Finding, Level, Options, Result
+from tfmp.migrate.rules import Rule
+
+_SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
+_REWRITTEN = "import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
+_UNKNOWN = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.Manager(8)\n"
+_INTERRUPTED = "interrupted: what was done so far is in the report; run it again for the rest.\n"
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _write(**texts: str) -> None:
+    for name, text in texts.items():
+        Path(f"{name}.py").write_text(text)
+
+
+def _process(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_by_default_it_shows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a=_SCRIPT)
+    assert command.main(["a.py"]) == 0
+    assert Path("a.py").read_text() == _SCRIPT
+    assert capsys.readouterr().out == (
+        "--- a.py\n"
+        "+++ a.py\n"
+        "@@ -1,2 +1,3 @@\n"
+        " import tensorflow.compat.v1 as tf\n"
+        "-manager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
+        "+import tfmp\n"
+        "+manager = tfmp.FixedLossScaleManager(8)\n"
+        "a.py:2: R2: added `import tfmp`\n"
+        "a.py:2: R2: `tf.contrib.mixed_precision.FixedLossScaleManager` becomes `tfmp.FixedLossScaleManager`\n"
+        "rule  files  lines rewritten  left to do  notes\n"
+        "R2        1                2           0      0\n"
+        "1 file: 1 to be rewritten, 0 unchanged, 0 not done\n"
+    )
+
+
+def test_write_edits_and_gives_the_lines_of_the_written_file(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a=_SCRIPT + "other = tf.contrib.mixed_precision.Manager(8)\n")
+    assert command.main(["--write", "a.py"]) == 1
+    assert Path("a.py").read_text() == _REWRITTEN + "other = tf.contrib.mixed_precision.Manager(8)\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "a.py:2: R2: added `import tfmp`"
+    assert lines[1].startswith("a.py:3: R2: `tf.contrib.mixed_precision.FixedLossScaleManager` becomes")
+    assert lines[2].startswith("a.py:4: R2: tf.contrib.mixed_precision had no Manager")
+    assert lines[-1] == "1 file: 1 rewritten, 0 unchanged, 0 not done"
+
+
+def test_a_second_run_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a=_SCRIPT)
+    assert command.main(["--write", "."]) == 0
+    written = Path("a.py").stat()
+    assert command.main(["--write", "."]) == 0
+    assert Path("a.py").stat() == written
+    assert capsys.readouterr().out.endswith("1 file: 0 rewritten, 1 unchanged, 0 not done\n")
+
+
+@pytest.mark.parametrize(("text", "status"), [(_SCRIPT, 1), (_REWRITTEN, 0), (_UNKNOWN, 1), ("print 'x'\n", 1)])
+def test_check_sets_the_exit_status_only(text: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a=text)
+    assert command.main(["--check", "a.py"]) == status
+    assert Path("a.py").read_text() == text
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("1 file: ")
+
+
+def test_what_cannot_be_done_is_named_once_the_rest_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("b.py").write_bytes(b"\0")
+    Path("empty").mkdir()
+    _write(a=_SCRIPT, c="print 'x'\n", d="def f(:\n", e=_SCRIPT)
+    assert command.main(["--write", ".", "empty", "missing"]) == 1
+    assert Path("a.py").read_text() == Path("e.py").read_text() == _REWRITTEN
+    assert [line for line in capsys.readouterr().out.splitlines() if "not done: " in line] == [
+        "./b.py: not done: it is binary, or in UTF-16: it has zero bytes.",
+        "./c.py:1: not done: Python 2: run 2to3 or futurize first.",
+        f"./d.py:1: not done: Python {sys.version_info[0]}.{sys.version_info[1]} cannot parse it: invalid syntax.",
+        "empty: not done: there is no Python file in this directory.",
+        "missing: not done: it does not exist.",
+    ]
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a=_SCRIPT, b=_UNKNOWN, c="print 'x'\n")
+    assert command.main(["--json", "a.py", "b.py", "c.py"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    first, second, third = document["files"]
+    name = "FixedLossScaleManager"
+    assert first == {
+        "path": "a.py",
+        "changed": True,
+        "edits": [
+            {"rule": "R2", "line": 2, "before": "", "after": "import tfmp\n"},
+            {"rule": "R2", "line": 2, "before": f"tf.contrib.mixed_precision.{name}", "after": f"tfmp.{name}"},
+        ],
+        "findings": [],
+        "error": None,
+        "error_line": None,
+    }
+    assert [(one["rule"], one["line"], one["level"]) for one in second["findings"]] == [("R2", 2, "todo")]
+    assert (third["error"], third["error_line"]) == ("Python 2: run 2to3 or futurize first", 1)
+    assert document["summary"] == {
+        "files": 3,
+        "changed": 1,
+        "unchanged": 1,
+        "not_done": 1,
+        "written": False,
+        "rules": {"R2": {"files": 2, "lines": 2, "todo": 1, "note": 0}},
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_json_has_names_that_are_not_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
+    Path(os.fsdecode(b"\xff.py")).write_text("x = 1\n")
+    assert command.main(["--json", "."]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["files"]
+    assert report["path"] == "./\\xff.py"
+
+
+@pytest.mark.parametrize("program", [["git", "apply", "-p0"], ["patch", "-s", "-p0", "-i"]])
+def test_diff_alone_is_a_patch(program: list[str], capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    def variants(script: str) -> dict[str, bytes]:
+        return {
+            "ends.py": (script.replace("\n", "\r\n") + "x = '\u00e9'").encode(),
+            "mark.py": codecs.BOM_UTF8 + script.encode(),
+            "old.py": ("# coding: latin-1\n" + script + "x = '\u00e9'\n").encode("latin-1"),
+            "with a space.py": script.encode(),
+            "in/gbk.py": "# coding: gbk\n# \u6df7\u5408\n".encode("gbk") + script.encode(),
+        }
+
+    Path("in").mkdir()
+    for name, content in variants(_SCRIPT).items():
+        Path(name).write_bytes(content)
+    assert command.main(["--diff", "."]) == 0
+    shown = capsysbinary.readouterr()
+    Path("a.patch").write_bytes(shown.out)
+    assert shown.err.endswith(b"5 files: 5 to be rewritten, 0 unchanged, 0 not done\n")
+    subprocess.run([*program, "a.patch"], check=True)
+    assert {name: Path(name).read_bytes() for name in variants("")} == variants(_REWRITTEN)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], [""], ["--unknown", "a.py"], ["--write", "--check", "a.py"], ["--json", "--diff", "a.py"]]
+)
+def test_wrong_usage_ends_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a=_SCRIPT)
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m tfmp.migrate" in capsys.readouterr().err
+    assert Path("a.py").read_text() == _SCRIPT
+
+
+def _notes(script: Script, options: Options) -> Iterator[Result]:
+    del script
+    yield Finding("R6", 1, Level.NOTE, f"kept, to_tfmp={options.to_tfmp}.")
+
+
+def _edits_import(script: Script, options: Options) -> Iterator[Result]:
+    del script, options
+    yield Edit("R1", 0, 6, "import  ")
+
+
+def _edits_first_word(script: Script, options: Options) -> Iterator[Result]:
+    del script, options
+    yield Edit("R1", 0, 6, "from")
+
+
+def _edits_first_words(script: Script, options: Options) -> Iterator[Result]:
+    del script, options
+    yield Edit("R3", 0, 17, "import that")
+
+
+def _fails(script: Script, options: Options) -> Iterator[Result]:
+    del options
+    raise KeyError(script.text[:6])
+
+
+def test_notes_are_marked_and_leave_nothing_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "RULES", (_notes,))
+    _write(a=_SCRIPT)
+    assert command.main(["--to-tfmp", "a.py"]) == 0
+    shown = capsys.readouterr().out
+    assert "a.py:1: R6: note: kept, to_tfmp=True.\n" in shown
+    assert "R6        1                0           0      1\n" in shown
+    assert command.main(["--check", "a.py"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ((_edits_first_word, _edits_first_words), "rules R1 and R3 would both change 'import tensorflow'"),
+        ((_edits_first_word,), "it would not be Python after the rewrite"),
+        ((_fails,), "KeyError: 'import'"),
+    ],
+)
+def test_a_defect_of_ours_costs_one_file_and_is_owned(
+    rules: tuple[Rule, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "RULES", rules)
+    _write(a=_SCRIPT, b="x = 1\n")
+    assert command.main(["--write", "."]) == 1
+    shown = capsys.readouterr().out
+    assert f"./a.py: not done: {message}: this is a defect of tfmp, report it.\n" in shown
+    assert shown.endswith("2 files: 0 rewritten, 1 unchanged, 1 not done\n")
+    assert Path("a.py").read_text() == _SCRIPT
+
+
+def test_many_files_are_shared_among_processes_in_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_cores", lambda: 2)
+    _write(**{f"f{number:02}": "print 'x'\n" if number == 7 else "x = 1\n" for number in range(48)}, g=_SCRIPT)
+    assert command.main(["--write", "."]) == 1
+    assert Path("g.py").read_text() == _REWRITTEN
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "./f07.py:1: not done: Python 2: run 2to3 or futurize first."
+    assert shown.out.splitlines()[-1] == "49 files: 1 rewritten, 47 unchanged, 1 not done"
+    # Progress is for terminals.
+    assert shown.err == ""
+
+
+def test_an_interrupt_ends_it_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(script: Script, options: Options) -> Iterator[Result]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rewriting, "RULES", (interrupted,))
+    _write(a=_SCRIPT)
+    assert command.main(["--write", "a.py"]) == 130
+    assert capsys.readouterr().err == _INTERRUPTED
+
+
+def test_an_interrupt_lets_files_be_finished_and_tells_of_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupting(script: Script, options: Options) -> Iterator[Result]:
+        # Once: a file that was written is looked at again.
+        if script.text == _SCRIPT:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield from _edits_import(script, options)
+
+    monkeypatch.setattr(rewriting, "RULES", (interrupting,))
+    _write(a=_SCRIPT, b=_SCRIPT)
+    assert command.main(["--write", "a.py", "b.py"]) == 130
+    shown = capsys.readouterr()
+    assert shown.out.endswith("\n1 file: 1 rewritten, 0 unchanged, 0 not done\n")
+    assert shown.err == _INTERRUPTED
+    assert Path("a.py").read_text() != _SCRIPT
+    assert Path("b.py").read_text() == _SCRIPT
+
+
+# Its files take some seconds: it is interrupted, or loses a process, in the midst of them.
+def _busy_process() -> "subprocess.Popen[str]":
+    Path("many").mkdir()
+    for number in range(60):
+        Path(f"many/f{number:03}.py").write_text(_SCRIPT * 6)
+    script = (
+        "import sys; from tfmp.migrate import command, workers; "
+        "workers._cores = lambda: 2; sys.exit(command.main(sys.argv[1:]))"
+    )
+    command_line = [sys.executable, "-c", script, "--write", "many"]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    process = subprocess.Popen(
+        command_line,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not _rewritten_ones() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return process
+
+
+def _rewritten_ones() -> set[str]:
+    return {f"many/{path.name}" for path in Path("many").glob("*.py") if "import tfmp" in path.read_text()}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs groups of processes")
+def test_an_interrupt_ends_all_processes_and_tells_what_was_written() -> None:
+    process = _busy_process()
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors == _INTERRUPTED
+    written = {line.partition(":")[0] for line in output.splitlines() if ": added `import tfmp`" in line}
+    assert 0 < len(written) < 60
+    assert written == _rewritten_ones()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a process's children in /proc")
+def test_a_process_that_is_ended_from_outside_costs_no_file() -> None:
+    process = _busy_process()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(workers) == 2
+    os.kill(int(workers[0]), signal.SIGKILL)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert "not done:" not in output
+    assert len(_rewritten_ones()) == 60
+
+
+def _without(package: str) -> str:
+    return (
+        f"import runpy, sys; sys.modules[{package!r}] = None; "
+        "runpy.run_module('tfmp.migrate', run_name='__main__', alter_sys=True)"
+    )
+
+
+def test_the_program_is_called_as_it_was_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tfmp-migrate"])
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert capsys.readouterr().err.startswith("usage: tfmp-migrate ")
+
+
+@pytest.mark.parametrize(
+    ("closing", "message", "text"),
+    [
+        (">&-", "standard output is closed: nothing was done.", _SCRIPT),
+        (
+            ">/dev/full",
+            "the report cannot be printed: No space left on device. Files that were written stay so.",
+            _REWRITTEN,
+        ),
+    ],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_fails_is_said_in_a_sentence(closing: str, message: str, text: str) -> None:
+    _write(a=_SCRIPT)
+    program = f'"$0" -m tfmp.migrate --write a.py {closing}'
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    ended = subprocess.run(
+        ["sh", "-c", program, sys.executable], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (1, f"python -m tfmp.migrate: {message}\n")
+    assert Path("a.py").read_text() == text
+
+
+@pytest.mark.parametrize("package", ["tqdm", "rich"])
+def test_progress_is_for_terminals_and_needs_tqdm(
+    package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    _write(**{f"f{number:02}": "x = 1\n" for number in range(20)})
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert command.main(["."]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "20 files: 0 to be rewritten, 20 unchanged, 0 not done\n"
+    assert ("20" in shown.err) == (package != "tqdm")
+
+
+def test_it_works_where_tensorflow_is_not_installed() -> None:
+    _write(a=_SCRIPT)
+    ended = _process(_without("tensorflow"), "--write", "a.py")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert Path("a.py").read_text() == _REWRITTEN
+
+
+def test_without_libcst_it_names_the_extra() -> None:
+    _write(a=_SCRIPT)
+    ended = _process(_without("libcst"), "a.py")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "python -m tfmp.migrate: tfmp needs the package 'libcst' here, which is not installed: install tfmp with its "
+        "extra, 'tfmp[migrate]'.\n"
+    )

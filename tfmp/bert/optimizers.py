@@ -1,0 +1,209 @@
+"""The Adam that BERT was trained with."""
+
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+import tensorflow as tf
+
+from tfmp.core import numerics, settings
+from tfmp.types import GradsAndVars
+
+tf1 = tf.compat.v1
+
+
+class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
+    """Adam without bias correction, with decoupled weight decay, as BERT was trained.
+
+    For each variable `w` with gradient `g`:
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g * g
+        w -= learning_rate * (m / (sqrt(v) + epsilon) + weight_decay_rate * w)
+
+    The moments are `<w>/adam_m` and `<w>/adam_v`, in float32. A half-precision variable has a float32 copy,
+    `<w>/shadow`, which is what is updated, and which it is cast from after every step. Restore and export both: where a
+    variable is not its copy rounded, as it was assigned or restored alone, the next step goes on from the variable,
+    element by element. Of a sparse gradient the moments of all rows move, also of those that the batch did not touch.
+
+    `apply_gradients` adds one to the global step that it is given, after all variables moved: a script that assigns
+    `global_step + 1` after it must lose that line.
+
+    Args:
+        learning_rate: A number, a floating-point scalar tensor or, in eager code, a variable. In a graph it can be
+            fetched as `learning_rate:0`.
+        weight_decay_rate: The share of a weight that decays in a step whose learning rate is 1; at least 0.
+        beta_1: The share of the first moment that each step keeps; at least 0, below 1.
+        beta_2: That of the second moment, within the same bounds.
+        epsilon: Added to the root of the second moment, of a gradient's unit; above 0.
+        exclude_from_weight_decay: Regular expressions; a variable whose name holds one does not decay.
+        name: The optimizer's name.
+
+    Attributes:
+        learning_rate: As given, and so the following ones.
+
+    Raises:
+        TypeError: A setting is of the wrong type.
+        ValueError: A setting is out of range.
+
+    Example:
+        >>> w = tf.Variable([1.0, -2.0])
+        >>> optimizer = AdamWeightDecayOptimizer(0.125, weight_decay_rate=0.5)
+        >>> optimizer.apply_gradients([(tf.zeros(2), w)])
+        >>> w.numpy().tolist()
+        [0.9375, -1.875]
+
+    Source: google-research/bert; "Decoupled Weight Decay Regularization" (https://arxiv.org/abs/1711.05101).
+    """
+
+    #: Read by `tfmp.LossScaleOptimizer`: gradients of half-precision variables are not to be cast to their type.
+    takes_float32_gradients = True
+
+    def __init__(
+        self,
+        learning_rate: float | tf.Tensor,
+        weight_decay_rate: float = 0.0,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        name: str = "AdamWeightDecayOptimizer",
+    ) -> None:
+        super().__init__(use_locking=False, name=name)
+        # Eagerly, a variable is to be read at every step.
+        eager = tf.executing_eagerly()
+        self.learning_rate = learning_rate if eager else tf.identity(learning_rate, name="learning_rate")
+        self.weight_decay_rate = _at_least_0("weight_decay_rate", weight_decay_rate)
+        self.beta_1 = _below_1("beta_1", beta_1)
+        self.beta_2 = _below_1("beta_2", beta_2)
+        settings.positive("epsilon", epsilon)
+        self.epsilon = epsilon
+        if isinstance(exclude_from_weight_decay, str):
+            raise TypeError(
+                "exclude_from_weight_decay must be a list of regular expressions, got the string "
+                f"{exclude_from_weight_decay!r}: write [{exclude_from_weight_decay!r}]."
+            )
+        self.exclude_from_weight_decay = exclude_from_weight_decay
+
+    def decays(self, variable: tf.Variable) -> bool:
+        """Tell whether the weight decay applies to a variable.
+
+        Args:
+            variable: The variable.
+
+        Example:
+            >>> optimizer = AdamWeightDecayOptimizer(0.1, 0.01, exclude_from_weight_decay=["LayerNorm", "bias"])
+            >>> optimizer.decays(tf.Variable(1.0, name="kernel")), optimizer.decays(tf.Variable(1.0, name="bias"))
+            (True, False)
+        """
+        name = variable.name.partition(":")[0]
+        return self.weight_decay_rate > 0 and not any(
+            re.search(pattern, name) for pattern in self.exclude_from_weight_decay or ()
+        )
+
+    def apply_gradients(
+        self,
+        grads_and_vars: GradsAndVars,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        manual_fp16: bool = False,
+    ) -> tf.Operation:
+        """Apply the gradients, then add one to the global step.
+
+        Args:
+            grads_and_vars: Pairs of gradient and variable, of one shape; None for a gradient leaves a variable out.
+            global_step: Steps applied so far, an integer variable; None to count nothing.
+            name: A name for the op.
+            manual_fp16: As the published optimizers take it. Both values do the same: which variables need a float32
+                copy is seen by their types.
+
+        Returns:
+            The op that does so; None in eager mode.
+
+        Raises:
+            ValueError: There is no gradient at all.
+
+        Example:
+            >>> w, global_step = tf.Variable([1.0, -2.0]), tf.Variable(0, dtype=tf.int64)
+            >>> optimizer = AdamWeightDecayOptimizer(0.125, weight_decay_rate=0.5)
+            >>> optimizer.apply_gradients([(tf.zeros(2), w)], global_step, manual_fp16=True)
+            >>> w.numpy().tolist(), int(global_step)
+            ([0.9375, -1.875], 1)
+        """
+        settings.flag("manual_fp16", manual_fp16)
+        return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+    def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
+        for variable in var_list:
+            dtype = _wide(variable)
+            for slot in ("adam_m", "adam_v"):
+                self._get_or_make_slot_with_initializer(
+                    variable, tf1.zeros_initializer(), variable.shape, dtype, slot, slot
+                )
+            if dtype != variable.dtype.base_dtype:
+                self._get_or_make_slot(variable, tf.cast(_initial_value(variable), dtype), "shadow", "shadow")
+
+    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
+        first, second, shadow = (self.get_slot(var, slot) for slot in ("adam_m", "adam_v", "shadow"))
+        weights = var if shadow is None else _kept(shadow, var)
+        grad = tf.cast(grad, _wide(var))
+        new_first = self.beta_1 * first + (1 - self.beta_1) * grad
+        new_second = self.beta_2 * second + (1 - self.beta_2) * tf.square(grad)
+        update = self._direction(new_first, new_second)
+        if self.decays(var):
+            update += self.weight_decay_rate * weights
+        step = tf.cast(self.learning_rate, update.dtype) * self._scaled(update, weights)
+        moments = [first.assign(new_first, read_value=False), second.assign(new_second, read_value=False)]
+        if shadow is None:
+            return tf.group(*moments, var.assign_sub(step, read_value=False))
+        new_weights = weights - step
+        rounded = tf.cast(new_weights, var.dtype.base_dtype)
+        return tf.group(*moments, shadow.assign(new_weights, read_value=False), var.assign(rounded, read_value=False))
+
+    def _direction(self, first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+        return first / (tf.sqrt(second) + self.epsilon)
+
+    def _scaled(self, update: tf.Tensor, weights: tf.Variable | tf.Tensor) -> tf.Tensor:
+        del weights
+        return update
+
+    def _apply_sparse(self, grad: tf.IndexedSlices, var: tf.Variable) -> tf.Operation:
+        return self._apply_dense(numerics.densify(grad), var)
+
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable) -> tf.Operation:
+        return self._apply_dense(grad, handle)
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor) -> tf.Operation:
+        return self._apply_sparse(tf.IndexedSlices(grad, indices, handle.shape), handle)
+
+
+def _wide(variable: tf.Variable) -> tf.DType:
+    dtype = variable.dtype.base_dtype
+    return tf.float32 if dtype.size < 4 else dtype
+
+
+def _kept(shadow: tf.Variable, variable: tf.Variable) -> tf.Tensor:
+    """Return the float32 weights: those of the copy, but where the variable was set from outside."""
+    return tf.where(
+        tf.equal(tf.cast(shadow, variable.dtype.base_dtype), variable), shadow, tf.cast(variable, shadow.dtype)
+    )
+
+
+def _initial_value(variable: tf.Variable) -> tf.Tensor:
+    """Return what a variable holds, or is about to be initialized to."""
+    if tf.executing_eagerly():
+        return variable.read_value()
+    initialized = tf1.is_variable_initialized(variable)
+    return tf.cond(initialized, variable.read_value, lambda: variable.initial_value, name="initialized")
+
+
+def _at_least_0(name: str, value: float) -> float:
+    return value if settings.number(name, value) >= 0 else _refuse(name, value, "at least 0")
+
+
+def _below_1(name: str, value: float) -> float:
+    return value if 0 <= settings.number(name, value) < 1 else _refuse(name, value, "at least 0 and below 1")
+
+
+def _refuse(name: str, value: float, range_: str) -> NoReturn:
+    raise ValueError(f"{name} must be {range_}, got {value!r}.")

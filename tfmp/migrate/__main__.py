@@ -1,0 +1,8 @@
+"""Runs the command: `python -m tfmp.migrate`."""
+
+import sys
+
+from tfmp.migrate.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Rewrites one file."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tfmp.migrate import files, syntax
+from tfmp.migrate.results import Finding, Options
+from tfmp.migrate.rewriting import Change, RewritingError, rewrite
+from tfmp.migrate.unified_diff import unified_diff
+
+# LibCST visits a tree in Python, some calls for each level: 400 chained calls need 3,000. A stack of 8 MB holds more.
+_DEEPEST_CALLS = 5000
+
+
+class Job(NamedTuple):
+    """What to do to each file.
+
+    Attributes:
+        options: What the rules are told.
+        write: Whether to edit the file in place.
+        diff: Whether to return a diff.
+    """
+
+    options: Options = Options()
+    write: bool = False
+    diff: bool = False
+
+
+class FileReport(NamedTuple):
+    """What became of a file.
+
+    Attributes:
+        path: The file.
+        changes: What was changed, or would be. Their `line` is of the file as it is now.
+        findings: What was not changed, with lines of the file as it is now.
+        diff: The unified diff, if one was asked for, in the encoding of the file.
+        encoding: That encoding.
+        error: Why nothing was done; None if the file was looked at.
+        error_line: The line that the error is about, if it is about one.
+        is_file: Whether it counts as a file: a directory that holds none does not.
+    """
+
+    path: str
+    changes: tuple[Change, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    diff: bytes = b""
+    encoding: str = "utf-8"
+    error: str | None = None
+    error_line: int | None = None
+    is_file: bool = True
+
+
+def process(found: files.Found, job: Job) -> FileReport:
+    """Rewrite a file.
+
+    Args:
+        found: The file.
+        job: What to do to it.
+
+    Returns:
+        What became of it. There is no file for which this raises.
+
+    Example:
+        >>> process(files.Found("missing.py"), Job()).error
+        'it cannot be read: No such file or directory'
+    """
+    if found.error is not None:
+        return FileReport(found.path, error=found.error, is_file=found.is_file)
+    try:
+        return _process(found.path, job)
+    except syntax.NotPythonError as error:
+        return FileReport(found.path, error=str(error), error_line=error.line)
+    except (files.UnusableFileError, RewritingError) as error:
+        return FileReport(found.path, error=str(error))
+    except RecursionError:
+        return FileReport(found.path, error="its expressions are nested too deep to be rewritten")
+    except Exception as error:  # one file must not end the work on all the others
+        message = f"{type(error).__name__}: {error}: this is a defect of tfmp, report it"
+        return FileReport(found.path, error=message)
+
+
+def _process(path: str, job: Job) -> FileReport:
+    source = files.read(path)
+    syntax.check(source.text)
+    with _deep_calls():
+        done = rewrite(source.text, job.options)
+    if not done.changes:
+        return FileReport(path, findings=done.findings)
+    before, after = files.encode(source, source.text), files.encode(source, done.text)
+    if not job.write:
+        diff = unified_diff(path, before, after) if job.diff else b""
+        return FileReport(path, done.changes, done.findings, diff, source.encoding)
+    files.replace(path, before, after)
+    changes = tuple(change._replace(line=change.written_line) for change in done.changes)
+    # What is left in the file as it is now: lines in the messages are of that too.
+    with _deep_calls():
+        left = rewrite(done.text, job.options).findings
+    return FileReport(path, changes, left)
+
+
+@contextlib.contextmanager
+def _deep_calls() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEEPEST_CALLS))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)

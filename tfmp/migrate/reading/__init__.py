@@ -1,0 +1,1 @@
+"""What rules learn of a script."""

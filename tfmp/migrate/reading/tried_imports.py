@@ -1,0 +1,40 @@
+"""Imports that a script can do without."""
+
+import libcst as cst
+
+from tfmp.migrate.reading.names import dotted
+from tfmp.migrate.reading.script import Script
+
+_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+
+
+def is_tried(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether an import stands in what a `try` tries that has an `except` for it.
+
+    Args:
+        script: The script.
+        node: The import.
+
+    Example:
+        >>> script = Script('''try:
+        ...     import a
+        ... except ImportError:
+        ...     import b
+        ... ''')
+        >>> [is_tried(script, imported.node) for imported in script.imports]
+        [True, False]
+    """
+    below = node
+    for above in script.ancestors(node):
+        if isinstance(above, cst.FunctionDef):
+            return False
+        if isinstance(above, cst.Try) and above.body is below and any(map(_catches_imports, above.handlers)):
+            return True
+        below = above
+    return False
+
+
+def _catches_imports(handler: cst.ExceptHandler) -> bool:
+    types = handler.type.elements if isinstance(handler.type, cst.Tuple) else [handler.type]
+    names = [dotted(one.value if isinstance(one, cst.BaseElement) else one) for one in types]
+    return handler.type is None or any(name in _ERRORS for name in names)

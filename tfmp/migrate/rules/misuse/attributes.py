@@ -1,0 +1,59 @@
+"""Finds attributes that a script expects of a wrapper and that the wrapped optimizer has."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from tfmp.migrate.reading.calls import code
+from tfmp.migrate.reading.names import dotted
+from tfmp.migrate.reading.script import Script
+from tfmp.migrate.reading.wrapped import WrappedOptimizers
+from tfmp.migrate.results import Level
+
+# Of tf.train's optimizers, which set them or take them as arguments.
+_OF_INNER = frozenset(
+    (
+        *("_lr", "_lr_t", "_learning_rate", "_learning_rate_tensor", "learning_rate", "lr"),
+        *("_beta1", "_beta2", "_beta1_t", "_beta2_t", "_epsilon", "_epsilon_t", "_momentum", "_momentum_tensor"),
+        *("_decay", "_decay_tensor", "_rho", "_use_nesterov", "_get_beta_accumulators", "_optimizer"),
+        *("beta1", "beta2", "beta_1", "beta_2", "epsilon", "momentum", "weight_decay_rate"),
+    )
+)
+
+
+def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
+    """Tell of the inner optimizer's attributes that are read of the wrapper."""
+    optimizers = script.once(WrappedOptimizers)
+    # Whoever sets an attribute of the wrapper has it.
+    set_here = {dotted(target.target) for target in script.nodes(cst.AssignTarget)}
+    for node in script.nodes(cst.Attribute) if optimizers.constructions else ():
+        if node.attr.value not in _OF_INNER or not dotted(node.value) or dotted(node) in set_here:
+            continue
+        wrapping = optimizers.wrapping(node.value)
+        # The NPU bridge's wrapper, and tfmp's of that name, hand on what they do not have; Keras' have most.
+        if wrapping is None or optimizers.is_of_npu(wrapping.call) or _is_of_keras(script, wrapping.call):
+            continue
+        around = optimizers.summing(node.value)
+        # Horovod's keeps the optimizer that it is around as _optimizer.
+        if around is not None and (node.attr.value == "_optimizer" or "npu" in code(script, around.func).lower()):
+            continue
+        message = _MESSAGE if around is None else _OF_HOROVOD
+        name, said = code(script, node.value), optimizers.said(node.value, wrapping)
+        yield node, Level.TODO, message.format(optimizer=said, name=name, attribute=node.attr.value)
+
+
+def _is_of_keras(script: Script, construction: cst.Call) -> bool:
+    """Tell whether a wrapper may be around an optimizer of Keras."""
+    return any(".keras." in f".{use.name}." or use.name.startswith("tf_keras") for use in script.uses) and (
+        script.name_of(construction.func).startswith("tfmp.")
+    )
+
+
+_OF_HOROVOD = (
+    "{optimizer} is Horovod's optimizer around a loss-scale wrapper and has no {attribute}: write "
+    "{name}._optimizer._opt.{attribute}, of the wrapped optimizer."
+)
+_MESSAGE = (
+    "{optimizer} is a wrapper and has no {attribute}: write {name}._opt.{attribute}, of the wrapped optimizer. The "
+    "wrapper has _opt and _loss_scale_manager, as tf.contrib's had."
+)

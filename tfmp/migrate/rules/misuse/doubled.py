@@ -1,0 +1,87 @@
+"""Finds losses that are scaled twice."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from tfmp.migrate.reading.calls import argument, code, method, methods
+from tfmp.migrate.reading.data_flow import DataFlow
+from tfmp.migrate.reading.hand_scaled import division_after, factors
+from tfmp.migrate.reading.script import Script
+from tfmp.migrate.reading.wrapped import WrappedOptimizers
+from tfmp.migrate.results import Level
+
+_OF_TENSORFLOW = ("MixedPrecisionLossScaleOptimizer", "enable_mixed_precision_graph_rewrite")
+
+
+def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
+    """Tell of a scaled loss that a wrapped optimizer scales again, and of a wrapper around a wrapper."""
+    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    for construction in optimizers.constructions:
+        inner = optimizers.inner(construction)
+        wrapping = optimizers.wrapping(inner)
+        if wrapping is None or inner is None:
+            continue
+        if wrapping.certain or not flow.is_conditional(construction, wrapping.call):
+            line = script.line(wrapping.call)
+            yield construction, Level.TODO, _TWICE.format(line=line)
+    yield from _with_tensorflows(script)
+    for call, owner in methods(script, "compute_gradients", "minimize") if optimizers.constructions else ():
+        wrapping, loss = optimizers.wrapping(owner), argument(call, 0, "loss")
+        if wrapping is None or loss is None:
+            continue
+        scale = next((each for each in factors(script, loss) if _is_scale(script, call, each)), None)
+        if scale is not None:
+            said = optimizers.said(owner, wrapping)
+            yield call, Level.TODO, _BY_HAND.format(scale=code(script, scale), optimizer=said)
+
+
+def _with_tensorflows(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
+    """Tell of TensorFlow's own loss scaling around a wrapper, or inside one."""
+    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    for call in script.nodes(cst.Call) if optimizers.constructions else ():
+        wrapping = optimizers.wrapping(argument(call, 0, "opt")) if _is_tensorflows(script, call) else None
+        if wrapping is not None and (wrapping.certain or not flow.is_conditional(call, wrapping.call)):
+            message = _TENSORFLOWS.format(function=code(script, call.func), line=script.line(wrapping.call))
+            yield call, Level.TODO, message
+    for construction in optimizers.constructions:
+        inner = optimizers.inner(construction)
+        made = (inner, *flow.values(inner).nodes) if inner is not None else ()
+        for each in (node for node in made if isinstance(node, cst.Call) and _is_tensorflows(script, node)):
+            if len(made) < 3 or not flow.is_conditional(construction, each):
+                message = _AROUND_TENSORFLOWS.format(function=code(script, each.func), line=script.line(each))
+                yield construction, Level.TODO, message
+
+
+def _is_tensorflows(script: Script, call: cst.Call) -> bool:
+    name = script.name_of(call.func)
+    return name.startswith("tensorflow.") and name.split(".")[-1] in _OF_TENSORFLOW and ".keras." not in name
+
+
+def _is_scale(script: Script, call: cst.Call, factor: cst.BaseExpression) -> bool:
+    """Tell whether a factor of the loss is a manager's scale, or one that the gradients are divided by again."""
+    values = (factor, *script.once(DataFlow).values(factor).nodes)
+    if any(isinstance(each, cst.Call) and method(each)[1] == "get_loss_scale" for each in values):
+        return True
+    named = (each for each in values if isinstance(each, cst.Attribute) and each.attr.value == "loss_scale")
+    if any(script.once(WrappedOptimizers).wrapping(each.value) is not None for each in named):
+        return True
+    return division_after(script, call, factor) is not None
+
+
+_TENSORFLOWS = (
+    "{function} is put around the wrapper of line {line}, and scales the loss too: it is scaled twice, by two managers "
+    "that do not know of each other. Leave one of the two out."
+)
+_AROUND_TENSORFLOWS = (
+    "the wrapper is put around what {function} returns on line {line}, which scales the loss too: it is scaled twice, "
+    "by two managers that do not know of each other. Leave one of the two out."
+)
+_TWICE = (
+    "the optimizer is wrapped already on line {line}: the loss would be scaled twice, and tfmp refuses it. Leave one "
+    "wrapper out."
+)
+_BY_HAND = (
+    "the loss is multiplied by {scale}, and {optimizer} scales it again: it overflows that much earlier. Give it the "
+    "loss itself, and use the gradients that it returns as they are: they are unscaled."
+)

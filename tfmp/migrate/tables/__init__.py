@@ -1,0 +1,1 @@
+"""What rules know of TensorFlow and of the NPU bridge."""

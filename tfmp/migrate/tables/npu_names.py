@@ -1,0 +1,134 @@
+"""Where the names of the NPU bridge are found outside of the NPU."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from tfmp.npu.others import ADVICE
+
+LOSS_SCALES = frozenset(("NPULossScaleOptimizer", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager"))
+MODULES = frozenset(("npu_loss_scale_optimizer", "npu_loss_scale_manager"))
+STAR = "npu_bridge.npu_init"
+# The second is where they were before there was a bridge.
+_PACKAGES = ("npu_bridge.estimator.npu", "tensorflow.contrib.offline_train.python.npu")
+
+_PROTOBUF = "tensorflow.core.protobuf"
+# What `npu_bridge.npu_init` has from others, by the module that it is of; empty for a module of its own.
+_OF_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "os": "",
+        "config_pb2": _PROTOBUF,
+        "rewriter_config_pb2": _PROTOBUF,
+        "RewriterConfig": f"{_PROTOBUF}.rewriter_config_pb2",
+        "session": "tensorflow.python.client",
+        "session_run_hook": "tensorflow.python.training",
+    }
+)
+# What the star import has brought, and is not about the NPU.
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "tf": "write `import tensorflow.compat.v1 as tf`, and run this again",
+        "backend": "use tf.compat.v1.keras.backend",
+    }
+)
+_OF_THE_BRIDGE = re.compile("npu|hccl|_rank_", re.IGNORECASE)
+
+
+def advice(name: str) -> str:
+    """Return what to do in place of a name of the bridge: the end of a sentence, without a full stop.
+
+    Args:
+        name: The name; its module does not matter.
+
+    Example:
+        >>> advice("shutdown_resource")
+        'leave it out'
+    """
+    word = name.rpartition(".")[2]
+    if word in MODULES or word in LOSS_SCALES:
+        return "import it from tfmp.npu"
+    return {**ADVICE, **_ADVICE}.get(word, "leave it out, or do by TensorFlow what it did")
+
+
+def is_of_bridge(name: str) -> bool:
+    """Tell whether a name that nothing binds must be one of the bridge.
+
+    Args:
+        name: The name.
+
+    Example:
+        >>> is_of_bridge("npu_config_proto"), is_of_bridge("numpy")
+        (True, False)
+    """
+    return name in _ADVICE or name in ADVICE or _OF_THE_BRIDGE.search(name) is not None
+
+
+def target(name: str) -> tuple[str, str] | None:
+    """Return the module that has a name of the bridge outside of the NPU, with its name there.
+
+    Args:
+        name: The name in full, as `npu_bridge.npu_init.NPULossScaleOptimizer`.
+
+    Returns:
+        Module and name; the module is empty for a module that is imported by `import name`. None if nothing has it.
+
+    Example:
+        >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
+        (('tfmp.npu', 'NPULossScaleOptimizer'), None)
+    """
+    module, _, word = name.rpartition(".")
+    package, _, last = module.rpartition(".")
+    if module == STAR and word in _OF_OTHERS:
+        return _OF_OTHERS[word], word
+    if module in _PACKAGES and word in MODULES:
+        return "tfmp.npu", word
+    if word in LOSS_SCALES and (module == STAR or (package in _PACKAGES and last in MODULES)):
+        return "tfmp.npu", word
+    return None
+
+
+def import_lines(names: Iterable[str]) -> list[str]:
+    """Return the imports that take the place of a star import.
+
+    Args:
+        names: The names that are used of it, without their module; those that have a target.
+
+    Example:
+        >>> import_lines(["os", "NPULossScaleOptimizer", "FixedLossScaleManager"])
+        ['import os', 'from tfmp.npu import FixedLossScaleManager, NPULossScaleOptimizer']
+    """
+    found = (target(f"{STAR}.{name}") for name in sorted(names))
+    pairs = [pair for pair in found if pair is not None]
+    plain = [f"import {name}" for module, name in pairs if not module]
+    modules = sorted({module for module, _ in pairs if module})
+    return plain + [
+        f"from {module} import " + ", ".join(name for of, name in pairs if of == module) for module in modules
+    ]
+
+
+def advised(names: Mapping[str, Sequence[int]]) -> str:
+    """Return what to do about names of the bridge: `npu_ops (lines 3, 4): leave it out; ...`.
+
+    Args:
+        names: The names, with the lines that use them.
+
+    Example:
+        >>> advised({"shutdown_resource": [3, 9]})
+        'shutdown_resource (lines 3, 9): leave it out'
+    """
+    return "; ".join(f"{name} ({in_lines(lines)}): {advice(name)}" for name, lines in names.items())
+
+
+def in_lines(lines: Sequence[int]) -> str:
+    """Return lines as text.
+
+    Args:
+        lines: The lines, from 1.
+
+    Example:
+        >>> in_lines([3]), in_lines([3, 9]), in_lines([])
+        ('line 3', 'lines 3, 9', 'not used')
+    """
+    if not lines:
+        return "not used"
+    return f"line{'s' if len(lines) > 1 else ''} " + ", ".join(map(str, lines))

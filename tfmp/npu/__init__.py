@@ -1,0 +1,53 @@
+"""The NPU bridge's names for loss scaling, for scripts that were written for it.
+
+Such a script runs on CPU and GPU with another import: `from npu_bridge.npu_init import *` becomes
+`from tfmp.npu import *`, and `from npu_bridge.estimator.npu import npu_loss_scale_optimizer` becomes
+`from tfmp.npu import npu_loss_scale_optimizer`. What else the bridge's star import brings is an ImportError that says
+what to use, if it is imported from here by name; `hasattr(tfmp.npu, name)` raises it too, and is not False. Other
+modules of the bridge do not exist here.
+
+Example:
+    >>> from tfmp.npu import NPURunConfig
+    Traceback (most recent call last):
+        ...
+    ImportError: tfmp.npu has no NPURunConfig, which has no part in loss scaling: use tf.estimator.RunConfig
+    (TensorFlow has Estimator up to 2.15), without the settings that it does not know.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfmp.npu.others import ADVICE
+from tfmp.optional import require_tensorflow
+
+if TYPE_CHECKING:
+    from tfmp.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
+    from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager as FixedLossScaleManager
+    from tfmp.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer as NPULossScaleOptimizer
+
+_MODULE_OF = {
+    "ExponentialUpdateLossScaleManager": "tfmp.npu.npu_loss_scale_manager",
+    "FixedLossScaleManager": "tfmp.npu.npu_loss_scale_manager",
+    "NPULossScaleOptimizer": "tfmp.npu.npu_loss_scale_optimizer",
+}
+
+# Imported as modules, under the bridge's names.
+_MODULES = ("npu_loss_scale_manager", "npu_loss_scale_optimizer")
+
+__all__ = [*_MODULE_OF]  # noqa: PLE0604 - the names of a table are strings
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute may be anything
+    if name in _MODULE_OF:
+        require_tensorflow()
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name in ADVICE:
+        # By design for hasattr too, which cannot be told from an import.
+        # `from tfmp.npu import name` would replace an AttributeError by an ImportError of its own, without the advice.
+        raise ImportError(f"tfmp.npu has no {name}, which has no part in loss scaling: {ADVICE[name]}.")
+    # Of what is not in the table, submodules too, Python itself and tools ask whether it is there.
+    raise AttributeError(f"module 'tfmp.npu' has no attribute {name!r}.")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

@@ -1,0 +1,103 @@
+"""What to use for the names of the NPU bridge that are not about loss scaling.
+
+Read by `tfmp.npu` and by the source rewriter, so it needs no TensorFlow.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_ESTIMATOR = "(TensorFlow has Estimator up to 2.15)"
+_NO_DEVICE_SETTING = "leave it out: it only sets up the NPU"
+_NO_DEVICE_SCOPE = "leave it out, with its scopes: it only tells the NPU how to compile"
+_SESSION_CONFIG = "pass the tf.compat.v1.ConfigProto itself, or nothing"
+_SUBGROUPS = "use a process set, hvd.add_process_set"
+_PROTOBUF = (
+    "import it from tensorflow.core.protobuf, and remove the custom optimizer 'NpuOptimizer' that is added to it"
+)
+_AVERAGING = "use hvd.DistributedOptimizer(opt) of horovod.tensorflow, or in one process the optimizer itself"
+_REDUCING = "use hvd.allreduce(tensor, op=hvd.Sum) of horovod.tensorflow, or op=hvd.Average"
+_BROADCAST_HOOK = "use hvd.BroadcastGlobalVariablesHook(0) of horovod.tensorflow, or in one process leave it out"
+
+#: For each name, what to do in its place: the end of a sentence, without a full stop.
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        # Estimator
+        "NPUEstimator": f"use tf.estimator.Estimator {_ESTIMATOR}",
+        "NPUEstimatorSpec": f"use tf.estimator.EstimatorSpec {_ESTIMATOR}",
+        "NPURunConfig": f"use tf.estimator.RunConfig {_ESTIMATOR}, without the settings that it does not know",
+        "npu_run_config_init": f"pass the tf.estimator.RunConfig itself {_ESTIMATOR}",
+        "npu_estimator": f"use tf.estimator {_ESTIMATOR}",
+        "NPUCheckpointSaverHook": "use tf.compat.v1.train.CheckpointSaverHook",
+        "NPUOutputTensorHook": "use tf.compat.v1.train.LoggingTensorHook",
+        "NpuEmptyHook": "use tf.compat.v1.train.SessionRunHook()",
+        # Settings
+        **dict.fromkeys(("npu_config_proto", "npu_session_config_init"), _SESSION_CONFIG),
+        **dict.fromkeys(("RewriterConfig", "rewriter_config_pb2", "config_pb2"), _PROTOBUF),
+        "npu_graph_options": "pass the tf.compat.v1.GraphOptions itself, or nothing",
+        "npu_optimizer_options": "pass the tf.compat.v1.OptimizerOptions itself, or nothing",
+        "ProfilingConfig": "use tf.compat.v1.train.ProfilerHook, or tf.profiler.experimental",
+        "DumpConfig": "leave it out; tfmp.LossScaleLoggingHook names the variables that overflowed",
+        **dict.fromkeys(
+            ("DynamicInputConfig", "NpuExecutePlacement", "experimental_options", "npu_config"), _NO_DEVICE_SETTING
+        ),
+        # Sessions
+        "init_resource": "use tf.compat.v1.Session(config=config), and hvd.init() for several processes",
+        "shutdown_resource": "leave it out",
+        "close_session": "use session.close()",
+        "set_keras_session_npu_config": "use tf.compat.v1.keras.backend.set_session(session)",
+        "npu_clear_session": "use tf.keras.backend.clear_session()",
+        # Several devices
+        **dict.fromkeys(
+            ("NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper", "npu_tf_optimizer"), _AVERAGING
+        ),
+        **dict.fromkeys(("allreduce", "npu_allreduce", "hccl_ops"), _REDUCING),
+        **dict.fromkeys(("NPUBroadcastGlobalVariablesHook", "npu_hook"), _BROADCAST_HOOK),
+        "NPUOptimizer": "use the optimizer inside it; around hvd.DistributedOptimizer(opt) or opt itself put "
+        "NPULossScaleOptimizer, if it scaled the loss too",
+        "npu_optimizer": "use tfmp.npu.NPULossScaleOptimizer, and hvd.DistributedOptimizer of horovod.tensorflow",
+        "npu_hooks_append": f"pass the list of hooks itself; {_BROADCAST_HOOK}",
+        "npu_callbacks_append": "pass the list of callbacks itself",
+        "NPUBroadcastGlobalVariablesCallback": "leave it out in one process and under a tf.distribute strategy",
+        **dict.fromkeys(
+            ("KerasDistributeOptimizer", "npu_keras_optimizer"),
+            "use the optimizer itself, under a tf.distribute strategy for several devices",
+        ),
+        **dict.fromkeys(("npu_strategy", "NPUStrategy"), "use tf.distribute.MirroredStrategy()"),
+        **dict.fromkeys(("get_rank_size", "get_npu_rank_size"), "use hvd.size() of horovod.tensorflow, or 1"),
+        **dict.fromkeys(("get_rank_id", "get_npu_rank_id"), "use hvd.rank() of horovod.tensorflow, or 0"),
+        **dict.fromkeys(
+            ("get_local_rank_id", "get_npu_local_rank_id"), "use hvd.local_rank() of horovod.tensorflow, or 0"
+        ),
+        "get_local_rank_size": "use hvd.local_size() of horovod.tensorflow, or 1",
+        **dict.fromkeys(
+            (
+                "create_group",
+                "destroy_group",
+                "get_world_rank_from_group_rank",
+                "get_group_rank_from_world_rank",
+            ),
+            f"{_SUBGROUPS} of horovod.tensorflow",
+        ),
+        **dict.fromkeys(
+            ("set_split_strategy_by_idx", "set_split_strategy_by_size"),
+            "leave it out: Horovod fuses gradients by itself",
+        ),
+        # Operations
+        "npu_ops": "use tf.compat.v1.nn.dropout for its dropout, and leave out initialize_system and shutdown_system",
+        "npu_dropout": "use tf.compat.v1.nn.dropout",
+        "npu_convert_dropout": "leave it out: tf.compat.v1.nn.dropout works as it stands",
+        **dict.fromkeys(("npu_unary_ops", "npu_aicore_ops"), "use tf.nn.gelu of TensorFlow 2 for its gelu"),
+        **dict.fromkeys(
+            ("DynamicRNN", "DynamicGRUV2", "DynamicAUGRU", "npu_dynamic_rnn"),
+            "use tf.compat.v1.nn.dynamic_rnn with a cell and time_major=True",
+        ),
+        "npu_rnn": "use tf.compat.v1.nn.static_rnn",
+        "deformable_conv2d": "TensorFlow has no such operation, and the model needs another layer",
+        **dict.fromkeys(("npu_scope", "npu_variable_scope", "npu_stage_scope"), _NO_DEVICE_SCOPE),
+        "keras_to_npu": "pass the Keras model itself, or tf.keras.estimator.model_to_estimator (up to 2.15)",
+        # As a whole
+        "util": "leave it out: it tells the NPU how many iterations to run in one session.run",
+        **dict.fromkeys(("npu_plugin", "tf_adapter", "npu_cpu_ops", "embeddingrankid"), _NO_DEVICE_SETTING),
+        **dict.fromkeys(("npu_init", "npu_bridge"), "import the names of tfmp.npu one by one, or all by *"),
+    }
+)
