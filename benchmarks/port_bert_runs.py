@@ -1,0 +1,185 @@
+"""Trains one configuration of a migrated BERT script in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import port_bert_data as data
+from benchmarks import port_bert_outcomes as outcomes
+from benchmarks.port_bert_outcomes import Outcome
+from benchmarks.port_bert_sources import COLUMNS, Configuration, Source
+from benchmarks.port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
+
+_ROOT = Path(__file__).parent.parent
+_RECORDS = 512
+#: The script that trains, in both code bases.
+SCRIPT = "run_pretraining.py"
+_IMPORT = "import optimization"
+
+# As the last line of a traceback: a name that ends so, without a place before it.
+_ERROR = re.compile(r"(?:\w+\.)*(?P<error>\w*(Error|Exception)\b.*)")
+
+#: How many lines of a log tell why it failed.
+_LOG_LINES = 30
+
+_ALWAYS = (
+    "--do_train",
+    "--train_batch_size=8",
+    f"--max_seq_length={data.SEQ_LENGTH}",
+    f"--max_predictions_per_seq={data.PREDICTIONS}",
+    "--learning_rate=0.005",
+    "--num_warmup_steps=5",
+    "--save_checkpoints_steps=1000",
+)
+
+
+class Bench:
+    """A directory with all that trainings need.
+
+    Args:
+        directory: An empty one.
+        steps: How many steps a training has.
+        timeout: The seconds after which a process is ended.
+    """
+
+    def __init__(self, directory: Path, steps: int, timeout: float) -> None:
+        self._directory = directory
+        self._steps = steps
+        self._timeout = timeout
+        self._records = directory / "records"
+        self._records.mkdir()
+        for part in range(2):
+            data.write_records(self._records / f"{part}.tfrecord", _RECORDS // 2)
+        data.write_config(directory / "bert_config.json")
+        write_stubs(directory / "stubs")
+
+    def put_columns(self, source: Source, checkout: Path) -> None:
+        """Write a script beside the one of a migrated checkout for each column, and the modules that these import.
+
+        Args:
+            source: Whose checkout it is.
+            checkout: Where it is.
+
+        Raises:
+            ValueError: The script does not import its optimizer as both public ones do.
+        """
+        script = (checkout / SCRIPT).read_text().splitlines(keepends=True)
+        if [line.strip() for line in script].count(_IMPORT) != 1:
+            raise ValueError(f"{checkout / SCRIPT} must have one line `{_IMPORT}`; it may be another version.")
+        imports = dict(
+            zip(COLUMNS, ("import optimization", "import optimization_edited", source.kit_import), strict=True)
+        )
+        for column, imported in imports.items():
+            lines = [_counted(column) + "\n" if line.strip() == _IMPORT else line for line in script]
+            (checkout / _entry(column)).write_text("".join(lines))
+            write_counting(checkout / f"counted_{column}.py", f"{imported} as measured")
+        own = (checkout / "optimization.py").read_text()
+        (checkout / "optimization_edited.py").write_text(own.replace(source.counts, source.counts_once))
+        # It is for GPUs; without it the model takes the plain layer norm.
+        (checkout / "fused_layer_norm.py").unlink(missing_ok=True)
+
+    def train(self, source: Source, configuration: Configuration, column: str, checkout: Path) -> Outcome:
+        """Train.
+
+        Args:
+            source: Whose checkout it is.
+            configuration: How to train.
+            column: Who makes the train op.
+            checkout: Where it is, migrated and with `put_columns` done.
+        """
+        place = self._directory / "_".join([source.name, configuration.name, column]).replace(" ", "_").replace(",", "")
+        place.mkdir()
+        started = 0
+        if configuration.resumes:
+            started = outcomes.RESUMED_STEP
+            data.write_checkpoint(place / "model", _resumed_values(configuration))
+        begin = time.monotonic()
+        ended = self._launch(source, configuration, column, checkout, place, started)
+        outcome = Outcome(ended, time.monotonic() - begin, outcomes.read_counts(place / "counts.txt"))
+        if (place / "model").exists():
+            outcome.step, outcome.scale = _saved(place / "model")
+        outcome.problem = outcome.problem or outcomes.problem(outcome, started, self._steps, configuration)
+        if ended:
+            outcome.log = "\n".join((place / "log.txt").read_text(errors="replace").splitlines()[-_LOG_LINES:])
+        return outcome
+
+    def _launch(
+        self, source: Source, configuration: Configuration, column: str, checkout: Path, place: Path, started: int
+    ) -> str:
+        common = [option.format(self._records) for option in source.common]
+        command = [
+            sys.executable,
+            _entry(column),
+            f"--bert_config_file={self._directory / 'bert_config.json'}",
+            f"--output_dir={place / 'model'}",
+            f"--num_train_steps={started + self._steps}",
+            *_ALWAYS,
+            *common,
+            *configuration.options,
+        ]
+        log = place / "log.txt"
+        with log.open("w") as output:
+            try:
+                status = subprocess.run(
+                    command,
+                    cwd=checkout,
+                    env=self._environment(place),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=self._timeout,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return f"it took more than {self._timeout:g} s"
+        return "" if status == 0 else _last_error(log.read_text(errors="replace")) or f"exit status {status}"
+
+    def _environment(self, place: Path) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(self._directory / "stubs"), str(_ROOT)]),
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            COUNTS_VARIABLE: str(place / "counts.txt"),
+        }
+
+
+def _entry(column: str) -> str:
+    return f"port_bert_{column}.py"
+
+
+def _counted(column: str) -> str:
+    return f"import counted_{column} as optimization"
+
+
+def _resumed_values(configuration: Configuration) -> dict[str, np.ndarray]:
+    values = data.trained_values(outcomes.RESUMED_STEP, data.CONFIG)
+    if configuration.wrapped:
+        values |= data.scaling_values(outcomes.RESUMED_SCALE, outcomes.RESUMED_GOOD_STEPS)
+    if configuration.windows > 1:
+        values |= data.accumulation_values(data.CONFIG)
+    return values
+
+
+def _saved(model: Path) -> tuple[int | None, float | None]:
+    """Return the global step and the scale of the newest checkpoint of a directory."""
+    newest = tf.train.latest_checkpoint(str(model))
+    if newest is None:
+        return None, None
+    reader = tf.train.load_checkpoint(newest)
+    # The second name is that of TensorFlow's own loss scale, which the graph rewrite uses.
+    names = [name for name in ("loss_scale", "current_loss_scale") if reader.has_tensor(name)]
+    return int(reader.get_tensor("global_step")), float(reader.get_tensor(names[0])) if names else None
+
+
+def _last_error(log: str) -> str:
+    """Return the line of a traceback that names the error."""
+    named = [found for line in log.splitlines() if (found := _ERROR.match(line))]
+    return named[-1]["error"].strip() if named else ""
