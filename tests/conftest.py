@@ -40,3 +40,10 @@ def session() -> Iterator[tf.compat.v1.Session]:
 def two_replicas() -> tf.distribute.MirroredStrategy:
     # The default collectives clash when one process makes a second strategy.
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture
+def no_graph_rewrite_after() -> Iterator[None]:
+    """Turn TensorFlow's graph rewrite off again, a setting of the process that Keras refuses beside its policies."""
+    yield
+    tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()

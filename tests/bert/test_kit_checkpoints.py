@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.graph, pytest.mark.usefixtures("no_graph_rewrite_after")]
 
 tf1 = tf.compat.v1
 

@@ -12,7 +12,11 @@ import pytest
 import replica_processes
 
 # In one group: the launch serves all of them.
-pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("bert_kit")]
+pytestmark = [
+    pytest.mark.horovod,
+    pytest.mark.xdist_group("bert_kit"),
+    pytest.mark.usefixtures("no_graph_rewrite_after"),
+]
 
 _Told = Callable[..., list[Any]]
 

@@ -13,7 +13,7 @@ import tfmp
 from tfmp import bert
 from tfmp.bert import google
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.graph, pytest.mark.usefixtures("no_graph_rewrite_after")]
 
 tf1 = tf.compat.v1
 

@@ -155,12 +155,9 @@ def test_variables_that_look_like_those_of_another_manager_change_nothing(tmp_pa
 
 
 @pytest.mark.graph
+@pytest.mark.usefixtures("no_graph_rewrite_after")
 def test_checkpoint_of_the_graph_rewrite_is_read(tmp_path: Path) -> None:
-    try:
-        prefix = systems.train_in_session(systems.tensorflows_rewrite, tmp_path)
-    finally:
-        tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()
-    _check(prefix, STOCK, _TENSORFLOW)
+    _check(systems.train_in_session(systems.tensorflows_rewrite, tmp_path), STOCK, _TENSORFLOW)
 
 
 def test_checkpoint_of_tensorflows_wrapper_is_read_that_its_objects_made(tmp_path: Path) -> None:
