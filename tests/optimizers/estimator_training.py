@@ -3,7 +3,7 @@
 Run as a program it is one of two workers of such a training, and prints the states:
 
     TF_CONFIG=... python tests/optimizers/estimator_training.py tf_config Adam random /tmp/model
-    horovodrun -np 2 python tests/optimizers/estimator_training.py inside Adam random /tmp/model
+    horovodrun -np 2 python tests/optimizers/estimator_training.py plain,inside Adam random /tmp/model
 """
 
 import argparse
@@ -137,24 +137,30 @@ class _StateHook(tf1.train.SessionRunHook):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ["tf_config", "tf_config_v1", "plain", "inside", "outside"]
-    parser.add_argument("kind", choices=kinds, help="what brings workers together, or an order of `wrap` with Horovod")
+    parser.add_argument(
+        "kinds", help="tf_config or tf_config_v1; or, with Horovod, orders of `wrap`, with commas between"
+    )
     parser.add_argument("optimizer", choices=OPTIMIZERS)
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
     parser.add_argument("model_dir", type=Path)
     add_options(parser)
     args = parser.parse_args()
 
-    worker = _worker(args.kind)
+    # One a process by TF_CONFIG: in a second one the collectives of Estimator's copy of the strategy would take the
+    # numbers of the first, and fail, with any optimizer (TensorFlow 2.15.1).
+    for kind in args.kinds.split(","):
+        _train_as(kind, args)
+
+
+def _train_as(kind: str, args: argparse.Namespace) -> None:
+    worker = _worker(kind)
     taken = itertools.count(1)
 
     def tell(state: State) -> None:
-        print(f"STATE {worker.rank}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
+        print(f"STATE {kind}/{worker.rank}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
         die_after(args, next(taken), worker.rank)
 
-    # One a process: in a second training by TF_CONFIG the collectives of Estimator's copy of the strategy would take
-    # the numbers of the first, and fail, with any optimizer (TensorFlow 2.15.1).
-    train(args.optimizer, inputs(args.overflow)[args.first : args.last], args.model_dir, worker, tell)
+    train(args.optimizer, inputs(args.overflow)[args.first : args.last], args.model_dir / kind, worker, tell)
 
 
 def _worker(kind: str) -> Worker:

@@ -313,27 +313,27 @@ def _main() -> None:
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
-    try:
-        _train(hvd, options)
-    except tf.errors.InvalidArgumentError as error:
-        # It ends well: horovodrun ends the others when one process fails, and they could not print theirs.
-        _tell(f"REFUSED {hvd.rank()}", error.message)
-
-
-def _train(hvd: Any, options: argparse.Namespace) -> None:
     for training in options.trainings:
-        way, _, order = training.partition("/")
-        with tempfile.TemporaryDirectory() as directory:
-            timeline = Path(directory) / "timeline.json"
-            if options.record:
-                hvd.start_timeline(str(timeline))
-            for taken, state in enumerate(_WAYS[way](hvd, way, order, options), start=1):
-                _tell(f"STATE {hvd.rank()} {training}", state)
-                replica_training.die_after(options, taken, hvd.rank())
-            if options.record:
-                hvd.stop_timeline()
-            if options.record and hvd.rank() == 0:
-                _tell(f"MEETINGS {training}", _meetings(timeline, taken))
+        try:
+            _train(hvd, training, options)
+        except tf.errors.InvalidArgumentError as error:
+            # It ends well: horovodrun ends the others when one process fails, and they could not print theirs.
+            _tell(f"REFUSED {hvd.rank()} {training}", error.message)
+
+
+def _train(hvd: Any, training: str, options: argparse.Namespace) -> None:
+    way, _, order = training.partition("/")
+    with tempfile.TemporaryDirectory() as directory:
+        timeline = Path(directory) / "timeline.json"
+        if options.record:
+            hvd.start_timeline(str(timeline))
+        for taken, state in enumerate(_WAYS[way](hvd, way, order, options), start=1):
+            _tell(f"STATE {hvd.rank()} {training}", state)
+            replica_training.die_after(options, taken, hvd.rank())
+        if options.record:
+            hvd.stop_timeline()
+        if options.record and hvd.rank() == 0:
+            _tell(f"MEETINGS {training}", _meetings(timeline, taken))
 
 
 def _tell(title: str, value: Any) -> None:
