@@ -207,8 +207,8 @@ _ALLOWED = {
     },
     "tfmp.monitoring.step_counting": {"tfmp.core.call_sites"},
     "tfmp.monitoring.stuck": {*_LEAVES, *_CORE},
-    "tfmp.npu": {"tfmp.npu.others", "tfmp.optional"},
-    "tfmp.npu.others": set(),
+    "tfmp.npu": {"tfmp.npu.advice", "tfmp.optional"},
+    "tfmp.npu.advice": set(),
     "tfmp.npu.npu_loss_scale_manager": {"tfmp.core.settings", *_CORE},
     "tfmp.npu.npu_loss_scale_optimizer": {
         "tfmp.npu.npu_loss_scale_manager",
@@ -224,7 +224,7 @@ _ALLOWED = {
     # Tables, what reads scripts, rules, the program: each on those before it.
     **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
     **{table: set() for table in _TABLES},
-    "tfmp.migrate.tables.npu_names": {"tfmp.npu.others"},
+    "tfmp.migrate.tables.npu_names": {"tfmp.npu.advice"},
     **{module: _RULES_SEE - {module} for module in _READING},
     **dict.fromkeys(_RULES, _RULES_SEE),
     "tfmp.migrate.rules": _RULES | _RULES_SEE,
