@@ -67,11 +67,15 @@ class Bench:
             checkout: Where it is.
 
         Raises:
-            ValueError: The script does not import its optimizer as both public ones do.
+            ValueError: The script does not import its optimizer as both public ones do, or that optimizer does not
+                advance the step as it did.
         """
         script = (checkout / SCRIPT).read_text().splitlines(keepends=True)
         if [line.strip() for line in script].count(_IMPORT) != 1:
             raise ValueError(f"{checkout / SCRIPT} must have one line `{_IMPORT}`; it may be another version.")
+        own = (checkout / "optimization.py").read_text()
+        if source.counts not in own:
+            raise ValueError(f"{checkout / 'optimization.py'} must have `{source.counts}`; it may be another version.")
         imports = dict(
             zip(COLUMNS, ("import optimization", "import optimization_edited", source.kit_import), strict=True)
         )
@@ -79,7 +83,6 @@ class Bench:
             lines = [_counted(column) + "\n" if line.strip() == _IMPORT else line for line in script]
             (checkout / _entry(column)).write_text("".join(lines))
             write_counting(checkout / f"counted_{column}.py", f"{imported} as measured")
-        own = (checkout / "optimization.py").read_text()
         (checkout / "optimization_edited.py").write_text(own.replace(source.counts, source.counts_once))
         # It is for GPUs; without it the model takes the plain layer norm.
         (checkout / "fused_layer_norm.py").unlink(missing_ok=True)

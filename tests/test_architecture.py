@@ -207,8 +207,8 @@ _ALLOWED = {
     },
     "tfmp.monitoring.step_counting": {"tfmp.core.call_sites"},
     "tfmp.monitoring.stuck": {*_LEAVES, *_CORE},
-    "tfmp.npu": {"tfmp.npu.others", "tfmp.optional"},
-    "tfmp.npu.others": set(),
+    "tfmp.npu": {"tfmp.npu.advice", "tfmp.optional"},
+    "tfmp.npu.advice": set(),
     "tfmp.npu.npu_loss_scale_manager": {"tfmp.core.settings", *_CORE},
     "tfmp.npu.npu_loss_scale_optimizer": {
         "tfmp.npu.npu_loss_scale_manager",
@@ -224,7 +224,7 @@ _ALLOWED = {
     # Tables, what reads scripts, rules, the program: each on those before it.
     **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
     **{table: set() for table in _TABLES},
-    "tfmp.migrate.tables.npu_names": {"tfmp.npu.others"},
+    "tfmp.migrate.tables.npu_names": {"tfmp.npu.advice"},
     **{module: _RULES_SEE - {module} for module in _READING},
     **dict.fromkeys(_RULES, _RULES_SEE),
     "tfmp.migrate.rules": _RULES | _RULES_SEE,
@@ -333,6 +333,31 @@ def test_module_imports_only_what_the_design_allows(path: Path) -> None:
                 assert node in _inside_functions(tree), f"{name} may import {imported} only inside a function"
         elif imported.split(".")[0] not in _packages(name):
             assert imported.split(".")[0] in sys.stdlib_module_names, f"{name} imports {imported}"
+
+
+def _listed_in_design() -> Iterator[str]:
+    """Yield the paths of the list of layers; what stands in a line beside the first name is of the same directory."""
+    text = (_ROOT / "docs" / "design.md").read_text()
+    parents: list[str] = []
+    for line in text.split("```\ntfmp/\n")[1].split("```")[0].splitlines():
+        first, *words = line.split()
+        del parents[(len(line) - len(line.lstrip())) // 2 - 1 :]
+        path = "/".join([*parents, first])
+        yield path
+        if path.endswith("/"):
+            parents.append(first.rstrip("/"))
+        else:
+            yield from ("/".join([*parents, word]) for word in words if word.endswith(".py"))
+
+
+def test_design_lists_every_module() -> None:
+    listed = set(_listed_in_design())
+    # A directory without lines of its own stands for all that is in it.
+    whole = tuple(path for path in listed if path.endswith("/") and sum(each.startswith(path) for each in listed) == 1)
+    modules = {path.relative_to(_ROOT / "tfmp").as_posix() for path in _MODULES}
+    named = {path for path in modules if not path.startswith(whole) and "/__" not in path}
+    assert named == {path for path in listed if path.endswith(".py")}
+    assert all(any(module.startswith(path) for module in modules) for path in whole)
 
 
 @pytest.mark.parametrize("path", sorted((_ROOT / "estimator_examples").rglob("*.py")), ids=_name)

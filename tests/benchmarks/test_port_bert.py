@@ -1,5 +1,6 @@
 """What migrated BERT scripts are trained on and judged by; the training itself, where checkouts are named."""
 
+import importlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from benchmarks import port_bert, port_bert_data
 from benchmarks.port_bert_outcomes import RESUMED_SCALE, Outcome, Run, problem, read_counts
 from benchmarks.port_bert_runs import Bench
 from benchmarks.port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration
-from benchmarks.port_bert_stubs import write_counting, write_stubs
+from benchmarks.port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
 
 _FALLING = [Run(1, 0, 0, 2.0**14, 4.0), Run(2, 1, 1, 2.0**13, 4.0), Run(3, 2, 2, 2.0**13, 3.0)]
 _PLAIN = Configuration("manual_fp16 Adam", wrapped=True)
@@ -90,6 +91,19 @@ def test_the_scripts_of_a_checkout_import_their_optimizer_through_a_module_that_
     assert not (tmp_path / "fused_layer_norm.py").exists()
 
 
+def test_an_optimizer_that_counts_in_another_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run_pretraining.py").write_text("import optimization\n")
+    (tmp_path / "optimization.py").write_text("train_op = tf.group(train_op, global_step.assign_add(1))\n")
+    (tmp_path / "bench").mkdir()
+    bench = Bench(tmp_path / "bench", steps=2, timeout=1)
+    with pytest.raises(
+        ValueError, match=r"optimization\.py must have `\[global_step\.assign\(new_global_step\)\]`; it"
+    ):
+        bench.put_columns(NVIDIA, tmp_path)
+    # Google's is not edited.
+    bench.put_columns(GOOGLE, tmp_path)
+
+
 def test_another_script_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run_pretraining.py").write_text("from bert import optimization\n")
     (tmp_path / "bench").mkdir()
@@ -97,9 +111,45 @@ def test_another_script_is_refused(tmp_path: Path) -> None:
         Bench(tmp_path / "bench", steps=2, timeout=1).put_columns(GOOGLE, tmp_path)
 
 
-def test_the_counting_module_parses(tmp_path: Path) -> None:
-    write_counting(tmp_path / "counted.py", "import tfmp as measured")
-    compile((tmp_path / "counted.py").read_text(), "counted.py", "exec")
+_CREATE_OPTIMIZER = """
+import tensorflow.compat.v1 as tf
+import tfmp
+
+def create_optimizer(loss, rate):
+    weight, moments = (tf.get_variable("pooler/dense/bias" + slot, initializer=[0.0]) for slot in ("", "/adam_m"))
+
+    class Adam(tf.train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            return moments.assign(0.5 * moments + 0.5 * grads_and_vars[0][0])
+
+    opt = tfmp.LossScaleOptimizer(Adam(rate), tfmp.ExponentialUpdateLossScaleManager(2**32, 1000))
+    # At every step, as some scripts count.
+    with tf.control_dependencies([opt.minimize(loss * weight[0], var_list=[weight])]):
+        return tf.train.get_global_step().assign_add(1)
+"""
+
+
+@pytest.mark.graph
+def test_runs_are_counted_and_those_that_moved_the_moments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: tf.compat.v1.Session
+) -> None:
+    (tmp_path / "create_optimizer_of_test.py").write_text(_CREATE_OPTIMIZER)
+    write_counting(tmp_path / "counted_of_test.py", "import create_optimizer_of_test as measured")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(COUNTS_VARIABLE, str(tmp_path / "counts"))
+    loss = tf.compat.v1.placeholder(tf.float32, [])
+    tf.compat.v1.train.get_or_create_global_step()
+    train_op = importlib.import_module("counted_of_test").create_optimizer(loss, 0.125)
+    saved = {variable.op.name for variable in tf.compat.v1.global_variables()}
+    assert not [name for name in saved if name.startswith("port_bert")]
+    session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+    for value in (1.0, math.inf, 1.0):
+        session.run(train_op, {loss: value})
+    assert read_counts(tmp_path / "counts") == [
+        Run(1, 1, 1, 2.0**32, 1.0),
+        Run(2, 1, 2, 2.0**32, math.inf),
+        Run(3, 2, 3, 2.0**32, 1.0),
+    ]
 
 
 def test_counts_are_read(tmp_path: Path) -> None:

@@ -260,16 +260,26 @@ def test_an_interrupt_ends_it_without_a_traceback(
     assert capsys.readouterr().err == _INTERRUPTED
 
 
+def _interrupting(script: Script, options: Options) -> Iterator[Result]:
+    # Once: a file that was written is looked at again.
+    if script.text == _SCRIPT:
+        os.kill(os.getpid(), signal.SIGINT)
+    yield from _edits_import(script, options)
+
+
+@pytest.fixture
+def _takes_interrupts() -> Iterator[None]:
+    # A shell without job control starts what is in its background with interrupts ignored, and so these tests.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_takes_interrupts")
 def test_an_interrupt_lets_files_be_finished_and_tells_of_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupting(script: Script, options: Options) -> Iterator[Result]:
-        # Once: a file that was written is looked at again.
-        if script.text == _SCRIPT:
-            os.kill(os.getpid(), signal.SIGINT)
-        yield from _edits_import(script, options)
-
-    monkeypatch.setattr(rewriting, "RULES", (interrupting,))
+    monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
     _write(a=_SCRIPT, b=_SCRIPT)
     assert command.main(["--write", "a.py", "b.py"]) == 130
     shown = capsys.readouterr()
@@ -279,13 +289,26 @@ def test_an_interrupt_lets_files_be_finished_and_tells_of_them(
     assert Path("b.py").read_text() == _SCRIPT
 
 
+@pytest.mark.usefixtures("_takes_interrupts")
+def test_what_was_started_to_ignore_interrupts_does_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
+    _write(a=_SCRIPT, b=_SCRIPT)
+    assert command.main(["--write", "a.py", "b.py"]) == 0
+    assert capsys.readouterr().out.endswith("\n2 files: 2 rewritten, 0 unchanged, 0 not done\n")
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 # Its files take some seconds: it is interrupted, or loses a process, in the midst of them.
 def _busy_process() -> "subprocess.Popen[str]":
     Path("many").mkdir()
     for number in range(60):
         Path(f"many/f{number:03}.py").write_text(_SCRIPT * 6)
     script = (
-        "import sys; from tfmp.migrate import command, workers; "
+        "import signal, sys; from tfmp.migrate import command, workers; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "workers._cores = lambda: 2; sys.exit(command.main(sys.argv[1:]))"
     )
     command_line = [sys.executable, "-c", script, "--write", "many"]

@@ -156,7 +156,8 @@ def wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
     Args:
         hvd: Horovod.
         order: Where its wrapper is; or "plain"; or "float16", plain with gradients that travel so; or "strategy", plain
-            where a strategy is active; or "alone"; or "npu", which is "inside" by the NPU bridge's name.
+            where a strategy is active; or "alone"; or "npu", which is "inside" by the NPU bridge's name; or
+            "unchecked", which is "plain" by that name, without a check for overflow.
         inner: The optimizer.
         settings: More for tfmp's.
     """
@@ -164,6 +165,11 @@ def wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
         return tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(inner), is_distributed=True, **settings)
     if order == "npu":
         return tfmp.npu.NPULossScaleOptimizer(hvd.DistributedOptimizer(inner), is_distributed=True, **settings)
+    if order == "unchecked":
+        unchecked = tfmp.npu.FixedLossScaleManager(8, enable_overflow_check=False)
+        return tfmp.npu.NPULossScaleOptimizer(
+            inner, is_distributed=True, **settings | {"loss_scale_manager": unchecked}
+        )
     if order == "outside":
         return hvd.DistributedOptimizer(tfmp.LossScaleOptimizer(inner, is_distributed=True, **settings))
     dtype = "float16" if order == "float16" else None

@@ -146,7 +146,8 @@ def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(tmp_path: 
 
 
 def test_gradients_that_are_constants_are_shared_at_every_step(tmp_path: Path) -> None:
-    trainings = ["constants/plain", "constants/float16"]
+    # Where nothing is checked, the flag is a constant too.
+    trainings = ["constants/plain", "constants/float16", "constants/unchecked"]
     # A worker that waits for ever is told of by the time-out.
     status, log = _horovodrun([*trainings, "--last=4"], tmp_path, seconds=40)
     assert status == 0, log

@@ -17,7 +17,8 @@ class Inspection:
         loss_scale: The float32 scalar that they were scaled by.
         unscales: Whether the gradients are scaled, and must be unscaled to be looked at.
         stays_scaled: Whether they are scaled, and are looked at as they are.
-        addends: How many replicas' gradients are summed after they were looked at.
+        addends: How many replicas' gradients are summed after they were looked at; no matter if the detector ignores
+            sums.
         next_values: Indices of those that are no gradients but the next values of their variables: they must be finite,
             and no more is asked of them.
 
@@ -44,7 +45,7 @@ class Inspection:
         self._loss_scale = loss_scale
         self._unscales = unscales
         self._stays_scaled = stays_scaled
-        self._addends = addends
+        self._addends = 1 if detector.ignores_sums else addends
         self._next_values = next_values
 
     def all_finite(self, grads: Gradients) -> tf.Tensor:

@@ -31,6 +31,10 @@ class OverflowDetector(abc.ABC):
     #: them first.
     ignores_scale: bool = False
 
+    #: Whether a step is applied also where the sum of the replicas' gradients, which no one looks at any more, could
+    #: overflow.
+    ignores_sums: bool = False
+
     @abc.abstractmethod
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Return a boolean scalar: True when no gradient overflowed.

@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--to-tfmp",
         action="store_true",
-        help="also turn the dynamic loss scales of TensorFlow's graph rewrite into tfmp's managers",
+        help="also turn the wrapper and the loss scales of TensorFlow's graph rewrite into tfmp's",
     )
     return parser
 

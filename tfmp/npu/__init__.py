@@ -10,17 +10,19 @@ Example:
     >>> from tfmp.npu import NPURunConfig
     Traceback (most recent call last):
         ...
-    ImportError: tfmp.npu has no NPURunConfig, which has no part in loss scaling: use tf.estimator.RunConfig
-    (TensorFlow has Estimator up to 2.15), without the settings that it does not know.
+    ImportError: tfmp.npu has no NPURunConfig: use tf.estimator.RunConfig (TensorFlow has Estimator up to 2.15), without
+    the settings that it does not know.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfmp.npu.others import ADVICE
+from tfmp.npu.advice import ADVICE
 from tfmp.optional import require_tensorflow
 
 if TYPE_CHECKING:
+    from tfmp.npu import npu_loss_scale_manager as npu_loss_scale_manager
+    from tfmp.npu import npu_loss_scale_optimizer as npu_loss_scale_optimizer
     from tfmp.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
     from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager as FixedLossScaleManager
     from tfmp.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer as NPULossScaleOptimizer
@@ -31,7 +33,7 @@ _MODULE_OF = {
     "NPULossScaleOptimizer": "tfmp.npu.npu_loss_scale_optimizer",
 }
 
-# Imported as modules, under the bridge's names.
+# Read, or imported, as modules under the bridge's names.
 _MODULES = ("npu_loss_scale_manager", "npu_loss_scale_optimizer")
 
 __all__ = [*_MODULE_OF]  # noqa: PLE0604 - the names of a table are strings
@@ -41,10 +43,13 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute may be a
     if name in _MODULE_OF:
         require_tensorflow()
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name in _MODULES:
+        require_tensorflow()
+        return importlib.import_module(f"tfmp.npu.{name}")
     if name in ADVICE:
         # By design for hasattr too, which cannot be told from an import.
         # `from tfmp.npu import name` would replace an AttributeError by an ImportError of its own, without the advice.
-        raise ImportError(f"tfmp.npu has no {name}, which has no part in loss scaling: {ADVICE[name]}.")
+        raise ImportError(f"tfmp.npu has no {name}: {ADVICE[name]}.")
     # Of what is not in the table, submodules too, Python itself and tools ask whether it is there.
     raise AttributeError(f"module 'tfmp.npu' has no attribute {name!r}.")
 

@@ -65,9 +65,10 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
 
 
 class _NoDetector(OverflowDetector):
-    """Takes nothing for overflow."""
+    """Takes nothing for overflow, on one replica or in the sum of several."""
 
     ignores_scale = True
+    ignores_sums = True
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Return True."""

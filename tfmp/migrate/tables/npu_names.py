@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from tfmp.npu.others import ADVICE
+from tfmp.npu.advice import ADVICE
 
 LOSS_SCALES = frozenset(("NPULossScaleOptimizer", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager"))
 MODULES = frozenset(("npu_loss_scale_optimizer", "npu_loss_scale_manager"))

@@ -1,4 +1,4 @@
-"""What to use for the names of the NPU bridge that are not about loss scaling.
+"""What to use for the names of the NPU bridge that `tfmp.npu` does not have.
 
 Read by `tfmp.npu` and by the source rewriter, so it needs no TensorFlow.
 """
