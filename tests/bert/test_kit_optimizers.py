@@ -232,6 +232,25 @@ def test_a_bad_setting_is_refused(settings: dict[str, Any], error: type[Exceptio
         bert.AdamWeightDecayOptimizer(0.1, **settings)
 
 
+@pytest.mark.parametrize(
+    ("rate", "error", "message"),
+    [
+        (-0.1, ValueError, r"learning_rate must be at least 0, got -0\.1\."),
+        (float("inf"), ValueError, "learning_rate must be finite"),
+        ("fast", TypeError, "learning_rate must be a number, got 'fast'"),
+        (lambda: tf.constant([0.1]), ValueError, r"learning_rate must be a scalar, got the shape \(1,\)\."),
+        (lambda: tf.constant(1), TypeError, r"learning_rate must be of a floating-point type, got int32\."),
+    ],
+)
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_a_bad_learning_rate_is_refused(
+    kind: str, rate: Any, error: type[Exception], message: str, session: tf1.Session
+) -> None:
+    del session
+    with pytest.raises(error, match=message):
+        _OPTIMIZERS[kind](rate() if callable(rate) else rate)
+
+
 def test_lamb_asks_for_the_global_step(session: tf1.Session) -> None:
     del session
     with pytest.raises(ValueError, match="pass global_step to apply_gradients or minimize"):
