@@ -106,6 +106,18 @@ def test_biases_and_layer_norms_do_not_decay(name: str, decays: bool, session: t
     np.testing.assert_allclose(session.run(variable), 0.95 if decays else 1.0, rtol=1e-6)
 
 
+def test_a_subclass_decides_what_decays(session: tf1.Session) -> None:
+    class DecaysBiasesAlone(bert.AdamWeightDecayOptimizer):
+        def decays(self, variable: tf.Variable) -> bool:
+            return "bias" in variable.name
+
+    kernel, bias = _variable(np.ones(2), "kernel"), _variable(np.ones(2), "bias")
+    train_op = _train_op(DecaysBiasesAlone(0.1, 0.5), (tf.zeros(2), kernel), (tf.zeros(2), bias))
+    session.run(tf1.global_variables_initializer())
+    session.run(train_op)
+    np.testing.assert_allclose(session.run([kernel, bias]), [[1.0, 1.0], [0.95, 0.95]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", _OPTIMIZERS)
 def test_the_variables_are_those_of_the_published_optimizers(kind: str, session: tf1.Session) -> None:
     del session
