@@ -51,6 +51,11 @@ def overflowing(grads: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [grads[0], np.full_like(grads[1], np.inf), *grads[2:]]
 
 
+def reads() -> dict[str, tf.Tensor]:
+    """Return the value of every variable of the graph, by name."""
+    return {variable.op.name: variable.read_value() for variable in tf1.global_variables()}
+
+
 def state(session: tf1.Session) -> dict[str, Any]:
-    """Return every variable of the graph, by name."""
-    return session.run({variable.op.name: variable.read_value() for variable in tf1.global_variables()})
+    """Return what every variable of the graph holds, by name."""
+    return session.run(reads())

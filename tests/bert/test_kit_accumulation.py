@@ -80,6 +80,15 @@ def test_an_overflow_in_one_micro_batch_skips_its_window_alone(session: tf1.Sess
         assert np.isfinite(state["bert/bias/accum"]).all()
 
 
+def test_finite_gradients_whose_squares_overflow_leave_a_window_finite(session: tf1.Session) -> None:
+    model = _windowed()
+    session.run(tf1.global_variables_initializer())
+    model.run(session, [np.full_like(value, 1e30) for value in kit_models.START.values()])
+    assert kit_models.state(session)["batch_finite"]
+    model.run(session, kit_models.overflowing(kit_models.random_grads(1)[0]))
+    assert not kit_models.state(session)["batch_finite"]
+
+
 def test_a_window_goes_on_after_a_restart(session: tf1.Session, tmp_path: Path) -> None:
     model = _windowed(manual_fp16=True, init_loss_scale=2.0**10)
     saver = tf1.train.Saver(max_to_keep=None)

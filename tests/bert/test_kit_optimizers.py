@@ -106,6 +106,18 @@ def test_biases_and_layer_norms_do_not_decay(name: str, decays: bool, session: t
     np.testing.assert_allclose(session.run(variable), 0.95 if decays else 1.0, rtol=1e-6)
 
 
+def test_a_subclass_decides_what_decays(session: tf1.Session) -> None:
+    class DecaysBiasesAlone(bert.AdamWeightDecayOptimizer):
+        def decays(self, variable: tf.Variable) -> bool:
+            return "bias" in variable.name
+
+    kernel, bias = _variable(np.ones(2), "kernel"), _variable(np.ones(2), "bias")
+    train_op = _train_op(DecaysBiasesAlone(0.1, 0.5), (tf.zeros(2), kernel), (tf.zeros(2), bias))
+    session.run(tf1.global_variables_initializer())
+    session.run(train_op)
+    np.testing.assert_allclose(session.run([kernel, bias]), [[1.0, 1.0], [0.95, 0.95]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", _OPTIMIZERS)
 def test_the_variables_are_those_of_the_published_optimizers(kind: str, session: tf1.Session) -> None:
     del session
@@ -230,6 +242,25 @@ def test_the_gradient_of_a_float16_weight_stays_in_float32(steps: int, wrap: Any
 def test_a_bad_setting_is_refused(settings: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         bert.AdamWeightDecayOptimizer(0.1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("rate", "error", "message"),
+    [
+        (-0.1, ValueError, r"learning_rate must be at least 0, got -0\.1\."),
+        (float("inf"), ValueError, "learning_rate must be finite"),
+        ("fast", TypeError, "learning_rate must be a number, got 'fast'"),
+        (lambda: tf.constant([0.1]), ValueError, r"learning_rate must be a scalar, got the shape \(1,\)\."),
+        (lambda: tf.constant(1), TypeError, r"learning_rate must be of a floating-point type, got int32\."),
+    ],
+)
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_a_bad_learning_rate_is_refused(
+    kind: str, rate: Any, error: type[Exception], message: str, session: tf1.Session
+) -> None:
+    del session
+    with pytest.raises(error, match=message):
+        _OPTIMIZERS[kind](rate() if callable(rate) else rate)
 
 
 def test_lamb_asks_for_the_global_step(session: tf1.Session) -> None:

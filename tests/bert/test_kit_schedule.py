@@ -54,8 +54,14 @@ def test_a_warm_up_without_end_only_rises(warmup: int, session: tf1.Session) -> 
         ((0.5, 0), "num_train_steps must be a whole number from 1"),
         ((0.5, 8, -1), "num_warmup_steps must be a whole number from 0"),
         ((float("nan"), 8), "init_lr must be finite"),
+        ((-0.5, 8), r"init_lr must be at least 0, got -0\.5\."),
     ],
 )
 def test_a_bad_setting_of_the_schedule_is_refused(settings: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bert.warm_up_then_decay(tf.constant(0), *settings)
+
+
+def test_a_negative_start_of_the_decay_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"start_rate must be at least 0, got -0\.5\."):
+        bert.warm_up_then_decay(tf.constant(0), 0.5, 8, start_rate=-0.5)

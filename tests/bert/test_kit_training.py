@@ -174,7 +174,16 @@ def test_the_optimizer_type_is_read_in_any_case(session: tf1.Session) -> None:
         ({"clip_norm": -1.0}, ValueError, "clip_norm must be"),
         ({"manual_fp16": True, "init_loss_scale": 0.5}, ValueError, "init_loss_scale must be"),
         ({"hvd": SimpleNamespace(is_initialized=lambda: False)}, ValueError, r"call hvd\.init\(\) before this"),
+        (
+            {"hvd": False},
+            TypeError,
+            r"hvd must be the module.*got False of type bool\. .*from tfmp\.bert import google",
+        ),
         ({"init_lr": "fast"}, TypeError, "init_lr must be a number, got 'fast'"),
+        ({"init_lr": -0.5}, ValueError, r"init_lr must be at least 0, got -0\.5\."),
+        ({"manual_fp16": "False"}, TypeError, "manual_fp16 must be True or False, got 'False'"),
+        ({"use_fp16": 1}, TypeError, "use_fp16 must be True or False, got 1"),
+        ({"allreduce_post_accumulation": None}, TypeError, "allreduce_post_accumulation must be True or False"),
     ],
 )
 def test_a_bad_setting_of_the_training_is_refused(
@@ -185,18 +194,50 @@ def test_a_bad_setting_of_the_training_is_refused(
         kit_models.Model(**settings)
 
 
-def test_sharing_after_accumulation_is_harmless_in_a_single_process(session: tf1.Session) -> None:
-    model = kit_models.Model(num_accumulation_steps=2, allreduce_post_accumulation=True)
-    assert model.training.optimizer is not None
-    with pytest.raises(ValueError, match="is_distributed=True, and nothing distributes"), tf.Graph().as_default():
-        kit_models.Model(is_distributed=True)
+def _trained(**settings: Any) -> dict[str, Any]:
+    """Return every variable after two windows of two runs, the second of which overflows."""
+    grads = kit_models.random_grads(4)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        model = kit_models.Model(num_accumulation_steps=2, manual_fp16=True, **settings)
+        session.run(tf1.global_variables_initializer())
+        for each in [*grads[:3], kit_models.overflowing(grads[3])]:
+            model.run(session, each)
+        return kit_models.state(session)
+
+
+def test_sharing_after_accumulation_changes_nothing_in_a_single_process() -> None:
+    shared, expected = _trained(allreduce_post_accumulation=True), _trained()
+    assert set(shared) == set(expected)
+    assert expected["global_step"] == 1
+    for name, value in expected.items():
+        np.testing.assert_array_equal(shared[name], value, err_msg=name)
+
+
+def test_workers_that_nothing_connects_are_refused(session: tf1.Session) -> None:
     del session
+    with pytest.raises(ValueError, match="is_distributed=True, and nothing distributes"):
+        kit_models.Model(is_distributed=True)
 
 
 def test_a_graph_without_variables_is_refused(session: tf1.Session) -> None:
     del session
     with pytest.raises(ValueError, match="no trainable variables: build the model before its optimizer"):
         bert.create_optimizer(tf.constant(1.0), 0.1, 10, 0)
+
+
+def test_googles_call_of_nvidias_create_optimizer_is_told_of_the_other(session: tf1.Session) -> None:
+    w = tf1.get_variable("w", initializer=1.0)
+    with pytest.raises(TypeError, match=r"write from tfmp\.bert import google as optimization"):
+        bert.create_optimizer(w * 1.0, 0.5, 10, 0, False)
+    assert google.create_optimizer(w * 1.0, 0.5, 10, 0, False).graph is session.graph
+
+
+@pytest.mark.parametrize("use_tpu", ["False", None])
+def test_use_tpu_is_a_flag(use_tpu: Any, session: tf1.Session) -> None:
+    w = tf1.get_variable("w", initializer=1.0)
+    del session
+    with pytest.raises(TypeError, match="use_tpu must be True or False"):
+        google.create_optimizer(w * 1.0, 0.5, 10, 0, use_tpu)
 
 
 def test_tpus_are_refused(session: tf1.Session) -> None:
@@ -218,8 +259,16 @@ def test_windows_under_a_strategy_are_refused(two_replicas: tf.distribute.Strate
         kit_models.Model(num_accumulation_steps=2)
 
 
-def _on_replicas(strategy: tf.distribute.Strategy, fed: np.ndarray) -> list[np.ndarray]:
-    """Return the weights, the step and the moments after steps on the mean of what the replicas are fed."""
+_UNCLIPPED: dict[str, Any] = {
+    "optimizer_type": "lamb",
+    "manual_fp16": True,
+    "init_loss_scale": 64.0,
+    "clip_norm": 1e6,
+}
+
+
+def _on_replicas(strategy: tf.distribute.Strategy, fed: np.ndarray, **settings: Any) -> dict[str, np.ndarray]:
+    """Return every variable after steps on the mean of what the replicas are fed."""
     replicas = strategy.num_replicas_in_sync
     with tf.Graph().as_default(), strategy.scope(), tf1.Session() as session:
         grads = tf1.placeholder(tf.float32, [2, 2])
@@ -230,23 +279,50 @@ def _on_replicas(strategy: tf.distribute.Strategy, fed: np.ndarray) -> list[np.n
             w = tf1.get_variable("w", [2], initializer=tf1.ones_initializer())
             # Estimator divides by the replicas itself.
             loss = tf.reduce_sum(w * own) / 2
-            settings = {"optimizer_type": "lamb", "manual_fp16": True, "init_loss_scale": 64.0, "clip_norm": 1e6}
             return bert.build_training(loss, 0.125, 20, 2, **settings).train_op
 
         train_op = tf.group(strategy.experimental_local_results(strategy.run(build)))
         session.run(tf1.global_variables_initializer())
         for values in fed:
             session.run(train_op, {grads: values})
-        return [session.run(strategy.experimental_local_results(each)[0]) for each in tf1.global_variables()]
+        return {
+            each.op.name: session.run(strategy.experimental_local_results(each)[0]) for each in tf1.global_variables()
+        }
 
 
 def test_replicas_of_a_strategy_train_as_one_device(two_replicas: tf.distribute.Strategy) -> None:
     fed = np.random.default_rng(0).choice(np.float32([-1.0, 0.5, 2.0]), size=(5, 2, 2))
     fed[2, 1, 0] = np.inf
-    expected = _on_replicas(tf.distribute.OneDeviceStrategy("cpu:0"), fed)
-    for one, two in zip(expected, _on_replicas(two_replicas, fed), strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-6)
-    assert any(np.array_equal(each, 4) for each in expected)
+    expected = _on_replicas(tf.distribute.OneDeviceStrategy("cpu:0"), fed, **_UNCLIPPED)
+    actual = _on_replicas(two_replicas, fed, **_UNCLIPPED)
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-6, err_msg=name)
+    assert expected["global_step"] == 4
+
+
+def test_each_replica_of_a_strategy_clips_its_own_part_of_the_mean(two_replicas: tf.distribute.Strategy) -> None:
+    # The first is clipped, the second is not. Their mean is, of norm 2.25, and would have the norm 2.
+    fed = np.float32([[[3.0, 4.0], [-0.3, -0.4]]])
+    moment = _on_replicas(two_replicas, fed, clip_norm=2.0)["w/adam_m"]
+    np.testing.assert_allclose(moment, 0.1 * np.mean([[1.2, 1.6], [-0.3, -0.4]], axis=0), rtol=1e-6)
+
+
+def test_a_second_step_under_a_strategy_is_refused(two_replicas: tf.distribute.Strategy, session: tf1.Session) -> None:
+    def build() -> tf.Operation:
+        w = tf1.get_variable("w", [2], initializer=tf1.ones_initializer())
+        return bert.create_optimizer(tf.reduce_sum(w) / 2, 0.125, 20, 0)
+
+    def build_twice() -> tf.Operation:
+        return tf.group(build(), bert.create_optimizer(tf.add_n(tf1.trainable_variables()), 0.125, 20, 0))
+
+    del session
+    with two_replicas.scope():
+        with tf.Graph().as_default(), pytest.raises(ValueError, match=r"trains w already.*once in a graph"):
+            two_replicas.run(build_twice)
+        two_replicas.run(build)
+        with tf1.variable_scope("", reuse=True), pytest.raises(ValueError, match=r"trains w already.*once in a graph"):
+            two_replicas.run(build)
 
 
 def test_every_public_name_of_the_kit_is_there() -> None:

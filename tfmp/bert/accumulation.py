@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core import reductions
 from tfmp.core.conditionals import call_either
 from tfmp.types import Gradients
 
@@ -15,7 +14,7 @@ class NamedWindow:
     """Adds up the gradients of micro-batches in variables whose names a checkpoint of NVIDIA's BERT holds.
 
         local_step      int32       micro-batches in the window, the last one included
-        batch_finite    bool        whether this process's gradients in it were all finite
+        batch_finite    bool        whether the gradients that were added were all finite, for NVIDIA's script to read
         <var>/accum     float32     the sum of the gradients of each variable
 
     A window begins where `local_step` is a multiple of the window's length: it overwrites the sums. So nothing is left
@@ -30,7 +29,7 @@ class NamedWindow:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
         ...     w = tf1.get_variable("w", initializer=1.0)
         ...     window = NamedWindow([w], length=2)
-        ...     step = window.add([tf.constant(2.0)], lambda grads: tf.group(w.assign_sub(grads[0])))
+        ...     step = window.add([tf.constant(2.0)], lambda grads: tf.group(w.assign_sub(grads[0])), tf.constant(True))
         ...     session.run(tf1.global_variables_initializer())
         ...     for _ in range(4):
         ...         _, ends = session.run([step, "update_step:0"])
@@ -52,7 +51,7 @@ class NamedWindow:
             for variable in variables
         ]
 
-    def add(self, grads: Gradients, apply_fn: Callable[[Gradients], tf.Operation]) -> tf.Operation:
+    def add(self, grads: Gradients, apply_fn: Callable[[Gradients], tf.Operation], finite: tf.Tensor) -> tf.Operation:
         """Add the gradients of a micro-batch, and apply the sums if it ends the window.
 
         Whether it does can be fetched as `update_step:0`, together with the op: fetching it adds the micro-batch too.
@@ -60,6 +59,7 @@ class NamedWindow:
         Args:
             grads: A gradient for each variable, dense; None where there is none, whose sum is None too.
             apply_fn: Called once, in a conditional, with the sums.
+            finite: Whether the gradients are finite everywhere, a boolean scalar.
 
         Returns:
             The op that does so.
@@ -71,7 +71,6 @@ class NamedWindow:
         begins = tf.equal(before % self._length, 0)
         taken = tf.where(begins, 1, before + 1)
         so_far = tf.logical_or(begins, self._batch_finite.read_value())
-        finite = tf.logical_and(so_far, reductions.all_finite(given))
 
         def begin(values: Gradients) -> tf.Operation:
             return tf.group(*(total.assign(value) for total, value in zip(totals, values, strict=True)))
@@ -81,7 +80,9 @@ class NamedWindow:
 
         # A run that fails for want of gradients, as at the end of the input, is to count nothing.
         with tf.control_dependencies([call_either(begins, given, begin, go_on)]):
-            counted = tf.group(self._local_step.assign(taken), self._batch_finite.assign(finite))
+            counted = tf.group(
+                self._local_step.assign(taken), self._batch_finite.assign(tf.logical_and(so_far, finite))
+            )
         with tf.control_dependencies([counted]):
             ends = tf.identity(tf.equal(taken % self._length, 0), name="update_step")
 

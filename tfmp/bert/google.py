@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfmp.bert.optimizers import AdamWeightDecayOptimizer
 from tfmp.bert.training import build_training
+from tfmp.core import settings
 
 tf1 = tf.compat.v1
 
@@ -23,7 +24,7 @@ def create_optimizer(
 
     Args:
         loss: The loss, a floating-point scalar.
-        init_lr: The learning rate that the warm-up leads to, and that the decay starts from.
+        init_lr: The learning rate that the warm-up leads to, and that the decay starts from; a number of at least 0.
         num_train_steps: Steps in the training, after which the rate is 0.
         num_warmup_steps: Steps of the warm-up; 0 or None for none.
         use_tpu: Must be False.
@@ -32,6 +33,9 @@ def create_optimizer(
         The op; it counts the global step, so no line of the script is to assign it.
 
     Raises:
+        TypeError: A setting is of the wrong type.
+        ValueError: A setting is out of range, or the graph trains its variables already.
+        RuntimeError: It is called eagerly.
         NotImplementedError: `use_tpu` is true.
 
     Example:
@@ -47,7 +51,7 @@ def create_optimizer(
 
     Source: google-research/bert.
     """
-    if use_tpu:
+    if settings.flag("use_tpu", use_tpu):
         raise NotImplementedError(
             "use_tpu=True: tfmp trains on CPUs and GPUs. Pass use_tpu=False, and for several devices use Horovod, "
             "tfmp.bert.create_optimizer(..., hvd=hvd), or a tf.distribute strategy."

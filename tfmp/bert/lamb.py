@@ -26,8 +26,8 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
     All else is as in `AdamWeightDecayOptimizer`, the float32 copies of half-precision variables too.
 
     Args:
-        learning_rate: A number, a floating-point scalar tensor or, in eager code, a variable. In a graph it can be
-            fetched as `learning_rate:0`.
+        learning_rate: A number of at least 0, a floating-point scalar tensor or, in eager code, a variable. In a graph
+            it can be fetched as `learning_rate:0`.
         weight_decay_rate: The share of a weight that decays in a step whose learning rate is 1; at least 0.
         beta_1: The share of the first moment that each step keeps; at least 0, below 1.
         beta_2: That of the second moment, within the same bounds.
@@ -49,6 +49,10 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
     DeepLearningExamples.
     """
 
+    # What one call of `apply_gradients` works with, as in TensorFlow's own optimizers.
+    _global_step: tf.Variable
+    _corrections: tuple[tf.Tensor, tf.Tensor]
+
     def __init__(
         self,
         learning_rate: float | tf.Tensor,
@@ -60,8 +64,6 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
         name: str = "LAMBOptimizer",
     ) -> None:
         super().__init__(learning_rate, weight_decay_rate, beta_1, beta_2, epsilon, exclude_from_weight_decay, name)
-        self._global_step: tf.Variable | None = None
-        self._corrections: tuple[tf.Tensor, tf.Tensor] | None = None
 
     def apply_gradients(
         self,
@@ -94,12 +96,10 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
 
     def _prepare(self) -> None:
         # Here, and once for all variables: it is read before the step is counted, as every update needs it.
-        assert self._global_step is not None
         steps = tf.cast(tf.convert_to_tensor(self._global_step), tf.float32) + 1
         self._corrections = _one_minus_power(self.beta_1, steps), _one_minus_power(self.beta_2, steps)
 
     def _direction(self, first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-        assert self._corrections is not None
         of_first, of_second = (tf.cast(correction, first.dtype) for correction in self._corrections)
         return super()._direction(first / of_first, second / of_second)
 

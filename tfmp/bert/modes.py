@@ -16,12 +16,13 @@ def manager(
 
     Args:
         given: The script's own, which takes its place; or None.
-        manual_fp16: As in `build_training`, and so the following ones.
-        use_fp16: ...
-        init_loss_scale: ...
+        manual_fp16: As in `create_optimizer`.
+        use_fp16: As there.
+        init_loss_scale: As there.
 
     Raises:
-        ValueError: Both modes are asked for.
+        TypeError: The scale is no number.
+        ValueError: The scale is out of range, or both modes are asked for.
 
     Example:
         >>> float(manager(None, manual_fp16=True, use_fp16=False, init_loss_scale=2.0**10).get_loss_scale())
@@ -60,6 +61,7 @@ def refuse_unsupported(hvd: ModuleType | None, runs: int) -> None:
 
     Raises:
         RuntimeError: TensorFlow executes eagerly.
+        TypeError: `hvd` is no module of Horovod.
         NotImplementedError: Runs are to be accumulated under a strategy.
         ValueError: Horovod is not initialized.
     """
@@ -73,6 +75,12 @@ def refuse_unsupported(hvd: ModuleType | None, runs: int) -> None:
             f"num_accumulation_steps={runs} under {type(tf.distribute.get_strategy()).__name__}: use Horovod, or "
             "tfmp.LossScaleOptimizer(..., accumulation_steps=...)."
         )
+    if hvd is not None and not hasattr(hvd, "is_initialized"):
+        raise TypeError(
+            f"hvd must be the module horovod.tensorflow or None, got {hvd!r} of type {type(hvd).__name__}. For the "
+            "signature of Google's BERT, whose fifth argument is use_tpu, write from tfmp.bert import google as "
+            "optimization."
+        )
     if hvd is not None and not hvd.is_initialized():
         raise ValueError(
             "hvd was given, and Horovod is not initialized: call hvd.init() before this, or pass hvd=None."
@@ -85,9 +93,7 @@ def refuse_second_training() -> None:
     Raises:
         ValueError: It has.
     """
-    if tf.distribute.has_strategy():
-        # Each replica builds its part of the one step.
-        return
+    # The replicas of a strategy all come by here before one of them makes the moments.
     made = [variable.op.name for variable in tf1.global_variables() if variable.op.name.endswith("/adam_m")]
     for variable in tf1.trainable_variables():
         # Below the variable scope that the step was built in.

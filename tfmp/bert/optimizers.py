@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import NoReturn
 
 import tensorflow as tf
 
+from tfmp.bert import ranges
 from tfmp.core import numerics, settings
 from tfmp.types import GradsAndVars
 
@@ -30,8 +30,8 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
     `global_step + 1` after it must lose that line.
 
     Args:
-        learning_rate: A number, a floating-point scalar tensor or, in eager code, a variable. In a graph it can be
-            fetched as `learning_rate:0`.
+        learning_rate: A number of at least 0, a floating-point scalar tensor or, in eager code, a variable. In a graph
+            it can be fetched as `learning_rate:0`.
         weight_decay_rate: The share of a weight that decays in a step whose learning rate is 1; at least 0.
         beta_1: The share of the first moment that each step keeps; at least 0, below 1.
         beta_2: That of the second moment, within the same bounds.
@@ -71,11 +71,11 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
     ) -> None:
         super().__init__(use_locking=False, name=name)
         # Eagerly, a variable is to be read at every step.
-        eager = tf.executing_eagerly()
-        self.learning_rate = learning_rate if eager else tf.identity(learning_rate, name="learning_rate")
-        self.weight_decay_rate = _at_least_0("weight_decay_rate", weight_decay_rate)
-        self.beta_1 = _below_1("beta_1", beta_1)
-        self.beta_2 = _below_1("beta_2", beta_2)
+        rate = ranges.rate("learning_rate", learning_rate)
+        self.learning_rate = rate if tf.executing_eagerly() else tf.identity(rate, name="learning_rate")
+        self.weight_decay_rate = ranges.at_least_0("weight_decay_rate", weight_decay_rate)
+        self.beta_1 = ranges.below_1("beta_1", beta_1)
+        self.beta_2 = ranges.below_1("beta_2", beta_2)
         settings.positive("epsilon", epsilon)
         self.epsilon = epsilon
         if isinstance(exclude_from_weight_decay, str):
@@ -195,15 +195,3 @@ def _initial_value(variable: tf.Variable) -> tf.Tensor:
         return variable.read_value()
     initialized = tf1.is_variable_initialized(variable)
     return tf.cond(initialized, variable.read_value, lambda: variable.initial_value, name="initialized")
-
-
-def _at_least_0(name: str, value: float) -> float:
-    return value if settings.number(name, value) >= 0 else _refuse(name, value, "at least 0")
-
-
-def _below_1(name: str, value: float) -> float:
-    return value if 0 <= settings.number(name, value) < 1 else _refuse(name, value, "at least 0 and below 1")
-
-
-def _refuse(name: str, value: float, range_: str) -> NoReturn:
-    raise ValueError(f"{name} must be {range_}, got {value!r}.")

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfmp.bert import ranges
 from tfmp.core import settings
 
 
@@ -27,12 +28,12 @@ def warm_up_then_decay(
 
     Args:
         global_step: Steps applied so far, an integer scalar.
-        init_lr: The rate that the warm-up leads to.
+        init_lr: The rate that the warm-up leads to; at least 0.
         num_train_steps: When the rate is 0.
         num_warmup_steps: When the warm-up ends; 0 or None for no warm-up.
         power: 1 for a linear decay, as with Adam; 0.5 with LAMB.
-        start_rate: The rate that the decay starts from at step 0; by default the one with which it meets the end of a
-            linear warm-up, `init_lr / (1 - num_warmup_steps / num_train_steps) ** power`.
+        start_rate: The rate that the decay starts from at step 0, at least 0; by default the one with which it meets
+            the end of a linear warm-up, `init_lr / (1 - num_warmup_steps / num_train_steps) ** power`.
 
     Returns:
         The rate, a float32 scalar.
@@ -49,13 +50,13 @@ def warm_up_then_decay(
 
     Source: google-research/bert; NVIDIA's DeepLearningExamples for the start that meets the warm-up.
     """
-    peak = settings.number("init_lr", init_lr)
+    peak = ranges.at_least_0("init_lr", init_lr)
     total = settings.count("num_train_steps", num_train_steps)
     warmup = settings.count("num_warmup_steps", num_warmup_steps or 0, least=0)
     power = settings.positive("power", power)
     left = 1 - warmup / total
     if start_rate is not None:
-        start = settings.number("start_rate", start_rate)
+        start = ranges.at_least_0("start_rate", start_rate)
     else:
         start = peak / left**power if left > 0 else peak
     # Not an identity: a reference variable's read would share its memory.

@@ -55,8 +55,11 @@ def create_optimizer(
 
     It is `build_training(...).train_op`: see there for what a run does, and for the tensors to fetch by name.
 
+    A step that is not finite is skipped and not counted; in float32 too, where it makes the originals' weights NaN.
+
     Gradients are clipped by their true global norm. The originals take that of sparse gradients, such as those of
-    `tf.gather`, row by row: where a batch names a row several times, their norm is another than that of the sum.
+    `tf.gather`, row by row, unless `manual_fp16` or Horovod made them dense before: where a batch names a row several
+    times, their norm is another than that of the sum.
 
     Args:
         loss: The loss, a floating-point scalar tensor, not scaled.
@@ -143,6 +146,12 @@ def build_training(
         the last of one     if sums are finite everywhere: optimizer.apply_gradients(sums); global_step += 1
                             move the loss scale
 
+    Under a `tf.distribute` strategy each replica clips its own gradients, to `clip_norm` divided by the number of
+    replicas, and the sum of them is applied. The loss of a replica is its part of the whole, a mean divided by the
+    replicas: by Estimator, or else by the script. So what is applied is the mean of gradients that are each clipped to
+    `clip_norm`, as with `allreduce_post_accumulation`; the norm of it is at most `clip_norm`, and below that where the
+    replicas' gradients point elsewhere.
+
     In every mode a step that is not finite is skipped, on all processes, and not counted. In float32 too, with a
     scale of 1 that adds no variable: a single infinity would make every weight NaN, and each checkpoint from then on.
 
@@ -153,20 +162,20 @@ def build_training(
     fetching them takes the step too.
 
     Args:
-        loss: As in `create_optimizer`, and so the following ones.
-        init_lr: ...
-        num_train_steps: ...
-        num_warmup_steps: ...
-        hvd: ...
-        manual_fp16: ...
-        use_fp16: ...
-        num_accumulation_steps: ...
-        optimizer_type: ...
-        allreduce_post_accumulation: ...
-        init_loss_scale: ...
-        start_rate: As in `warm_up_then_decay`; by default the adjusted one for Adam, `init_lr` for LAMB.
+        loss: The loss, not scaled. `create_optimizer` tells more of it, and of all arguments up to `init_loss_scale`.
+        init_lr: The learning rate at the end of the warm-up.
+        num_train_steps: Steps until it is 0.
+        num_warmup_steps: Steps of the warm-up.
+        hvd: The module `horovod.tensorflow`, if several processes train together.
+        manual_fp16: Scale the loss, of a model that computes in float16 itself.
+        use_fp16: Scale the loss, and let TensorFlow rewrite the graph to float16.
+        num_accumulation_steps: Runs in a window.
+        optimizer_type: "adam" or "lamb".
+        allreduce_post_accumulation: Average over processes the sums of each window, and not every run's gradients.
+        init_loss_scale: The scale to start from.
+        start_rate: As in `warm_up_then_decay`, at least 0; by default the adjusted one for Adam, `init_lr` for LAMB.
         weight_decay_rate: For all variables but biases and layer norms.
-        clip_norm: The largest global norm of a run's gradients.
+        clip_norm: The largest global norm of a run's gradients; above 0.
         loss_scale_manager: Decides the scale in place of the one that the mode stands for.
         is_distributed: Whether several workers train together; by default if `hvd` is given. Horovod need not be
             passed where this is true, only initialized.
@@ -194,6 +203,9 @@ def build_training(
 
     Source: the `optimization.py` of NVIDIA's DeepLearningExamples (TensorFlow/LanguageModeling/BERT).
     """
+    settings.flag("manual_fp16", manual_fp16)
+    settings.flag("use_fp16", use_fp16)
+    settings.flag("allreduce_post_accumulation", allreduce_post_accumulation)
     runs = settings.count("num_accumulation_steps", num_accumulation_steps)
     modes.refuse_unsupported(hvd, runs)
     modes.refuse_second_training()
@@ -266,10 +278,12 @@ def _step(
         raise ValueError("the graph has no trainable variables: build the model before its optimizer.")
     part = loss / runs if runs > 1 else loss
     grads = [grad for grad, _ in optimizer.compute_gradients(part, variables)]
-    # Under tf.distribute these are this replica's part of the mean, which is summed when it is applied.
-    clipped, _ = clipping.clip_by_global_norm(grads, clip_norm / tf.distribute.get_strategy().num_replicas_in_sync)
+    # Under tf.distribute these are a replica's part of the mean, which the parts are summed to when they are applied.
+    clipped, norm = clipping.clip_by_global_norm(grads, clip_norm / tf.distribute.get_strategy().num_replicas_in_sync)
 
     def apply(grads: Gradients) -> tf.Operation:
         return optimizer.apply_gradients(zip(grads, variables, strict=True), global_step)
 
-    return apply(clipped) if runs == 1 else NamedWindow(variables, runs).add(clipped, apply)
+    if runs == 1:
+        return apply(clipped)
+    return NamedWindow(variables, runs).add(clipped, apply, tf.math.is_finite(norm))
