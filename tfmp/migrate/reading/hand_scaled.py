@@ -9,8 +9,8 @@ from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.wrapped import WrappedOptimizers
 
-_PRODUCTS = ("tensorflow.multiply", "tensorflow.math.multiply", "tensorflow.scalar_mul", "tensorflow.math.scalar_mul")
-_PRODUCTS_OF_METHODS = tuple(f"tensorflow.python.ops.math_ops.{name}" for name in ("multiply", "scalar_mul"))
+_MODULES = ("tensorflow", "tensorflow.math", "tensorflow.python.ops.math_ops")
+_PRODUCTS = tuple(f"{module}.{name}" for module in _MODULES for name in ("multiply", "scalar_mul"))
 _SAME = ("tensorflow.cast", "tensorflow.identity", "tensorflow.to_float", "tensorflow.convert_to_tensor")
 _REDUCTIONS = tuple(
     f"tensorflow.{name}" for name in ("reduce_mean", "reduce_sum", "math.reduce_mean", "math.reduce_sum")
@@ -105,7 +105,7 @@ def division_after(script: Script, gradients: cst.Call, factor: cst.BaseExpressi
 def _multiplied(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
         return [node.left, node.right]
-    if isinstance(node, cst.Call) and script.name_of(node.func) in (*_PRODUCTS, *_PRODUCTS_OF_METHODS):
+    if isinstance(node, cst.Call) and script.name_of(node.func) in _PRODUCTS:
         return [each for each in (argument(node, 0, "x"), argument(node, 1, "y")) if each is not None]
     return []
 

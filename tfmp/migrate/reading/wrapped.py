@@ -12,7 +12,8 @@ from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.returned import Returned
 from tfmp.migrate.reading.script import Script
 
-_PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
+#: What has wrappers and managers.
+PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
 _WRAPPERS = ("LossScaleOptimizer", "NPULossScaleOptimizer", "LossScaleOptimizerV1")
 _OF_NPU = "NPULossScaleOptimizer"
 #: What sums gradients over processes, and is around an optimizer.
@@ -153,7 +154,7 @@ class WrappedOptimizers:
         imported = self._script.name_of(call.func)
         if not imported:
             return self._by_star(call)
-        return any(imported.startswith(f"{package}.") for package in _PACKAGES)
+        return any(imported.startswith(f"{package}.") for package in PACKAGES)
 
     def _by_star(self, call: cst.Call) -> bool:
         """Tell whether a name that nothing binds may come from a star import of the NPU bridge or of tfmp."""
