@@ -137,6 +137,19 @@ class Script:
         in_import = isinstance(above, cst.ImportAlias | cst.AsName | cst.ImportFrom)
         return not (is_parameter or in_import or self.is_label(name))
 
+    def is_builtin(self, name: cst.Name) -> bool:
+        """Tell whether a word is used as a name of Python's own, which the script does not bind.
+
+        Example:
+            >>> script = Script('''vars = loss.eval(exec=False)
+            ... len(vars)''')
+            >>> [name.value for name in script.nodes(cst.Name) if script.is_builtin(name)]
+            ['False', 'len']
+        """
+        scope = self._scopes.get(name) if self.is_use(name) else None
+        found = scope.get_qualified_names_for(name) if scope is not None else ()
+        return {each.source for each in found} == {metadata.QualifiedNameSource.BUILTIN}
+
     def longest(self, root: cst.Name) -> cst.Name | cst.Attribute:
         """Return the longest dotted name that starts with a word."""
         node: cst.Name | cst.Attribute = root
