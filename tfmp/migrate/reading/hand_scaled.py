@@ -46,7 +46,7 @@ def factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression
         if node in seen:
             continue
         seen.add(node)
-        pair = _multiplied(script, node)
+        pair = multiplied(script, node)
         found += pair
         for binding in flow.bindings(node):
             if isinstance(binding.node, cst.AugAssign) and isinstance(binding.node.operator, cst.MultiplyAssign):
@@ -67,7 +67,7 @@ def divisions(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[cst.
         factor: The number.
     """
     for node in script.nodes(cst.BinaryOperation, cst.Call):
-        for dividend, divisor in _quotients(script, node):
+        for dividend, divisor in _divided_by(script, node):
             if _number(script, divisor) == _number(script, factor) and _same_place(script, divisor, factor):
                 yield node, dividend
 
@@ -102,12 +102,32 @@ def division_after(script: Script, gradients: cst.Call, factor: cst.BaseExpressi
     return None
 
 
-def _multiplied(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
+def multiplied(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return the two factors of a product; nothing for anything else.
+
+    Args:
+        script: The script.
+        node: The product: `a * b`, or a call of `tf.multiply`.
+    """
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
         return [node.left, node.right]
     if isinstance(node, cst.Call) and script.name_of(node.func) in _PRODUCTS:
         return [each for each in (argument(node, 0, "x"), argument(node, 1, "y")) if each is not None]
     return []
+
+
+def quotient(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """Return dividend and divisor of a quotient; None for anything else.
+
+    Args:
+        script: The script.
+        node: The quotient: `a / b`, or a call of `tf.divide`.
+    """
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
+        return node.left, node.right
+    if isinstance(node, cst.Call) and script.name_of(node.func) in _QUOTIENTS and len(node.args) > 1:
+        return node.args[0].value, node.args[1].value
+    return None
 
 
 def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
@@ -122,14 +142,13 @@ def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
     return []
 
 
-def _quotients(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-        yield node.left, node.right
-    elif isinstance(node, cst.Call) and script.name_of(node.func) in _QUOTIENTS and len(node.args) > 1:
-        yield node.args[0].value, node.args[1].value
-    for pair in [_multiplied(script, node)]:
-        for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
-            yield from ((one, divisor) for divisor in _inverted(script, other))
+def _divided_by(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    pair = quotient(script, node)
+    if pair is not None:
+        yield pair
+    product = multiplied(script, node)
+    for one, other in (product, product[::-1]) if len(product) == 2 else ():
+        yield from ((one, divisor) for divisor in _inverted(script, other))
 
 
 def _inverted(script: Script, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

@@ -8,7 +8,16 @@ from tfmp.migrate.reading.calls import literal_text
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.tried_imports import is_tried
 from tfmp.migrate.results import Edit, Finding, Level, Options, Result
-from tfmp.migrate.tables.npu_names import GRAPH_PASS, LOSS_SCALES, STAR, advised, import_lines, in_lines, is_of_bridge, target
+from tfmp.migrate.tables.npu_names import (
+    GRAPH_PASS,
+    LOSS_SCALES,
+    STAR,
+    advised,
+    import_lines,
+    in_lines,
+    is_of_bridge,
+    target,
+)
 
 RULE = "R5*"
 _LINE = f"from {STAR} import *"
