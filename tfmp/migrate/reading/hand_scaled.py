@@ -1,11 +1,13 @@
 """Recognizes losses that a script multiplies, and gradients that it divides, by itself."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import libcst as cst
 
 from tfmp.migrate.reading.calls import argument, code
 from tfmp.migrate.reading.data_flow import DataFlow
+from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.wrapped import WrappedOptimizers
 
@@ -70,6 +72,25 @@ def divisions(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[cst.
         for dividend, divisor in _divided_by(script, node):
             if _number(script, divisor) == _number(script, factor) and _same_place(script, divisor, factor):
                 yield node, dividend
+
+
+def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+    """Tell whether two expressions stand for one number, other than 1: by its digits, or by what holds it.
+
+    Args:
+        script: The script.
+        one: The one.
+        other: The other.
+
+    Example:
+        >>> script = Script("scale = 128.0; manager(128); minimize(loss * scale)")
+        >>> first, second = script.nodes(cst.Integer)[0], script.nodes(cst.BinaryOperation)[0].right
+        >>> is_same_number(script, first, second)
+        True
+    """
+    flow = script.once(DataFlow)
+    pairs = product((one, *flow.values(one).nodes), (other, *flow.values(other).nodes))
+    return any(_is_written_alike(script, first, second) for first, second in pairs)
 
 
 def hand_scaled(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression, cst.CSTNode] | None:
@@ -143,11 +164,11 @@ def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
 
 
 def _divided_by(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    pair = quotient(script, node)
-    if pair is not None:
-        yield pair
-    product = multiplied(script, node)
-    for one, other in (product, product[::-1]) if len(product) == 2 else ():
+    found = quotient(script, node)
+    if found is not None:
+        yield found
+    pair = multiplied(script, node)
+    for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
         yield from ((one, divisor) for divisor in _inverted(script, other))
 
 
@@ -167,6 +188,17 @@ def _number(script: Script, node: cst.BaseExpression) -> str:
     if isinstance(node, cst.Integer | cst.Float):
         return str(float(node.evaluated_value))
     return code(script, node)
+
+
+def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+    """Tell whether two expressions are written alike, and mean the same by it."""
+    flow, text = script.once(DataFlow), _number(script, one)
+    if text != _number(script, other) or text == "1.0":
+        return False
+    if dotted(one):
+        return flow.bindings(one) == flow.bindings(other)
+    has_names = any(letter.isalpha() for letter in text)
+    return not has_names or script.function_of(one) is script.function_of(other)
 
 
 def _same_place(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
