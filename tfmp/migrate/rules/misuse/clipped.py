@@ -11,6 +11,8 @@ from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.wrapped import WrappedOptimizers
 from tfmp.migrate.results import Level
 
+# Either of them around the other does what tf.clip_by_value does.
+_LIMITS = {"minimum": "maximum", "maximum": "minimum"}
 _ASKING = ("is_finite", "is_inf", "is_nan")
 
 
@@ -36,9 +38,18 @@ def _message(script: Script, call: cst.Call) -> str:
     last = name.split(".")[-1] if name.startswith("tensorflow.") else ""
     if last == "clip_by_value" and call.args and may_be_gradient(script, call.args[0].value):
         return _CLIPPED
+    if last in _LIMITS and any(_is_limited(script, arg.value, _LIMITS[last]) for arg in call.args):
+        return _CLIPPED
     if last in ("where", "where_v2", "cond") and _replaces(script, call):
         return _REPLACED
     return ""
+
+
+def _is_limited(script: Script, node: cst.BaseExpression, other: str) -> bool:
+    """Tell whether this is a gradient that is limited on the other side."""
+    values = (node, *script.once(DataFlow).values(node).nodes)
+    calls = (each for each in values if isinstance(each, cst.Call))
+    return any(script.name_of(each.func).split(".")[-1] == other for each in calls) and may_be_gradient(script, node)
 
 
 def _replaces(script: Script, choice: cst.Call) -> bool:
@@ -54,7 +65,7 @@ def _replaces(script: Script, choice: cst.Call) -> bool:
 
 _AFTER = "steps that overflowed move the weights, and a dynamic scale does not back off"
 _CLIPPED = (
-    f"tf.clip_by_value makes infinity an ordinary number before {{optimizer}} looks for overflow on line {{line}}: "
+    f"{{function}} makes infinity an ordinary number before {{optimizer}} looks for overflow on line {{line}}: "
     f"{_AFTER}. Write tfmp.clip_by_value(grads, low, high), which takes the list of gradients and keeps infinity."
 )
 _REPLACED = (

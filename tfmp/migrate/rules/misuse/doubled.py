@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, function_name, method, methods
+from tfmp.migrate.reading.calls import argument, code, function_name, method
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.hand_scaled import division_after, factors, is_same_number
 from tfmp.migrate.reading.script import Script
@@ -28,9 +28,9 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             line = script.line(wrapping.call)
             yield construction, Level.TODO, _TWICE.format(line=line)
     yield from _with_tensorflows(script)
-    for call, owner in methods(script, "compute_gradients", "minimize") if optimizers.constructions else ():
-        wrapping, loss = optimizers.wrapping(owner), argument(call, 0, "loss")
-        if wrapping is None or loss is None:
+    for call, owner, loss in optimizers.differentiated():
+        wrapping = optimizers.wrapping(owner)
+        if wrapping is None:
             continue
         multipliers = (each for each in factors(script, loss) if not flow.is_exclusive(each, wrapping.call))
         scale = next((each for each in multipliers if _is_scale(script, call, wrapping.call, each)), None)
