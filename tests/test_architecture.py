@@ -66,6 +66,7 @@ _READING = {
         "bindings",
         "calls",
         "data_flow",
+        "elementwise",
         "generations",
         "hand_scaled",
         "import_edits",

@@ -79,6 +79,20 @@ def function_name(script: Script, call: cst.Call) -> str:
     return script.name_of(call.func) or dotted(call.func)
 
 
+def literal_text(node: cst.BaseExpression) -> str:
+    """Return the text of a string that is written out; empty for any other expression.
+
+    Args:
+        node: The expression.
+
+    Example:
+        >>> literal_text(cst.parse_expression("'loss_scale:0'")), literal_text(cst.parse_expression("name"))
+        ('loss_scale:0', '')
+    """
+    value = node.evaluated_value if isinstance(node, cst.SimpleString) else ""
+    return value if isinstance(value, str) else ""
+
+
 def code(script: Script, node: cst.CSTNode) -> str:
     """Return a node as it is written, on one line.
 

@@ -94,18 +94,24 @@ class DataFlow:
         """
         return [each for each in self.nodes_behind(node, is_end) if isinstance(each, cst.Call)]
 
-    def nodes_behind(self, node: cst.BaseExpression, is_end: Callable[[cst.Call], bool]) -> list[cst.CSTNode]:
+    def nodes_behind(
+        self,
+        node: cst.CSTNode,
+        is_end: Callable[[cst.Call], bool],
+        is_left_out: Callable[[cst.CSTNode], bool] = lambda node: False,
+    ) -> list[cst.CSTNode]:
         """Return all parts of the expressions that a value came from, as far as the script shows.
 
         Args:
             node: The expression.
             is_end: Tells whether what is behind a call does not matter.
+            is_left_out: Tells whether a part does not matter itself.
         """
         found: dict[cst.CSTNode, None] = {}
         stack: list[cst.CSTNode] = [node]
         while stack:
             each = stack.pop()
-            if each in found:
+            if each in found or is_left_out(each):
                 continue
             found[each] = None
             if not (isinstance(each, cst.Call) and is_end(each)):

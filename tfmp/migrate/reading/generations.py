@@ -91,7 +91,7 @@ def judge(script: Script) -> Judged:
         ... x = tf.placeholder(tf.float32)''')).generation
         <Generation.OLD: 1>
     """
-    words = module_words(script)
+    words = script.once(module_words)
     marks = [(Mark(use.node, below(use.name)), is_explicit(use, words)) for use in script.uses if _is_public(use.name)]
     names = [(mark, explicit, standing(mark.name)) for mark, explicit in marks]
     contrib = tuple(_contrib(script))
@@ -150,7 +150,7 @@ def old_word(script: Script, judged: Judged, bound: str) -> str:
     """
     plain = any(one.raw == "tensorflow" and one.bound == bound for one in script.imports)
     moved = judged.generation is Generation.OLD and plain and (bound != "tensorflow" or not rebound(script))
-    return bound if moved or bound in module_words(script) else f"{bound}.compat.v1"
+    return bound if moved or bound in script.once(module_words) else f"{bound}.compat.v1"
 
 
 def rebound(script: Script) -> list[Imported]:

@@ -1,16 +1,18 @@
 """Recognizes losses that a script multiplies, and gradients that it divides, by itself."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import libcst as cst
 
 from tfmp.migrate.reading.calls import argument, code
 from tfmp.migrate.reading.data_flow import DataFlow
+from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.wrapped import WrappedOptimizers
 
-_PRODUCTS = ("tensorflow.multiply", "tensorflow.math.multiply", "tensorflow.scalar_mul", "tensorflow.math.scalar_mul")
-_PRODUCTS_OF_METHODS = tuple(f"tensorflow.python.ops.math_ops.{name}" for name in ("multiply", "scalar_mul"))
+_MODULES = ("tensorflow", "tensorflow.math", "tensorflow.python.ops.math_ops")
+_PRODUCTS = tuple(f"{module}.{name}" for module in _MODULES for name in ("multiply", "scalar_mul"))
 _SAME = ("tensorflow.cast", "tensorflow.identity", "tensorflow.to_float", "tensorflow.convert_to_tensor")
 _REDUCTIONS = tuple(
     f"tensorflow.{name}" for name in ("reduce_mean", "reduce_sum", "math.reduce_mean", "math.reduce_sum")
@@ -46,7 +48,7 @@ def factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression
         if node in seen:
             continue
         seen.add(node)
-        pair = _multiplied(script, node)
+        pair = multiplied(script, node)
         found += pair
         for binding in flow.bindings(node):
             if isinstance(binding.node, cst.AugAssign) and isinstance(binding.node.operator, cst.MultiplyAssign):
@@ -67,9 +69,28 @@ def divisions(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[cst.
         factor: The number.
     """
     for node in script.nodes(cst.BinaryOperation, cst.Call):
-        for dividend, divisor in _quotients(script, node):
+        for dividend, divisor in _divided_by(script, node):
             if _number(script, divisor) == _number(script, factor) and _same_place(script, divisor, factor):
                 yield node, dividend
+
+
+def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+    """Tell whether two expressions stand for one number, other than 1: by its digits, or by what holds it.
+
+    Args:
+        script: The script.
+        one: The one.
+        other: The other.
+
+    Example:
+        >>> script = Script("scale = 128.0; manager(128); minimize(loss * scale)")
+        >>> first, second = script.nodes(cst.Integer)[0], script.nodes(cst.BinaryOperation)[0].right
+        >>> is_same_number(script, first, second)
+        True
+    """
+    flow = script.once(DataFlow)
+    pairs = product((one, *flow.values(one).nodes), (other, *flow.values(other).nodes))
+    return any(_is_written_alike(script, first, second) for first, second in pairs)
 
 
 def hand_scaled(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression, cst.CSTNode] | None:
@@ -102,12 +123,32 @@ def division_after(script: Script, gradients: cst.Call, factor: cst.BaseExpressi
     return None
 
 
-def _multiplied(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
+def multiplied(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return the two factors of a product; nothing for anything else.
+
+    Args:
+        script: The script.
+        node: The product: `a * b`, or a call of `tf.multiply`.
+    """
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
         return [node.left, node.right]
-    if isinstance(node, cst.Call) and script.name_of(node.func) in (*_PRODUCTS, *_PRODUCTS_OF_METHODS):
+    if isinstance(node, cst.Call) and script.name_of(node.func) in _PRODUCTS:
         return [each for each in (argument(node, 0, "x"), argument(node, 1, "y")) if each is not None]
     return []
+
+
+def quotient(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """Return dividend and divisor of a quotient; None for anything else.
+
+    Args:
+        script: The script.
+        node: The quotient: `a / b`, or a call of `tf.divide`.
+    """
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
+        return node.left, node.right
+    if isinstance(node, cst.Call) and script.name_of(node.func) in _QUOTIENTS and len(node.args) > 1:
+        return node.args[0].value, node.args[1].value
+    return None
 
 
 def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
@@ -122,14 +163,13 @@ def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
     return []
 
 
-def _quotients(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-        yield node.left, node.right
-    elif isinstance(node, cst.Call) and script.name_of(node.func) in _QUOTIENTS and len(node.args) > 1:
-        yield node.args[0].value, node.args[1].value
-    for pair in [_multiplied(script, node)]:
-        for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
-            yield from ((one, divisor) for divisor in _inverted(script, other))
+def _divided_by(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    found = quotient(script, node)
+    if found is not None:
+        yield found
+    pair = multiplied(script, node)
+    for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
+        yield from ((one, divisor) for divisor in _inverted(script, other))
 
 
 def _inverted(script: Script, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
@@ -148,6 +188,17 @@ def _number(script: Script, node: cst.BaseExpression) -> str:
     if isinstance(node, cst.Integer | cst.Float):
         return str(float(node.evaluated_value))
     return code(script, node)
+
+
+def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+    """Tell whether two expressions are written alike, and mean the same by it."""
+    flow, text = script.once(DataFlow), _number(script, one)
+    if text != _number(script, other) or text == "1.0":
+        return False
+    if dotted(one):
+        return flow.bindings(one) == flow.bindings(other)
+    has_names = any(letter.isalpha() for letter in text)
+    return not has_names or script.function_of(one) is script.function_of(other)
 
 
 def _same_place(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:

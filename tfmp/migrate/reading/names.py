@@ -75,6 +75,21 @@ def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name |
     return node
 
 
+def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what attributes are taken of: the first word of a dotted name.
+
+    Args:
+        node: An expression.
+
+    Example:
+        >>> root_of(cst.parse_expression("tf.contrib.layers")).value
+        'tf'
+    """
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return node
+
+
 def first_word(node: cst.Name | cst.Attribute) -> str:
     """Return the word that a dotted name starts with.
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import libcst as cst
 from libcst import metadata
 
-from tfmp.migrate.reading.names import Imported, Use, dotted, imported_by, imported_from, one_tensorflow
+from tfmp.migrate.reading.names import Imported, Use, dotted, imported_by, imported_from, one_tensorflow, root_of
 
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Made = TypeVar("_Made")
@@ -124,6 +124,32 @@ class Script:
         is_attribute = isinstance(above, cst.Attribute) and above.attr is name
         return is_attribute or (isinstance(above, cst.Arg) and above.keyword is name)
 
+    def is_use(self, name: cst.Name) -> bool:
+        """Tell whether a word is used as a variable: it is no part of an import, no parameter and no label.
+
+        Example:
+            >>> script = Script("import tf; make = lambda opt, module=tf: opt(name=module.x)")
+            >>> [name.value for name in script.nodes(cst.Name) if script.is_use(name)]
+            ['make', 'tf', 'opt', 'module']
+        """
+        above = self.parent(self.longest(name))
+        is_parameter = isinstance(above, cst.Param) and above.name is name
+        in_import = isinstance(above, cst.ImportAlias | cst.AsName | cst.ImportFrom)
+        return not (is_parameter or in_import or self.is_label(name))
+
+    def is_builtin(self, name: cst.Name) -> bool:
+        """Tell whether a word is used as a name of Python's own, which the script does not bind.
+
+        Example:
+            >>> script = Script('''vars = loss.eval(exec=False)
+            ... len(vars)''')
+            >>> [name.value for name in script.nodes(cst.Name) if script.is_builtin(name)]
+            ['False', 'len']
+        """
+        scope = self._scopes.get(name) if self.is_use(name) else None
+        found = scope.get_qualified_names_for(name) if scope is not None else ()
+        return {each.source for each in found} == {metadata.QualifiedNameSource.BUILTIN}
+
     def longest(self, root: cst.Name) -> cst.Name | cst.Attribute:
         """Return the longest dotted name that starts with a word."""
         node: cst.Name | cst.Attribute = root
@@ -198,25 +224,19 @@ class Script:
         bindings = list(scope[variable.value]) if scope is not None else []
         if len(bindings) != 1 or bindings[0].scope is not scope or not isinstance(bindings[0], metadata.Assignment):
             return None
-        reads = (access.node for access in bindings[0].references)
-        names = {read if isinstance(read, cst.Name) else _root(read) for read in reads}
+        names = {root_of(access.node) for access in bindings[0].references}
         found = (node for node in self.nodes(cst.Name) if node in names)
         return tuple(found)
 
     def _use(self, root: cst.Name) -> Use | None:
         """Return the longest dotted name that starts with this word, if this word is an import's."""
         node = self.longest(root)
-        if self._is_part(root) or isinstance(self.parent(node), cst.ImportAlias | cst.ImportFrom):
+        if not self.is_use(root):
             return None
         meaning, of_root = self._meaning(node), self._meaning(root)
         if not meaning or not of_root:
             return None
         return Use(node, one_tensorflow(meaning), one_tensorflow(of_root), meaning)
-
-    def _is_part(self, root: cst.Name) -> bool:
-        """Tell whether a word is no expression, or not the first word of one."""
-        no_expression = cst.ImportAlias | cst.AsName | cst.ImportFrom | cst.Param
-        return isinstance(self.parent(root), no_expression) or self.is_label(root)
 
     def _meaning(self, node: cst.Name | cst.Attribute) -> str:
         """Return the one thing that a name can mean, by the imports; else an empty text."""
@@ -225,7 +245,7 @@ class Script:
             return ""
         found = scope.get_qualified_names_for(node)
         names = {name.name for name in found if name.source is metadata.QualifiedNameSource.IMPORT}
-        if len(names) < len(found) and not self._is_only_lost(scope, _root(node)):
+        if len(names) < len(found) and not self._is_only_lost(scope, root_of(node)):
             return ""
         if len({one_tensorflow(name) for name in names}) != 1:
             return ""
@@ -249,7 +269,7 @@ class Script:
         found = []
         for root in (node for node in self.nodes(cst.Name) if node.value in bound):
             imported, scope = bound[root.value], self._scopes.get(root)
-            if scope is None or self._is_part(root) or self._meaning(root):
+            if scope is None or not self.is_use(root) or self._meaning(root):
                 continue
             sources = {name.source for name in scope.get_qualified_names_for(root)}
             if metadata.QualifiedNameSource.IMPORT in sources:
@@ -257,12 +277,6 @@ class Script:
                 rest = dotted(node)[len(root.value) :]
                 found.append(Use(node, f"{imported.name}{rest}", imported.name, f"{imported.raw}{rest}"))
         return tuple(found)
-
-
-def _root(node: cst.CSTNode) -> cst.CSTNode:
-    while isinstance(node, cst.Attribute):
-        node = node.value
-    return node
 
 
 def _pairs(module: cst.Module) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:

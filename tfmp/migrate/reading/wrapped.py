@@ -1,6 +1,6 @@
 """Recognizes the optimizers of a script that a loss-scale wrapper is around."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,9 +12,12 @@ from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.returned import Returned
 from tfmp.migrate.reading.script import Script
 
-_PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
+#: What has wrappers and managers.
+PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
 _WRAPPERS = ("LossScaleOptimizer", "NPULossScaleOptimizer", "LossScaleOptimizerV1")
 _OF_NPU = "NPULossScaleOptimizer"
+# Functions of tf.contrib.layers and slim that take an optimizer and a loss, with where the optimizer stands.
+_STEPS = {"optimize_loss": 3, "create_train_op": 1}
 #: What sums gradients over processes, and is around an optimizer.
 _SUMMING = ("DistributedOptimizer", "NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper")
 _MODULES_THAT_SUM = ("horovod", "npu_bridge")
@@ -112,6 +115,20 @@ class WrappedOptimizers:
             if wrapping is not None and grads is not None:
                 yield call, wrapping, self._flow.nodes_behind(grads, self.is_gradients)
 
+    def differentiated(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
+        """Return each call that an optimizer is to compute gradients in, with the optimizer and the loss."""
+        for call in self._script.nodes(cst.Call) if self.constructions else ():
+            owner, name = method(call)
+            last = function_name(self._script, call).split(".")[-1]
+            optimizer: cst.BaseExpression | None = None
+            if last in _STEPS:
+                optimizer = argument(call, _STEPS[last], "optimizer")
+            elif name in ("compute_gradients", "minimize") and not self._script.name_of(call.func):
+                optimizer = owner
+            loss = argument(call, 0, "total_loss" if last == "create_train_op" else "loss")
+            if optimizer is not None and loss is not None:
+                yield call, optimizer, loss
+
     def summed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the optimizer that Horovod's or the NPU bridge's is put around; None for any other call.
 
@@ -153,7 +170,7 @@ class WrappedOptimizers:
         imported = self._script.name_of(call.func)
         if not imported:
             return self._by_star(call)
-        return any(imported.startswith(f"{package}.") for package in _PACKAGES)
+        return any(imported.startswith(f"{package}.") for package in PACKAGES)
 
     def _by_star(self, call: cst.Call) -> bool:
         """Tell whether a name that nothing binds may come from a star import of the NPU bridge or of tfmp."""

@@ -1,10 +1,10 @@
 """R15: environment variables that only NVIDIA's builds of TensorFlow read."""
 
-import ast
 from collections.abc import Iterator
 
 import libcst as cst
 
+from tfmp.migrate.reading.calls import literal_text
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Finding, Level, Options, Result
 
@@ -33,13 +33,13 @@ def _settings(script: Script) -> Iterator[tuple[cst.CSTNode, str]]:
     for target in script.nodes(cst.AssignTarget):
         if isinstance(target.target, cst.Subscript) and script.name_of(target.target.value) == "os.environ":
             index = target.target.slice[0].slice
-            name = _text(index.value) if isinstance(index, cst.Index) else ""
+            name = literal_text(index.value) if isinstance(index, cst.Index) else ""
             if name.startswith(_PREFIX):
                 yield target, name
     for call in script.nodes(cst.Call):
         called = script.name_of(call.func)
-        if called in _CALLS and call.args and _text(call.args[0].value).startswith(_PREFIX):
-            yield call, _text(call.args[0].value)
+        if called in _CALLS and call.args and literal_text(call.args[0].value).startswith(_PREFIX):
+            yield call, literal_text(call.args[0].value)
         elif called == "os.environ.update":
             yield from ((node, name) for node, name in _updates(call) if name.startswith(_PREFIX))
 
@@ -51,10 +51,4 @@ def _updates(call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:
         elif isinstance(arg.value, cst.Dict):
             for element in arg.value.elements:
                 if isinstance(element, cst.DictElement):
-                    yield element, _text(element.key)
-
-
-def _text(node: cst.BaseExpression) -> str:
-    """Return the text that is written out, else an empty one."""
-    value = ast.literal_eval(node.value) if isinstance(node, cst.SimpleString) else ""
-    return value if isinstance(value, str) else ""
+                    yield element, literal_text(element.key)

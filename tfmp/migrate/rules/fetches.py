@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import function_name, method
+from tfmp.migrate.reading.calls import function_name, literal_text, method
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Finding, Level, Options, Result
@@ -81,17 +81,12 @@ def _built(node: cst.CSTNode) -> str:
         text = last.value if isinstance(last, cst.FormattedStringText) else ""
         return text if len(node.parts) > 1 else ""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
-        return _text(node.right)
+        return literal_text(node.right)
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo):
-        return _text(node.left)
+        return literal_text(node.left)
     if isinstance(node, cst.Call) and method(node)[1] == "format":
-        return _text(method(node)[0])
+        return literal_text(method(node)[0])
     return ""
-
-
-def _text(node: cst.BaseExpression) -> str:
-    value = node.evaluated_value if isinstance(node, cst.SimpleString) else ""
-    return value if isinstance(value, str) else ""
 
 
 _HANDLE = (

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
+from tfmp.migrate.reading.calls import literal_text
 from tfmp.migrate.reading.generations import OLD_MODULE, below
 from tfmp.migrate.reading.import_edits import without_statement
-from tfmp.migrate.reading.names import Use, dotted, first_word, without_last_words
+from tfmp.migrate.reading.names import Use, dotted, first_word, root_of, without_last_words
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Edit, Finding, Level, NeededImport, Options, Result
 from tfmp.migrate.rules.contrib_names import MODULE, NAMES
@@ -106,8 +107,7 @@ def _by_text(script: Script) -> Iterator[Finding]:
 
 
 def _first_text(call: cst.Call) -> str:
-    texts = (arg.value.evaluated_value for arg in call.args if isinstance(arg.value, cst.SimpleString))
-    return next((text for text in texts if isinstance(text, str)), "")
+    return next(filter(None, (literal_text(arg.value) for arg in call.args)), "")
 
 
 def _loads(script: Script, call: cst.Call) -> bool:
@@ -116,9 +116,9 @@ def _loads(script: Script, call: cst.Call) -> bool:
 
 def _unresolved(script: Script) -> Iterator[Finding]:
     """Report what is read of a name that may be TensorFlow, and `.contrib.mixed_precision` of whatever it is."""
-    known = {_root(use.node) for use in script.uses}
+    known = {root_of(use.node) for use in script.uses}
     for node in script.nodes(cst.Attribute):
-        is_open = _is_of_contrib(node) and _root(node) not in known
+        is_open = _is_of_contrib(node) and root_of(node) not in known
         if is_open and not any(isinstance(above, cst.Import | cst.ImportFrom) for above in script.ancestors(node)):
             yield _finding(script, node, cst.Module([]).code_for_node(node))
     unclear = [(use.node, below(use.name)) for use in script.unclear_uses if use.root == "tensorflow"]
@@ -142,12 +142,6 @@ def _is_of_contrib(node: cst.Attribute) -> bool:
     before = node.value
     named = node.attr.value == "mixed_precision" and isinstance(before, cst.Attribute)
     return named and cst.ensure_type(before, cst.Attribute).attr.value == "contrib"
-
-
-def _root(node: cst.BaseExpression) -> cst.BaseExpression:
-    while isinstance(node, cst.Attribute):
-        node = node.value
-    return node
 
 
 def _loaded(script: Script) -> list[tuple[cst.Name | cst.Attribute, str]]:

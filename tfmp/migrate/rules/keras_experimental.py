@@ -1,10 +1,10 @@
 """R7: what tf.keras.mixed_precision.experimental had, by its names of today."""
 
-import ast
 from collections.abc import Iterator
 
 import libcst as cst
 
+from tfmp.migrate.reading.calls import literal_text
 from tfmp.migrate.reading.generations import OLD_MODULE, Generation, judge
 from tfmp.migrate.reading.names import Use, without_last_words
 from tfmp.migrate.reading.script import Script
@@ -80,8 +80,8 @@ def _judged(script: Script, use: Use) -> Iterator[Result]:
     elif name not in _RENAMED:
         advice = "write layer.dtype_policy" if name == "get_layer_policy" else "see tf.keras.mixed_precision"
         yield _todo(script, use, f"tf.keras has no mixed_precision.experimental.{name} any more: {advice}.")
-    elif call is not None and any(_literal(arg.value) in ("infer", "infer_with_float32_vars") for arg in call.args):
-        yield _todo(script, use, f"Keras has no policy {_literal(call.args[0].value)!r} any more: write 'float32'.")
+    elif call is not None and any(literal_text(arg.value) in ("infer", "infer_with_float32_vars") for arg in call.args):
+        yield _todo(script, use, f"Keras has no policy {literal_text(call.args[0].value)!r} any more: write 'float32'.")
     else:
         yield from _renamed(script, use, _RENAMED[name])
 
@@ -91,10 +91,10 @@ def _policy(script: Script, use: Use, call: cst.Call) -> Iterator[Result]:
     scale = call.args[1] if len(call.args) == 2 else None
     if scale is None or not _is_keyword(scale, "loss_scale") or call.args[0].keyword or call.args[0].star:
         yield _todo(script, use, "a Policy takes its name alone today: write Policy(name), and scale in the optimizer.")
-    elif _literal(scale.value) == "dynamic" and _literal(call.args[0].value) == "mixed_float16":
+    elif literal_text(scale.value) == "dynamic" and literal_text(call.args[0].value) == "mixed_float16":
         yield from _renamed(script, use, "Policy")
         yield Edit(RULE, script.span(call.args[0].value)[1], script.span(scale.value)[1], "")
-    elif _literal(scale.value) == "dynamic":
+    elif literal_text(scale.value) == "dynamic":
         given = cst.Module([]).code_for_node(call.args[0].value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, {_DYNAMIC})`"
         message = f"compile scales by itself for 'mixed_float16' alone: write Policy({given}), and for another policy"
@@ -102,7 +102,7 @@ def _policy(script: Script, use: Use, call: cst.Call) -> Iterator[Result]:
     else:
         given = cst.Module([]).code_for_node(scale.value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager({given}))`"
-        if _literal(scale.value) is None and not isinstance(scale.value, cst.Integer | cst.Float):
+        if not literal_text(scale.value) and not isinstance(scale.value, cst.Integer | cst.Float):
             line = f"if {given} is a number, {line}; if it is 'dynamic', nothing: compile does it by itself"
         yield _todo(
             script, use, f"a Policy has no loss scale today: write Policy(name), and wrap the optimizer: {line}."
@@ -115,7 +115,7 @@ def _optimizer(script: Script, use: Use, call: cst.Call | None) -> Iterator[Resu
         return
     scale = call.args[1] if len(call.args) == 2 else None
     known = scale is not None and _is_keyword(scale, "loss_scale") and not call.args[0].keyword
-    if scale is None or not known or call.args[0].star or _literal(scale.value) != "dynamic":
+    if scale is None or not known or call.args[0].star or literal_text(scale.value) != "dynamic":
         given = cst.Module([]).code_for_node(scale.value) if scale is not None and known else "scale"
         yield _todo(
             script,
@@ -187,7 +187,3 @@ def _todo(script: Script, use: Use, message: str) -> Finding:
 
 def _is_keyword(arg: cst.Arg, name: str) -> bool:
     return not arg.star and (arg.keyword is None or arg.keyword.value == name)
-
-
-def _literal(node: cst.BaseExpression) -> object:
-    return ast.literal_eval(node.value) if isinstance(node, cst.SimpleString) else None

@@ -102,13 +102,7 @@ def _name(imported: Imported) -> str:
 
 def _lines_of(script: Script, imported: Imported) -> list[int]:
     names = (name for name in script.nodes(cst.Name) if name.value == imported.bound)
-    return sorted({script.line(name) for name in names if not _is_other(script, name)})
-
-
-def _is_other(script: Script, name: cst.Name) -> bool:
-    """Tell whether a word is part of an import, an attribute or a keyword, and so no use of what is imported."""
-    in_import = any(isinstance(one, cst.Import | cst.ImportFrom) for one in script.ancestors(name))
-    return in_import or script.is_label(name)
+    return sorted({script.line(name) for name in names if script.is_use(name)})
 
 
 def _unknown_attributes(script: Script) -> Iterator[Finding]:

@@ -1,14 +1,23 @@
 """R5*: `from npu_bridge.npu_init import *` becomes imports of the names that are used."""
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
+from tfmp.migrate.reading.calls import literal_text
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.tried_imports import is_tried
 from tfmp.migrate.results import Edit, Finding, Level, Options, Result
-from tfmp.migrate.tables.npu_names import LOSS_SCALES, STAR, advised, import_lines, in_lines, is_of_bridge, target
+from tfmp.migrate.tables.npu_names import (
+    GRAPH_PASS,
+    LOSS_SCALES,
+    STAR,
+    advised,
+    import_lines,
+    in_lines,
+    is_of_bridge,
+    target,
+)
 
 RULE = "R5*"
 _LINE = f"from {STAR} import *"
@@ -65,11 +74,10 @@ def _of_nobody(script: Script, names: Mapping[str, Sequence[int]], ours: Sequenc
 
 def _names_in_text(script: Script) -> list[str]:
     """Return the names of the bridge that are written as text in a script that runs text."""
-    if not any(name.value in _RUN_TEXT for name in script.nodes(cst.Name)):
+    if not any(name.value in _RUN_TEXT and script.is_builtin(name) for name in script.nodes(cst.Name)):
         return []
-    texts = {ast.literal_eval(text.value) for text in script.nodes(cst.SimpleString)}
-    names = (text for text in texts if isinstance(text, str) and text.isidentifier())
-    return sorted(name for name in names if name in LOSS_SCALES or is_of_bridge(name))
+    names = {literal_text(text) for text in script.nodes(cst.SimpleString)} - {GRAPH_PASS}
+    return sorted(name for name in names if name.isidentifier() and (name in LOSS_SCALES or is_of_bridge(name)))
 
 
 def _edits(script: Script, nodes: Sequence[cst.CSTNode], lines: Sequence[str]) -> Iterator[Edit]:

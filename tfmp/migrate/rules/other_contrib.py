@@ -149,12 +149,8 @@ def _top_word(script: Script, word: _Word, uses: Sequence[Use]) -> str:
 
 
 def _reads(script: Script, bound: str) -> int:
-    """Count the places of a word that are no part of an import, no attribute and no keyword."""
-    return sum(
-        not isinstance(script.parent(name), cst.ImportAlias | cst.AsName | cst.ImportFrom) and not script.is_label(name)
-        for name in script.nodes(cst.Name)
-        if name.value == bound
-    )
+    """Count the places that use a word."""
+    return sum(script.is_use(name) for name in script.nodes(cst.Name) if name.value == bound)
 
 
 def _noted(script: Script, use: Use) -> _Left:

@@ -22,7 +22,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     """Report each unknown name once, before the script is run."""
     del options
     lines: dict[str, list[int]] = defaultdict(list)
-    words = module_words(script)
+    words = script.once(module_words)
     is_old = script.once(judge).generation in (Generation.OLD, Generation.UPGRADED)
     for use in script.uses:
         name = below(use.name)

@@ -82,7 +82,7 @@ def _left_alone(script: Script, judged: Judged) -> Iterator[Finding]:
 
 
 def _imports(script: Script) -> Iterator[Result]:
-    already = module_words(script)
+    already = script.once(module_words)
     for node in script.nodes(cst.Import):
         for alias in node.names:
             name = dotted(alias.name)

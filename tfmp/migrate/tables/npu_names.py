@@ -31,7 +31,10 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "backend": "use tf.compat.v1.keras.backend",
     }
 )
-_OF_THE_BRIDGE = re.compile("npu|hccl|_rank_", re.IGNORECASE)
+# `inputs` and `INPUT_SIZE` hold "npu" too.
+_OF_THE_BRIDGE = re.compile("(?<![A-Za-z])(?i:npu)|(?<=[a-z])N(PU|pu)|(?i:hccl)|^get_([a-z]+_)?rank_")
+#: What scripts call the bridge's pass over the graph, in the session's configuration: no name of Python.
+GRAPH_PASS = "NpuOptimizer"
 
 
 def advice(name: str) -> str:
@@ -57,8 +60,10 @@ def is_of_bridge(name: str) -> bool:
         name: The name.
 
     Example:
-        >>> is_of_bridge("npu_config_proto"), is_of_bridge("numpy")
-        (True, False)
+        >>> is_of_bridge("npu_config_proto"), is_of_bridge("KerasNPUModel"), is_of_bridge("get_group_rank_of")
+        (True, True, True)
+        >>> is_of_bridge("numpy"), is_of_bridge("input_data"), is_of_bridge("INPUT_SIZE"), is_of_bridge("low_rank_dim")
+        (False, False, False, False)
     """
     return name in _ADVICE or name in ADVICE or _OF_THE_BRIDGE.search(name) is not None
 

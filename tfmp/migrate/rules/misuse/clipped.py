@@ -1,36 +1,74 @@
-"""Finds clipping that hides overflow."""
+"""Finds what hides overflow from a wrapper."""
 
 from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import method
+from tfmp.migrate.reading.calls import argument, code, method
 from tfmp.migrate.reading.data_flow import DataFlow
+from tfmp.migrate.reading.elementwise import gradients_behind, may_be_gradient
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.wrapped import WrappedOptimizers
 from tfmp.migrate.results import Level
 
+# Either of them around the other does what tf.clip_by_value does.
+_LIMITS = {"minimum": "maximum", "maximum": "minimum"}
+_ASKING = ("is_finite", "is_inf", "is_nan")
+
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of tf.clip_by_value between the gradients and apply_gradients of a wrapped optimizer."""
+    """Tell of what makes infinite gradients finite before a wrapped optimizer applies them."""
     optimizers, seen = script.once(WrappedOptimizers), set()
-    for call, wrapping, behind in optimizers.applied():
-        for node in behind:
+    for call, wrapping, _ in optimizers.applied():
+        grads = argument(call, 0, "grads_and_vars")
+        for node in gradients_behind(script, grads) if grads is not None else ():
             if not isinstance(node, cst.Call) or node in seen:
                 continue
-            if _clips(script, node) and not script.once(DataFlow).is_exclusive(node, wrapping.call):
+            message = _message(script, node)
+            if message and not script.once(DataFlow).is_exclusive(node, wrapping.call):
                 seen.add(node)
                 said = optimizers.said(method(call)[0], wrapping)
-                yield node, Level.TODO, _MESSAGE.format(optimizer=said, line=script.line(call))
+                function = code(script, node.func)
+                yield node, Level.TODO, message.format(function=function, optimizer=said, line=script.line(call))
 
 
-def _clips(script: Script, call: cst.Call) -> bool:
+def _message(script: Script, call: cst.Call) -> str:
+    """Return what there is to say about a call that gradients go through."""
     name = script.name_of(call.func)
-    return name.startswith("tensorflow.") and name.endswith(".clip_by_value")
+    last = name.split(".")[-1] if name.startswith("tensorflow.") else ""
+    if last == "clip_by_value" and call.args and may_be_gradient(script, call.args[0].value):
+        return _CLIPPED
+    if last in _LIMITS and any(_is_limited(script, arg.value, _LIMITS[last]) for arg in call.args):
+        return _CLIPPED
+    if last in ("where", "where_v2", "cond") and _replaces(script, call):
+        return _REPLACED
+    return ""
 
 
-_MESSAGE = (
-    "tf.clip_by_value makes infinity an ordinary number before {optimizer} looks for overflow on line {line}: steps "
-    "that overflowed move the weights, and a dynamic scale does not back off. Write tfmp.clip_by_value(grads, low, "
-    "high), which takes the list of gradients and keeps infinity."
+def _is_limited(script: Script, node: cst.BaseExpression, other: str) -> bool:
+    """Tell whether this is a gradient that is limited on the other side."""
+    values = (node, *script.once(DataFlow).values(node).nodes)
+    calls = (each for each in values if isinstance(each, cst.Call))
+    return any(script.name_of(each.func).split(".")[-1] == other for each in calls) and may_be_gradient(script, node)
+
+
+def _replaces(script: Script, choice: cst.Call) -> bool:
+    """Tell whether gradients that are not finite are given up for something else."""
+    if len(choice.args) != 3:
+        return False
+    condition, *results = (arg.value for arg in choice.args)
+    asked = script.once(DataFlow).calls_behind(condition, lambda each: False)
+    if not any(script.name_of(each.func).split(".")[-1] in _ASKING for each in asked):
+        return False
+    return [may_be_gradient(script, result) for result in results].count(True) == 1
+
+
+_AFTER = "steps that overflowed move the weights, and a dynamic scale does not back off"
+_CLIPPED = (
+    f"{{function}} makes infinity an ordinary number before {{optimizer}} looks for overflow on line {{line}}: "
+    f"{_AFTER}. Write tfmp.clip_by_value(grads, low, high), which takes the list of gradients and keeps infinity."
+)
+_REPLACED = (
+    "{function} replaces gradients that are not finite before {optimizer} looks for overflow on line {line}: "
+    f"{_AFTER}. Leave it out: the wrapper skips these steps."
 )

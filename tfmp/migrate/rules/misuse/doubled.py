@@ -4,13 +4,15 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, method, methods
+from tfmp.migrate.reading.calls import argument, code, function_name, method
 from tfmp.migrate.reading.data_flow import DataFlow
-from tfmp.migrate.reading.hand_scaled import division_after, factors
+from tfmp.migrate.reading.hand_scaled import division_after, factors, is_same_number
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.wrapped import WrappedOptimizers
 from tfmp.migrate.results import Level
 
+# The managers, with what their scale is called, or the one that they begin with.
+_SCALES = {"FixedLossScaleManager": "loss_scale", "ExponentialUpdateLossScaleManager": "init_loss_scale"}
 _OF_TENSORFLOW = ("MixedPrecisionLossScaleOptimizer", "enable_mixed_precision_graph_rewrite")
 
 
@@ -26,11 +28,12 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             line = script.line(wrapping.call)
             yield construction, Level.TODO, _TWICE.format(line=line)
     yield from _with_tensorflows(script)
-    for call, owner in methods(script, "compute_gradients", "minimize") if optimizers.constructions else ():
-        wrapping, loss = optimizers.wrapping(owner), argument(call, 0, "loss")
-        if wrapping is None or loss is None:
+    for call, owner, loss in optimizers.differentiated():
+        wrapping = optimizers.wrapping(owner)
+        if wrapping is None:
             continue
-        scale = next((each for each in factors(script, loss) if _is_scale(script, call, each)), None)
+        multipliers = (each for each in factors(script, loss) if not flow.is_exclusive(each, wrapping.call))
+        scale = next((each for each in multipliers if _is_scale(script, call, wrapping.call, each)), None)
         if scale is not None:
             said = optimizers.said(owner, wrapping)
             yield call, Level.TODO, _BY_HAND.format(scale=code(script, scale), optimizer=said)
@@ -58,7 +61,7 @@ def _is_tensorflows(script: Script, call: cst.Call) -> bool:
     return name.startswith("tensorflow.") and name.split(".")[-1] in _OF_TENSORFLOW and ".keras." not in name
 
 
-def _is_scale(script: Script, call: cst.Call, factor: cst.BaseExpression) -> bool:
+def _is_scale(script: Script, call: cst.Call, construction: cst.Call, factor: cst.BaseExpression) -> bool:
     """Tell whether a factor of the loss is a manager's scale, or one that the gradients are divided by again."""
     values = (factor, *script.once(DataFlow).values(factor).nodes)
     if any(isinstance(each, cst.Call) and method(each)[1] == "get_loss_scale" for each in values):
@@ -66,7 +69,20 @@ def _is_scale(script: Script, call: cst.Call, factor: cst.BaseExpression) -> boo
     named = (each for each in values if isinstance(each, cst.Attribute) and each.attr.value == "loss_scale")
     if any(script.once(WrappedOptimizers).wrapping(each.value) is not None for each in named):
         return True
+    if any(is_same_number(script, factor, each) for each in _scales(script, construction)):
+        return True
     return division_after(script, call, factor) is not None
+
+
+def _scales(script: Script, construction: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Return the scale that a wrapper's manager is made with."""
+    manager = argument(construction, 1, "loss_scale_manager")
+    made = (manager, *script.once(DataFlow).values(manager).nodes) if manager is not None else ()
+    for each in (node for node in made if isinstance(node, cst.Call)):
+        keyword = _SCALES.get(function_name(script, each).split(".")[-1], "")
+        scale = argument(each, 0, keyword) if keyword else None
+        if scale is not None:
+            yield scale
 
 
 _TENSORFLOWS = (
@@ -82,6 +98,7 @@ _TWICE = (
     "wrapper out."
 )
 _BY_HAND = (
-    "the loss is multiplied by {scale}, and {optimizer} scales it again: it overflows that much earlier. Give it the "
-    "loss itself, and use the gradients that it returns as they are: they are unscaled."
+    "the loss is multiplied by {scale}, and {optimizer} scales it again: it overflows that much earlier, and gradients "
+    "that are not divided by it stay that much too large. Give it the loss itself, and use the gradients that it "
+    "returns as they are: they are unscaled."
 )

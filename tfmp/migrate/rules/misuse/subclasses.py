@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from tfmp.migrate.reading.script import Script
+from tfmp.migrate.reading.wrapped import PACKAGES
 from tfmp.migrate.results import Level
 
-_PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
 _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
 _OPTIMIZERS = ("LossScaleOptimizer",)
 _PROTOCOL = ("get_loss_scale", "update_loss_scale")
@@ -29,7 +29,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         for base in node.bases:
             name = script.name_of(base.value)
             last = name.split(".")[-1]
-            if not any(name.startswith(f"{package}.") for package in _PACKAGES):
+            if not any(name.startswith(f"{package}.") for package in PACKAGES):
                 continue
             if last in _OPTIMIZERS:
                 yield node.name, Level.TODO, _OPTIMIZER.format(name=node.name.value)
