@@ -65,6 +65,7 @@ _READING = {
     for name in (
         "bindings",
         "calls",
+        "conditions",
         "data_flow",
         "elementwise",
         "generations",

@@ -9,7 +9,8 @@ from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
 
 Scope: TypeAlias = cst.CSTNode
-_COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
+#: What has variables of its own.
+COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _ADDING = ("append", "extend", "insert", "add")
 
@@ -111,6 +112,6 @@ def _scope(script: Script, node: cst.CSTNode, name: str) -> Scope:
         if name.startswith("self."):
             if isinstance(above, cst.ClassDef):
                 return above
-        elif isinstance(above, _COMPREHENSIONS if isinstance(node, cst.CompFor) else _SCOPES):
+        elif isinstance(above, COMPREHENSIONS if isinstance(node, cst.CompFor) else _SCOPES):
             return above
     return script.module

@@ -6,23 +6,20 @@ script returns is followed; what it is called with only if it stands in another 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.reading.bindings import Binding, Scope, bindings_of
-from tfmp.migrate.reading.calls import argument, function_name
+from tfmp.migrate.reading.bindings import COMPREHENSIONS, Binding, Scope, bindings_of
+from tfmp.migrate.reading.calls import argument
+from tfmp.migrate.reading.conditions import Branches, Conditions
 from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.returned import Returned
 from tfmp.migrate.reading.script import Script
 
-_Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
 _SCOPES = (cst.FunctionDef, cst.Lambda, cst.ClassDef, cst.Module)
-_COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
-_CONDS = ("cond", "smart_cond")
 _CLIPS = ("clip_by_value", "clip_by_norm", "clip_by_average_norm", "clip_by_global_norm")
-_LEAVE = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 
 
 class Values(NamedTuple):
@@ -43,6 +40,9 @@ class DataFlow:
     Args:
         script: The script.
 
+    Attributes:
+        conditions: What the script's conditions say about where nodes stand.
+
     Example:
         >>> script = Script('''
         ... loss = f(x)
@@ -62,8 +62,8 @@ class DataFlow:
             self._bindings[binding.scope, binding.name].append(binding)
         for found in self._bindings.values():
             found.sort(key=lambda binding: binding.place)
-        self._branches_of: dict[cst.CSTNode, _Branches] = {}
-        self._arms_of: dict[cst.CSTNode, Sequence[tuple[cst.CSTNode, cst.CSTNode]]] = {}
+        self.conditions = Conditions(script, self._assigned_before)
+        self._bindings_of: dict[cst.CSTNode, list[Binding]] = {}
 
     def values(self, node: cst.BaseExpression) -> Values:
         """Return what a name, or `self.name`, stands for where it is read.
@@ -81,9 +81,11 @@ class DataFlow:
         Args:
             node: The name; for any other expression nothing is returned.
         """
-        name = dotted(node)
-        found, here = self._visible(node, name) if name else ((), False)
-        return self._live(found, node if here else None)
+        if node not in self._bindings_of:
+            name = dotted(node)
+            found, here = self._visible(node, name) if name else ((), False)
+            self._bindings_of[node] = self._live(found, node if here else None)
+        return self._bindings_of[node]
 
     def calls_behind(self, node: cst.BaseExpression, is_end: Callable[[cst.Call], bool]) -> list[cst.Call]:
         """Return the calls that an expression's value went through, as far as the script shows.
@@ -118,18 +120,40 @@ class DataFlow:
                 stack.extend(self._next(each))
         return list(found)
 
-    def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether two nodes stand in two branches of one `if`, or of two that ask the same; or of one `tf.cond`.
+    def users_of_all_behind(self, nodes: Iterable[cst.CSTNode]) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
+        """Return what some values came from, as `nodes_behind`, each part with the parts that have it directly.
+
+        Args:
+            nodes: The expressions.
+        """
+        users: dict[cst.CSTNode, list[cst.CSTNode]] = {}
+        stack, seen = list(nodes), set()
+        while stack:
+            each = stack.pop()
+            if each not in seen:
+                seen.add(each)
+                for below in self._next(each):
+                    users.setdefault(below, []).append(each)
+                    stack.append(below)
+        return users
+
+    def is_same_name(self, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+        """Tell whether two expressions are one name, and mean the same variable by it.
 
         Args:
             one: The one.
             other: The other.
         """
-        arms = dict(self._arms(one))
-        if any(arms.get(each, where) is not where for each, where in self._arms(other)):
-            return True
-        branches = {self._question(each): where for each, where in self._branches(one)}
-        return any(branches.get(self._question(each), where) != where for each, where in self._branches(other))
+        return bool(dotted(one)) and dotted(one) == dotted(other) and self._scope(one) is self._scope(other)
+
+    def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Tell whether one run of the code, or of the graph, never does both of two nodes.
+
+        Args:
+            one: The one.
+            other: The other.
+        """
+        return self.conditions.is_exclusive(one, other)
 
     def is_conditional(self, node: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether a node stands in a branch of an `if` that another node does not stand in.
@@ -138,8 +162,14 @@ class DataFlow:
             node: The node.
             other: The other.
         """
-        shared = self._branches(other)
-        return any(branch not in shared for branch in self._branches(node))
+        shared = self.conditions.branches(other)
+        return any(branch not in shared for branch in self.conditions.branches(node))
+
+    def _assigned_before(self, name: cst.BaseExpression) -> int:
+        """Return how often a name was assigned in the function before it is read there."""
+        found, here = self._visible(name, dotted(name))
+        start = self._script.span(name)[0]
+        return sum(each.value is not None and each.place <= start for each in found) if here else 0
 
     def _given(self, binding: Binding) -> Iterator[cst.BaseExpression]:
         """Return what a function that stands in another is called with for a parameter, by position."""
@@ -156,8 +186,13 @@ class DataFlow:
                 value = argument(call, names.index(binding.name), binding.name)
                 yield from [value] if value is not None else []
 
-    def _question(self, node: cst.If) -> str:
-        return self._script.text[slice(*self._script.span(node.test))]
+    def _scope(self, node: cst.BaseExpression) -> Scope | None:
+        """Return where a dotted name is bound, or else its first word; None if it is nowhere."""
+        name = dotted(node)
+        if name.startswith("self."):
+            return next((each for each in self._script.ancestors(node) if isinstance(each, cst.ClassDef)), None)
+        found = self._visible(node, name)[0] or self._visible(node, name.split(".")[0])[0]
+        return found[0].scope if found else None
 
     def _next(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         if isinstance(node, cst.Name | cst.Attribute) and dotted(node):
@@ -191,7 +226,7 @@ class DataFlow:
         here = True
         is_of_self = name.startswith("self.")
         for above in self._script.ancestors(node):
-            if not isinstance(above, (*_SCOPES, *_COMPREHENSIONS)):
+            if not isinstance(above, (*_SCOPES, *COMPREHENSIONS)):
                 continue
             found = self._bindings.get((above, name), ())
             if is_of_self and isinstance(above, cst.ClassDef):
@@ -209,72 +244,37 @@ class DataFlow:
     def _live(self, bindings: Sequence[Binding], reader: cst.CSTNode | None) -> list[Binding]:
         """Return what is not replaced yet where a name is read; at the end if no place is given."""
         live: list[Binding] = []
-        for binding in bindings:
-            if reader is not None and not self._reaches(binding, reader):
-                continue
-            branches = self._branches(binding.node)
-            shared = self._branches(reader) if reader is not None else ()
-            own = [branch for branch in branches if branch not in shared]
+        for binding, own in reversed(self._reaching(bindings, reader)):
             if binding.replaces:
                 live = [each for each in live if not self._replaces(binding, own, each, live)]
             live.append(binding)
         return live
 
+    def _reaching(self, bindings: Sequence[Binding], reader: cst.CSTNode | None) -> Sequence[tuple[Binding, Branches]]:
+        """Return the last assignments before a name is read, the last first, and the branches that are theirs alone."""
+        shared = self.conditions.branches(reader) if reader is not None else ()
+        found: list[tuple[Binding, Branches]] = []
+        for binding in reversed(bindings):
+            if reader is None or self._reaches(binding, reader):
+                own = [branch for branch in self.conditions.branches(binding.node) if branch not in shared]
+                found.append((binding, own))
+                if reader is not None and binding.replaces and not own:
+                    break
+        return found
+
     def _reaches(self, binding: Binding, reader: cst.CSTNode) -> bool:
         if binding.place > self._script.span(reader)[0] and binding.value is not None:
             return isinstance(binding.node, cst.CompFor)
-        if self.is_exclusive(binding.node, reader):
-            return False
-        return not any(
-            (branch not in self._branches(reader)) and _leaves(branch) for branch in self._branches(binding.node)
-        )
+        return not self.is_exclusive(binding.node, reader)
 
-    def _replaces(self, new: Binding, own: _Branches, old: Binding, live: Sequence[Binding]) -> bool:
+    def _replaces(self, new: Binding, own: Branches, old: Binding, live: Sequence[Binding]) -> bool:
         """Tell whether an assignment does away with an earlier one, alone or with those of the other branches."""
         if self._script.function_of(new.node) is not self._script.function_of(old.node):
             return False
         for above, in_body in reversed(own):
-            if (above, in_body) in self._branches(old.node):
+            if (above, in_body) in self.conditions.branches(old.node):
                 return True
-            in_other = any((above, True) in self._branches(each.node) and each.replaces for each in live)
-            if in_body or not in_other or (above, True) in self._branches(old.node):
+            in_other = any((above, True) in self.conditions.branches(each.node) and each.replaces for each in live)
+            if in_body or not in_other or (above, True) in self.conditions.branches(old.node):
                 return False
         return True
-
-    def _arms(self, node: cst.CSTNode) -> Sequence[tuple[cst.CSTNode, cst.CSTNode]]:
-        """Return the `tf.cond` calls, and `x if y else z`, that a node stands in, and in which part."""
-        if node in self._arms_of:
-            return self._arms_of[node]
-        found, below = [], node
-        for above in self._script.ancestors(node):
-            is_arm = isinstance(above, cst.IfExp) and below is not above.test
-            if is_arm or (isinstance(above, cst.Call) and isinstance(below, cst.Arg) and self._is_arm(above, below)):
-                found.append((above, below))
-            if isinstance(above, cst.FunctionDef):
-                break
-            below = above
-        self._arms_of[node] = found
-        return found
-
-    def _is_arm(self, call: cst.Call, arg: cst.Arg) -> bool:
-        return function_name(self._script, call).split(".")[-1] in _CONDS and isinstance(arg.value, cst.Lambda)
-
-    def _branches(self, node: cst.CSTNode) -> _Branches:
-        """Return the `if` statements that a node stands in, the outermost first, and whether in their bodies."""
-        if node in self._branches_of:
-            return self._branches_of[node]
-        found, below = [], node
-        for above in self._script.ancestors(node):
-            if isinstance(above, cst.If) and below is not above.test:
-                found.append((above, below is above.body))
-            below = above
-        self._branches_of[node] = found[::-1]
-        return self._branches_of[node]
-
-
-def _leaves(branch: tuple[cst.If, bool]) -> bool:
-    """Tell whether nothing after an `if` follows on one of its branches."""
-    above, in_body = branch
-    block = above.body if in_body else above.orelse.body if isinstance(above.orelse, cst.Else) else None
-    last = block.body[-1] if block is not None and block.body else None
-    return isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], _LEAVE)
