@@ -6,6 +6,8 @@ import pytest
 from tfmp.migrate.reading.calls import code
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.script import Script
+from tfmp.migrate.results import Options
+from tfmp.migrate.rewriting import rewrite
 
 
 def _values(text: str) -> tuple[list[str], bool]:
@@ -75,3 +77,32 @@ def test_attribute_of_self_that_the_function_sets_is_that_functions() -> None:
         "    def use(self):\n        self.a = 2\n        read(self.a)\n"
     )
     assert _values(text) == (["2"], True)
+
+
+def _questions_asked(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often R10 compares two places, in a script that gives one name a value for each layer."""
+    asked = 0
+    is_exclusive = DataFlow.is_exclusive
+
+    def counted(self: DataFlow, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        nonlocal asked
+        asked += 1
+        return is_exclusive(self, one, other)
+
+    text = (
+        "import tensorflow as tf\n"
+        + "x = tf.tuple([x, layer(x)])[0]\n" * layers
+        + "train_op = tf.train.AdamOptimizer().minimize(x, global_step)\n"
+        + "increment = global_step.assign_add(1)\n"
+        + "read(increment)\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(DataFlow, "is_exclusive", counted)
+        done = rewrite(text, Options())
+    assert [found.rule for found in done.findings if found.rule == "R10"] == ["R10"]
+    return asked
+
+
+def test_a_script_twice_as_long_takes_twice_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = _questions_asked(20, monkeypatch), _questions_asked(40, monkeypatch)
+    assert 40 < short < long <= 2 * short

@@ -1,20 +1,21 @@
 """Recognizes where a script moves the global step by itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, function_name, method
+from tfmp.migrate.reading.calls import argument, function_name, method, methods
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
 
-_ADDS = ("tensorflow.assign_add", "tensorflow.compat.v1.assign_add", "tensorflow.python.ops.state_ops.assign_add")
-_ASSIGNS = ("tensorflow.assign", "tensorflow.compat.v1.assign", "tensorflow.python.ops.state_ops.assign")
+_ADDS = ("tensorflow.assign_add", "tensorflow.python.ops.state_ops.assign_add")
+_ASSIGNS = ("tensorflow.assign", "tensorflow.python.ops.state_ops.assign")
 _SUMS = ("tensorflow.add", "tensorflow.math.add", "tensorflow.python.ops.math_ops.add")
 _CONDITIONS = ("cond", "where", "case", "select")
 _GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
+_VARIABLES = ("Variable", "get_variable")
 _JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
 # What is a number or a variable again, by its last word.
 _SAME_NUMBER = ("constant", "cast", "identity", "convert_to_tensor", "to_int32", "to_int64", "int32", "int64")
@@ -28,11 +29,13 @@ class Increment(NamedTuple):
         call: The call.
         counter: The global step.
         conditional: Whether it moves in some steps only.
+        moves: What moves it: the call, or the sums that the call may assign.
     """
 
     call: cst.Call
     counter: cst.BaseExpression
     conditional: bool
+    moves: Sequence[cst.CSTNode]
 
 
 def increments(script: Script) -> Iterator[Increment]:
@@ -52,7 +55,7 @@ def increments(script: Script) -> Iterator[Increment]:
             counter = (argument(call, 0, "ref") or argument(call, -1, "variable")) if name else owner
             by = argument(call, 1 if name else 0, "value" if name else "delta")
             if counter is not None and by is not None and _is_one(script, by) and _is_counter(script, counter):
-                yield Increment(call, counter, False)
+                yield Increment(call, counter, False, (call,))
         elif name in _ASSIGNS or (of_method == "assign" and not name):
             counter = argument(call, 0, "ref") if name else owner
             value = argument(call, 1 if name else 0, "value")
@@ -61,15 +64,15 @@ def increments(script: Script) -> Iterator[Increment]:
 
 
 def is_same_counter(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-    """Tell whether two expressions are one variable: by name, or as both are the graph's global step.
+    """Tell whether two expressions are one variable: by one name, or as both are the graph's global step.
 
     Args:
         script: The script.
         one: The one.
         other: The other.
     """
-    by_name = bool(dotted(one)) and dotted(one) == dotted(other)
-    return by_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
+    is_one_name = script.once(DataFlow).is_same_name(one, other)
+    return is_one_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
 
 
 def is_run_with(script: Script, increment: Increment, step: cst.Call) -> bool | None:
@@ -80,24 +83,43 @@ def is_run_with(script: Script, increment: Increment, step: cst.Call) -> bool | 
         increment: The increment.
         step: The optimizer's step.
     """
-    flow, function = script.once(DataFlow), script.function_of(increment.call)
-    for node in script.nodes(cst.Call, cst.List, cst.Tuple):
-        is_beside = function in (script.function_of(node), *script.ancestors(node))
-        if not is_beside or (isinstance(node, cst.Call) and _last_word(script, node) not in _JOINING):
-            continue
-        behind = set(flow.nodes_behind(node, lambda each: False))
-        missing = {increment.call, step} - behind
-        if not missing or (len(missing) == 1 and missing <= set(_held(script, node))):
+    with_increment, with_step = _ahead(script, increment.call), _ahead(script, step)
+    for node in script.once(_joins):
+        if node in with_increment and (node in with_step or _is_held(script, step, node)):
+            return True
+        if node in with_step and _is_held(script, increment.call, node):
             return True
     return None if _is_used(script, increment.call) else False
 
 
-def _held(script: Script, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Return the calls below `with tf.control_dependencies(...)`, which are run after what it is given."""
+def _joins(script: Script) -> Sequence[cst.BaseExpression]:
+    """Return what is run as a whole. A tuple, and a list that is returned, may be taken apart."""
+    calls = (call for call in script.nodes(cst.Call) if _last_word(script, call) in _JOINING)
+    lists = (each for each in script.nodes(cst.List) if not isinstance(script.parent(each), cst.Return))
+    return [*calls, *lists]
+
+
+def _users(script: Script) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
+    return script.once(DataFlow).users_of_all_behind(script.once(_joins))
+
+
+def _ahead(script: Script, node: cst.CSTNode) -> set[cst.CSTNode]:
+    """Return a node and all whose values came from it, as far as something joins them."""
+    users = script.once(_users)
+    found, stack = set(), [node]
+    while stack:
+        each = stack.pop()
+        if each not in found:
+            found.add(each)
+            stack.extend(users.get(each, ()))
+    return found
+
+
+def _is_held(script: Script, call: cst.Call, node: cst.CSTNode) -> bool:
+    """Tell whether a call stands below `with tf.control_dependencies(...)`, and so is run after what that is given."""
     item = script.parent(node)
     block = script.parent(item) if isinstance(item, cst.WithItem) else None
-    if isinstance(block, cst.With):
-        yield from (call for call in script.nodes(cst.Call) if block.body in script.ancestors(call))
+    return isinstance(block, cst.With) and block.body in script.ancestors(call)
 
 
 def _is_used(script: Script, call: cst.Call) -> bool:
@@ -112,7 +134,10 @@ def _is_used(script: Script, call: cst.Call) -> bool:
 def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
     if _gets_global_step(script, counter) or dotted(counter).split(".")[-1] == "global_step":
         return True
-    return any(_gets_global_step(script, node) for node in script.once(DataFlow).values(counter).nodes)
+    if any(_gets_global_step(script, node) for node in script.once(DataFlow).values(counter).nodes):
+        return True
+    given = (argument(step, 1, "global_step") for step, _ in methods(script, "apply_gradients", "minimize"))
+    return any(each is not None and is_same_counter(script, each, counter) for each in given)
 
 
 def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
@@ -126,21 +151,31 @@ def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
 
 
 def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Call) and function_name(script, node).split(".")[-1] in _GLOBAL_STEPS
+    """Tell whether a call gets the graph's global step, or makes it by its name."""
+    function = function_name(script, node).split(".")[-1] if isinstance(node, cst.Call) else ""
+    if not isinstance(node, cst.Call) or function not in _VARIABLES:
+        return function in _GLOBAL_STEPS
+    name = argument(node, 0, "name") if function == "get_variable" else argument(node, -1, "name")
+    return isinstance(name, cst.SimpleString) and name.evaluated_value == "global_step"
 
 
 def _assignment(
     script: Script, call: cst.Call, counter: cst.BaseExpression, value: cst.BaseExpression
 ) -> Iterator[Increment]:
     behind = script.once(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
-    sums = [pair for node in behind for pair in _sum(script, node)]
-    if any(_is_one(script, by) and is_same_counter(script, counter, _variable(script, base)) for base, by in sums):
+    sums = [
+        node
+        for node in behind
+        for base, by in _sum(script, node)
+        if _is_one(script, by) and is_same_counter(script, counter, _variable(script, base))
+    ]
+    if sums:
         conditional = any(
             isinstance(node, cst.IfExp)
             or (isinstance(node, cst.Call) and script.name_of(node.func).split(".")[-1] in _CONDITIONS)
             for node in behind
         )
-        yield Increment(call, counter, conditional)
+        yield Increment(call, counter, conditional, sums)
 
 
 def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
