@@ -68,7 +68,6 @@ _READING = {
         "data_flow",
         "generations",
         "hand_scaled",
-        "import_edits",
         "increments",
         "names",
         "returned",
@@ -77,7 +76,7 @@ _READING = {
         "wrapped",
     )
 }
-_RULES_SEE = {"tfmp.migrate.results", *_READING, *_TABLES}
+_RULES_SEE = {"tfmp.migrate.results", "tfmp.migrate.import_edits", *_READING, *_TABLES}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
 # `settings` checks what users pass.
@@ -225,7 +224,8 @@ _ALLOWED = {
     **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
     **{table: set() for table in _TABLES},
     "tfmp.migrate.tables.npu_names": {"tfmp.npu.others"},
-    **{module: _RULES_SEE - {module} for module in _READING},
+    **{module: {"tfmp.migrate.results", *_READING, *_TABLES} - {module} for module in _READING},
+    "tfmp.migrate.import_edits": {"tfmp.migrate.results", *_READING},
     **dict.fromkeys(_RULES, _RULES_SEE),
     "tfmp.migrate.rules": _RULES | _RULES_SEE,
     "tfmp.migrate.rules.misuse": _RULES | _RULES_SEE,

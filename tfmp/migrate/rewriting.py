@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tfmp.migrate import results
-from tfmp.migrate.reading import import_edits
+from tfmp.migrate import import_edits, results
 from tfmp.migrate.reading.bindings import names_made
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.rules import RULES

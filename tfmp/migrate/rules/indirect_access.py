@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
+from tfmp.migrate.import_edits import without_statement
 from tfmp.migrate.reading.generations import OLD_MODULE, below
-from tfmp.migrate.reading.import_edits import without_statement
 from tfmp.migrate.reading.names import Use, dotted, first_word, without_last_words
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Edit, Finding, Level, NeededImport, Options, Result

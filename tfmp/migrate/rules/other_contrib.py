@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import libcst as cst
 
+from tfmp.migrate.import_edits import without_statement
 from tfmp.migrate.reading.bindings import names_made
 from tfmp.migrate.reading.generations import OLD_MODULE, judge, old_word
-from tfmp.migrate.reading.import_edits import without_statement
 from tfmp.migrate.reading.names import Imported, Use, first_word, without_last_words
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result

@@ -1,4 +1,4 @@
-"""Edits of import statements, among others."""
+"""Makes the edits of import statements."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -63,6 +63,22 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
         yield Edit(first[module].rule, place, place, f"{lead}import {module}{newline}")
 
 
+def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
+    """Take away a statement with its line; nothing if it shares its line, or if its block would be empty.
+
+    Args:
+        script: The script.
+        node: The statement.
+        rule: The rule that says so.
+    """
+    line = script.parent(node)
+    block = script.parent(line) if line is not None else None
+    alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+    if alone and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:
+        start, _ = script.span(node)
+        yield Edit(rule, len(script.text[:start].rstrip(" \t")), script.end_of_line(node), "")
+
+
 def _place_for_imports(script: Script, use: int) -> int:
     """Return where to insert a line above a use, in characters."""
     tensorflows = (one.node for one in script.imports if one.name.split(".")[0] == "tensorflow")
@@ -111,22 +127,6 @@ def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[st
     words = [dotted(alias.name) for alias in names]
     modules = {targets[word][0] if word in targets and targets[word][1] == word else "" for word in words}
     return modules.pop() if len(modules) == 1 else ""
-
-
-def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
-    """Take away a statement with its line; nothing if it shares its line, or if its block would be empty.
-
-    Args:
-        script: The script.
-        node: The statement.
-        rule: The rule that says so.
-    """
-    line = script.parent(node)
-    block = script.parent(line) if line is not None else None
-    alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-    if alone and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:
-        start, _ = script.span(node)
-        yield Edit(rule, len(script.text[:start].rstrip(" \t")), script.end_of_line(node), "")
 
 
 def _joined(script: Script, node: cst.CSTNode, statements: Sequence[str]) -> str:
