@@ -27,7 +27,7 @@ class _Given(Enum):
     NONE = 3
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Tell of steps that are counted twice, and of skipped steps that are counted."""
     del options
     if "assign" not in script.text:
