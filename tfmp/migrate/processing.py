@@ -1,9 +1,12 @@
 """Rewrites one file."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import libcst as cst
 
 from tfmp.migrate import files, syntax
 from tfmp.migrate.results import Finding, Options
@@ -72,13 +75,22 @@ def process(found: files.Found, job: Job) -> FileReport:
         return _process(found.path, job)
     except syntax.NotPythonError as error:
         return FileReport(found.path, error=str(error), error_line=error.line)
+    except cst.ParserSyntaxError as error:
+        message = "LibCST, which edits it, cannot parse this line, though Python can"
+        return FileReport(found.path, error=message, error_line=_line(error))
     except (files.UnusableFileError, RewritingError) as error:
-        return FileReport(found.path, error=str(error))
+        message = str(error)
     except RecursionError:
-        return FileReport(found.path, error="its expressions are nested too deep to be rewritten")
+        message = "its expressions are nested too deep to be rewritten"
     except Exception as error:  # one file must not end the work on all the others
-        message = f"{type(error).__name__}: {error}: this is a defect of tfmp, report it"
-        return FileReport(found.path, error=message)
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}: this is a defect of tfmp, report it"
+    return FileReport(found.path, error=message)
+
+
+def _line(error: cst.ParserSyntaxError) -> int:
+    # At the end of a line its `raw_line` is the next one; its message says both right.
+    said = re.search(r"error at (\d+):", error.message)
+    return int(said[1]) if said else error.raw_line
 
 
 def _process(path: str, job: Job) -> FileReport:
