@@ -59,7 +59,9 @@ _RULES = {
         "without_estimator",
     )
 }
-_TABLES = {f"tfmp.migrate.tables.{name}" for name in ("api_names", "contrib_successors", "npu_names")}
+_TABLES = {
+    f"tfmp.migrate.tables.{name}" for name in ("api_names", "changed_positions", "contrib_successors", "npu_names")
+}
 _READING = {
     f"tfmp.migrate.reading.{name}"
     for name in (
@@ -71,6 +73,7 @@ _READING = {
         "increments",
         "names",
         "returned",
+        "roles",
         "script",
         "tried_imports",
         "wrapped",
@@ -238,13 +241,19 @@ _ALLOWED = {
     "tfmp.migrate.files": set(),
     "tfmp.migrate.syntax": set(),
     "tfmp.migrate.unified_diff": set(),
+    "tfmp.migrate.modules": set(),
     "tfmp.migrate.processing": {
-        *(f"tfmp.migrate.{name}" for name in ("files", "results", "rewriting", "syntax", "unified_diff"))
+        *(f"tfmp.migrate.{name}" for name in ("files", "modules", "results", "rewriting", "syntax", "unified_diff")),
+        *(f"tfmp.migrate.reading.{name}" for name in ("generations", "roles")),
     },
+    "tfmp.migrate.project": {
+        *(f"tfmp.migrate.{name}" for name in ("modules", "processing", "reading.generations", "results"))
+    },
+    "tfmp.migrate.runs": {f"tfmp.migrate.{name}" for name in ("files", "processing", "project", "workers")},
     "tfmp.migrate.workers": {f"tfmp.migrate.{name}" for name in ("files", "processing")},
     "tfmp.migrate.reporting": {f"tfmp.migrate.{name}" for name in ("processing", "results", "rewriting")},
     "tfmp.migrate.command": {
-        *(f"tfmp.migrate.{name}" for name in ("files", "processing", "reporting", "results", "workers")),
+        *(f"tfmp.migrate.{name}" for name in ("files", "processing", "reporting", "results", "runs", "workers")),
         "tfmp.optional",
     },
     "tfmp.migrate.__main__": {"tfmp.migrate.command"},
