@@ -59,7 +59,9 @@ _RULES = {
         "without_estimator",
     )
 }
-_TABLES = {f"tfmp.migrate.tables.{name}" for name in ("api_names", "contrib_successors", "npu_names")}
+_TABLES = {
+    f"tfmp.migrate.tables.{name}" for name in ("api_names", "changed_positions", "contrib_successors", "npu_names")
+}
 _READING = {
     f"tfmp.migrate.reading.{name}"
     for name in (
@@ -70,16 +72,16 @@ _READING = {
         "elementwise",
         "generations",
         "hand_scaled",
-        "import_edits",
         "increments",
         "names",
         "returned",
+        "roles",
         "script",
         "tried_imports",
         "wrapped",
     )
 }
-_RULES_SEE = {"tfmp.migrate.results", *_READING, *_TABLES}
+_RULES_SEE = {"tfmp.migrate.results", "tfmp.migrate.import_edits", *_READING, *_TABLES}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
 # `settings` checks what users pass.
@@ -227,7 +229,8 @@ _ALLOWED = {
     **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
     **{table: set() for table in _TABLES},
     "tfmp.migrate.tables.npu_names": {"tfmp.npu.advice"},
-    **{module: _RULES_SEE - {module} for module in _READING},
+    **{module: {"tfmp.migrate.results", *_READING, *_TABLES} - {module} for module in _READING},
+    "tfmp.migrate.import_edits": {"tfmp.migrate.results", *_READING},
     **dict.fromkeys(_RULES, _RULES_SEE),
     "tfmp.migrate.rules": _RULES | _RULES_SEE,
     "tfmp.migrate.rules.misuse": _RULES | _RULES_SEE,
@@ -240,13 +243,19 @@ _ALLOWED = {
     "tfmp.migrate.files": set(),
     "tfmp.migrate.syntax": set(),
     "tfmp.migrate.unified_diff": set(),
+    "tfmp.migrate.modules": set(),
     "tfmp.migrate.processing": {
-        *(f"tfmp.migrate.{name}" for name in ("files", "results", "rewriting", "syntax", "unified_diff"))
+        *(f"tfmp.migrate.{name}" for name in ("files", "modules", "results", "rewriting", "syntax", "unified_diff")),
+        *(f"tfmp.migrate.reading.{name}" for name in ("generations", "roles")),
     },
+    "tfmp.migrate.project": {
+        *(f"tfmp.migrate.{name}" for name in ("modules", "processing", "reading.generations", "results"))
+    },
+    "tfmp.migrate.runs": {f"tfmp.migrate.{name}" for name in ("files", "processing", "project", "workers")},
     "tfmp.migrate.workers": {f"tfmp.migrate.{name}" for name in ("files", "processing")},
     "tfmp.migrate.reporting": {f"tfmp.migrate.{name}" for name in ("processing", "results", "rewriting")},
     "tfmp.migrate.command": {
-        *(f"tfmp.migrate.{name}" for name in ("files", "processing", "reporting", "results", "workers")),
+        *(f"tfmp.migrate.{name}" for name in ("files", "processing", "reporting", "results", "runs", "workers")),
         "tfmp.optional",
     },
     "tfmp.migrate.__main__": {"tfmp.migrate.command"},

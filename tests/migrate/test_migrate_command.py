@@ -234,6 +234,15 @@ def test_a_defect_of_ours_costs_one_file_and_is_owned(
     assert Path("a.py").read_text() == _SCRIPT
 
 
+def test_what_libcst_cannot_parse_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a="import tensorflow as tf\n(name): int\nx = 1\n")
+    assert command.main(["a.py"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "a.py:2: not done: LibCST, which edits it, cannot parse this line, though Python can.",
+        "1 file: 0 to be rewritten, 0 unchanged, 1 not done",
+    ]
+
+
 def test_many_files_are_shared_among_processes_in_order(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Finding, reading, and replacing files; every byte that is not rewritten stays."""
 
+import ast
 import codecs
 import os
 import re
@@ -202,9 +203,9 @@ def test_a_file_that_changes_while_it_is_worked_on_keeps_the_change(
 ) -> None:
     path = tmp_path / "a.py"
 
-    def saved_meanwhile(text: str) -> None:
-        del text
+    def saved_meanwhile(text: str) -> ast.Module:
         path.write_bytes(b"x = 1\n")
+        return ast.parse(text)
 
     monkeypatch.setattr(syntax, "check", saved_meanwhile)
     report = _written(path, _SCRIPT)

@@ -5,8 +5,10 @@ from pathlib import Path
 import libcst
 import pytest
 
-from tfmp.migrate.results import Options
+from tfmp.migrate.reading.script import Script
+from tfmp.migrate.results import Finding, Options
 from tfmp.migrate.rewriting import Rewritten, rewrite
+from tfmp.migrate.rules import RULES
 
 _CASES = Path(__file__).parent / "cases"
 _PATHS = sorted(_CASES.rglob("*.txt"))
@@ -61,3 +63,16 @@ def test_line_ends_stay_as_they_are(path: Path) -> None:
     done = rewrite(case.before.replace("\n", "\r\n"), case.options)
     assert done.text == case.after.replace("\n", "\r\n")
     assert _report(done) == case.report
+
+
+def test_rules_that_edit_are_called_rewrite_and_the_others_report() -> None:
+    cases = [_Case(path) for path in _PATHS]
+    scripts = [(Script(case.before), case.options) for case in cases]
+    editing = {
+        rule
+        for rule in RULES
+        if any(not isinstance(result, Finding) for script, options in scripts for result in rule(script, options))
+    }
+    assert {rule: rule.__name__ for rule in RULES} == {  # type: ignore[attr-defined]
+        rule: "rewrite" if rule in editing else "report" for rule in RULES
+    }

@@ -155,20 +155,20 @@ def _interrupted() -> int:
 
 
 def _outcome(arguments: argparse.Namespace) -> Outcome:
-    from tfmp.migrate import files, processing, workers
+    from tfmp.migrate import files, processing, runs
     from tfmp.migrate.results import Options
 
     found = files.find(arguments.paths)
     wants_diff = not (arguments.write or arguments.check or arguments.json)
     job = processing.Job(Options(to_tfmp=arguments.to_tfmp), arguments.write, wants_diff)
     if len(found) < _FILES_WORTH_PROGRESS or sys.stderr is None or not sys.stderr.isatty():
-        return workers.process_all(found, job)
+        return runs.process_run(found, job)
     try:
         from tqdm import tqdm
     except ImportError:
-        return workers.process_all(found, job)
+        return runs.process_run(found, job)
     with tqdm(total=len(found), unit="file", leave=False, file=sys.stderr) as bar:
-        return workers.process_all(found, job, bar.update)
+        return runs.process_run(found, job, bar.update)
 
 
 def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:

@@ -12,9 +12,12 @@ class Options(NamedTuple):
 
     Attributes:
         to_tfmp: Whether the loss scales of TensorFlow's graph rewrite become tfmp's.
+        tensorflow: The generation of TensorFlow, 1 or 2, that a script is taken for which tells none by itself; None to
+            leave such a script alone.
     """
 
     to_tfmp: bool = False
+    tensorflow: int | None = None
 
 
 class Edit(NamedTuple):

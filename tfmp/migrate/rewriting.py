@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tfmp.migrate import results
-from tfmp.migrate.reading import import_edits
+from tfmp.migrate import import_edits, results
 from tfmp.migrate.reading.bindings import names_made
+from tfmp.migrate.reading.roles import Role, role_of
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.rules import RULES
 
@@ -45,11 +45,13 @@ class Rewritten(NamedTuple):
         text: The whole script, rewritten.
         changes: What was changed, in the order of the text.
         findings: What was not changed, in the order of the text. Lines are of the text that was given.
+        role: What the script that was given is to the others of its project; None if it is none of ours.
     """
 
     text: str
     changes: tuple[Change, ...]
     findings: tuple[results.Finding, ...]
+    role: Role | None = None
 
 
 def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
@@ -79,7 +81,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     """
     if not any(word in text for word in _WORDS):
         return Rewritten(text, (), ())
-    script = Script(text)
+    script = Script(text, options.tensorflow)
     found = [result for rule in RULES for result in rule(script, options)]
     needed = [result for result in found if isinstance(result, results.NeededImport)]
     moved = [result for result in found if isinstance(result, results.MovedNames)]
@@ -97,7 +99,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     rewritten = _applied(text, edits)
     if edits:
         _check_syntax(text, rewritten)
-    return Rewritten(rewritten, changes, in_order)
+    return Rewritten(rewritten, changes, in_order, role_of(script))
 
 
 def _check_positions(script: Script) -> None:

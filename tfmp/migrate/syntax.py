@@ -42,8 +42,8 @@ class NotPythonError(Exception):
         self.line = line
 
 
-def check(text: str) -> None:
-    """Raise unless a text is Python 3.
+def check(text: str) -> ast.Module:
+    """Return the syntax tree of a text; raise unless it is Python 3.
 
     LibCST is no judge of that: it takes `except Error, name:` for Python 3, and expressions nested some thousand deep
     end its process.
@@ -55,7 +55,6 @@ def check(text: str) -> None:
         NotPythonError: It is not. The message says what it seems to be instead.
 
     Example:
-        >>> check("print(1)")
         >>> try:
         ...     check("print 1")
         ... except NotPythonError as error:
@@ -66,7 +65,7 @@ def check(text: str) -> None:
         with warnings.catch_warnings():
             # Of an odd escape in a string, say: it is the script's own matter.
             warnings.simplefilter("ignore")
-            ast.parse(text)
+            return ast.parse(text)
     except SyntaxError as error:
         raise NotPythonError(_why(text, error), error.lineno) from error
     except (RecursionError, MemoryError) as error:

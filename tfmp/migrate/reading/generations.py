@@ -18,7 +18,7 @@ _GRAPH_WORDS = frozenset(
     (
         *("Session", "InteractiveSession", "placeholder", "placeholder_with_default", "sparse_placeholder"),
         *("get_variable", "variable_scope", "global_variables_initializer", "local_variables_initializer"),
-        *("reset_default_graph", "estimator", "layers"),
+        *("reset_default_graph", "estimator", "layers", "disable_eager_execution", "disable_v2_behavior"),
     )
 )
 # What calls took in TensorFlow 1 alone.
@@ -72,12 +72,14 @@ class Judged(NamedTuple):
         new: Names that only TensorFlow 2 has, or that only its scripts live by; without them and those of TensorFlow
             1 also what hardly any other script does.
         keras: Whether it uses `tf.keras`.
+        graph: Whether it uses what does something only in graphs.
     """
 
     generation: Generation
     old: tuple[Mark, ...]
     new: tuple[Mark, ...]
     keras: bool
+    graph: bool
 
 
 def judge(script: Script) -> Judged:
@@ -114,7 +116,9 @@ def judge(script: Script) -> Judged:
     explicit = bool(words) or any(explicit for _, explicit, _ in names)
     graph = any(explicit and _needs_graph(mark.name, kind) for mark, explicit, kind in names)
     generation = _generation(old, contrib, new, explicit=explicit, graph=graph, unclear=bool(ambiguous))
-    return Judged(generation, old or contrib, new, keras)
+    generation = _as_told(generation, script.tensorflow, explicit=explicit)
+    graph = graph or any(_needs_graph(mark.name, standing(mark.name)) for mark in old)
+    return Judged(generation, old or contrib, new, keras, graph)
 
 
 def below(name: str) -> str:
@@ -175,6 +179,15 @@ def _generation(
     if graph or contrib:
         return Generation.UPGRADED
     return Generation.NEUTRAL if explicit or not unclear else Generation.UNCLEAR
+
+
+def _as_told(generation: Generation, tensorflow: int | None, *, explicit: bool) -> Generation:
+    """Return the generation of a script that tells none by itself, where the scripts around it do."""
+    if tensorflow is None or generation not in (Generation.UNCLEAR, Generation.NEUTRAL):
+        return generation
+    if tensorflow == 2:
+        return Generation.NEUTRAL
+    return Generation.UPGRADED if explicit else Generation.OLD
 
 
 def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:

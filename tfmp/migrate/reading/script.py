@@ -25,6 +25,7 @@ class Script:
 
     Args:
         text: The script.
+        tensorflow: The generation of TensorFlow, 1 or 2, that the scripts around it are of; None if that is not known.
 
     Raises:
         libcst.ParserSyntaxError: It is not Python 3.
@@ -39,8 +40,9 @@ class Script:
         'tf.contrib.mixed_precision.LossScaleOptimizer'
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, tensorflow: int | None = None) -> None:
         self.text = text
+        self.tensorflow = tensorflow
         self.module = cst.parse_module(text)
         self._wrapper = metadata.MetadataWrapper(self.module, unsafe_skip_copy=True)
         lines = text.replace("\r\n", "\0\n").replace("\r", "\n").split("\n")

@@ -1,4 +1,6 @@
-"""Imports that a script can do without."""
+"""Imports and names that a script can do without."""
+
+import re
 
 import libcst as cst
 
@@ -6,6 +8,8 @@ from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
 
 _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+# In a condition, what asks for a name, or for the version that has it; not `FLAGS.version_2_with_negative`.
+_LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
 
 
 def is_tried(script: Script, node: cst.CSTNode) -> bool:
@@ -32,6 +36,25 @@ def is_tried(script: Script, node: cst.CSTNode) -> bool:
             return True
         below = above
     return False
+
+
+def is_looked_for(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a name is used on a condition that asks for it, or for the version that has it.
+
+    Args:
+        script: The script.
+        node: The name.
+
+    Example:
+        >>> script = Script('''import tensorflow as tf
+        ... if tf.__version__.startswith("1"):
+        ...     tf.contrib.layers
+        ... ''')
+        >>> [is_looked_for(script, use.node) for use in script.uses]
+        [True, True]
+    """
+    conditions = (above.test for above in script.ancestors(node) if isinstance(above, cst.If | cst.IfExp))
+    return any(_LOOKS.search(cst.Module([]).code_for_node(test)) for test in conditions)
 
 
 def _catches_imports(handler: cst.ExceptHandler) -> bool:

@@ -25,7 +25,7 @@ from tfmp.migrate.rules import (
     without_estimator,
 )
 
-#: A rule looks at a script and yields what it has to say.
+#: A rule looks at a script and yields what it has to say: `rewrite` edits, `report` does not.
 Rule = Callable[[Script, Options], Iterator[Result]]
 
 RULES: tuple[Rule, ...] = (
@@ -37,14 +37,14 @@ RULES: tuple[Rule, ...] = (
     npu_star_import.rewrite,
     graph_rewrite.rewrite,
     keras_experimental.rewrite,
-    hand_scaling.rewrite,
-    openseq2seq.rewrite,
-    storage_getters.rewrite,
-    step_counter.rewrite,
-    fetches.rewrite,
-    misuse.rewrite,
+    hand_scaling.report,
+    openseq2seq.report,
+    storage_getters.report,
+    step_counter.report,
+    fetches.report,
+    misuse.report,
     other_contrib.rewrite,
     unknown_names.report,
     without_estimator.rewrite,
-    environment.rewrite,
+    environment.report,
 )

@@ -20,7 +20,7 @@ _POLICY = "`tf.keras.mixed_precision.set_global_policy('mixed_float16')`"
 _GENERAL = f"to turn mixed precision on, write {_REWRITE}, or in Keras {_POLICY}"
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Find where they are set."""
     del options
     for place, name in _settings(script):

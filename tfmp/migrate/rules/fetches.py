@@ -19,7 +19,7 @@ _FETCHES = ("SessionRunArgs", "LoggingTensorHook", "NanTensorHook")
 _METHODS = ("run", "get_tensor_by_name")
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Tell of names that mean another thing than in the script's days, or may."""
     del options
     if not any(word in script.text for word in (":0", "get_tensor_by_name", "reduce_all")):

@@ -15,7 +15,7 @@ RULE = "R8"
 _CHECKS = ("is_finite", "is_nan", "is_inf", "check_numerics", "add_check_numerics_ops")
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Tell of gradients that are divided by what their loss was multiplied with."""
     del options
     if "gradients" not in script.text:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
+from tfmp.migrate.import_edits import without_statement
 from tfmp.migrate.reading.calls import literal_text
 from tfmp.migrate.reading.generations import OLD_MODULE, below
-from tfmp.migrate.reading.import_edits import without_statement
 from tfmp.migrate.reading.names import Use, dotted, first_word, root_of, without_last_words
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Edit, Finding, Level, NeededImport, Options, Result

@@ -16,7 +16,7 @@ _MESSAGE = (
 )
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Tell where the wrapper is defined, and where it is put around an optimizer."""
     del options
     if _NAME not in script.text:

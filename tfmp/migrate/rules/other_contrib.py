@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import libcst as cst
 
+from tfmp.migrate.import_edits import without_statement
 from tfmp.migrate.reading.bindings import names_made
 from tfmp.migrate.reading.generations import OLD_MODULE, judge, old_word
-from tfmp.migrate.reading.import_edits import without_statement
 from tfmp.migrate.reading.names import Imported, Use, first_word, without_last_words
 from tfmp.migrate.reading.script import Script
+from tfmp.migrate.reading.tried_imports import is_looked_for, is_tried
 from tfmp.migrate.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result
 from tfmp.migrate.rules.contrib_names import MODULE, NAMES
 from tfmp.migrate.tables.contrib_successors import SUCCESSORS, Successor, advice, find_successor
@@ -47,7 +48,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
         if use.root == "tensorflow":
             edits = _replaced(script, use, word(first_word(use.node)))
             yield from edits
-            left.extend([] if edits else [_noted(script, use)])
+            left.extend([] if edits else _noted(script, use))
     by_statement: dict[cst.Import | cst.ImportFrom, list[Imported]] = defaultdict(list)
     for one in imports:
         by_statement[one.node].append(one)
@@ -69,7 +70,7 @@ def _of_import(
             module, _, last = f"{successor.module or OLD_MODULE}.{successor.name}".rpartition(".")
             moved[name.rpartition(".")[2]] = module, last
         elif not one.bound or "." in name or not uses:
-            left.append(_Left(name, script.line(node)))
+            left.extend([] if is_tried(script, node) else [_Left(name, script.line(node))])
         else:
             yield from _of_module(script, one, uses, _top_word(script, word, uses), left)
     if moved and isinstance(node, cst.ImportFrom):
@@ -96,11 +97,13 @@ def _of_module(script: Script, one: Imported, uses: Sequence[Use], word: str, le
         yield from removal
         return
     noted = [use for use in others if use.name not in (one.name, MODULE) and not results[use.node]]
-    left.extend(_noted(script, use) for use in noted)
+    for use in noted:
+        left.extend(_noted(script, use))
     for edits in results.values():
         yield from edits
     is_followed = one.name == _CONTRIB and len(noted) < len(others)
-    if (not noted and not is_followed) or one.name == f"{_CONTRIB}.slim":
+    is_left = (not noted and not is_followed) or one.name == f"{_CONTRIB}.slim"
+    if is_left and not is_tried(script, one.node):
         left.append(_Left(one.name[len(_CONTRIB) + 1 :], script.line(one.node)))
 
 
@@ -153,8 +156,10 @@ def _reads(script: Script, bound: str) -> int:
     return sum(script.is_use(name) for name in script.nodes(cst.Name) if name.value == bound)
 
 
-def _noted(script: Script, use: Use) -> _Left:
-    return _Left(use.name[len(_CONTRIB) + 1 :], script.line(use.node))
+def _noted(script: Script, use: Use) -> list[_Left]:
+    """Return what is left to do about a use; nothing if the script asks whether the name is there."""
+    name = _Left(use.name[len(_CONTRIB) + 1 :], script.line(use.node))
+    return [] if is_looked_for(script, use.node) else [name]
 
 
 def _listed(left: Sequence[_Left]) -> Iterator[Finding]:

@@ -45,7 +45,7 @@ class _Made(NamedTuple):
     plain: Sequence[cst.Call]
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Tell of steps that are counted twice, and of skipped steps that are counted."""
     del options
     if "assign" not in script.text:

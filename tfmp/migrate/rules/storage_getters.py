@@ -17,7 +17,7 @@ _MESSAGE = (
 )
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Tell of functions that ask the getter they are given for float32, and cast what it returns."""
     del options
     if "float32" not in script.text:

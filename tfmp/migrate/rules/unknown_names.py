@@ -8,7 +8,7 @@ import libcst as cst
 from tfmp.migrate.reading.generations import OLD_MODULE, Generation, below, is_explicit, judge, module_words
 from tfmp.migrate.reading.names import Imported
 from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.tried_imports import is_tried
+from tfmp.migrate.reading.tried_imports import is_looked_for, is_tried
 from tfmp.migrate.results import Finding, Level, Options, Result
 from tfmp.migrate.tables.api_names import Standing, standing
 
@@ -79,13 +79,5 @@ def _is_expected(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether the script makes the name, or looks whether it is there."""
     if isinstance(script.parent(node), cst.AssignTarget | cst.Del):
         return True
-    return any(
-        (isinstance(above, cst.Try) and bool(above.handlers))
-        or (isinstance(above, cst.If | cst.IfExp) and _looks(above))
-        for above in script.ancestors(node)
-    )
-
-
-def _looks(node: cst.If | cst.IfExp) -> bool:
-    test = cst.Module([]).code_for_node(node.test)
-    return any(word in test for word in ("hasattr", "dir(", "version", "VERSION"))
+    tried = any(isinstance(above, cst.Try) and bool(above.handlers) for above in script.ancestors(node))
+    return tried or is_looked_for(script, node)

@@ -14,15 +14,16 @@ from tfmp.migrate.reading.generations import (
     old_word,
     rebound,
 )
-from tfmp.migrate.reading.names import Imported, dotted, first_word
+from tfmp.migrate.reading.names import Imported, Use, dotted, first_word
+from tfmp.migrate.reading.roles import asks_for_main, is_run
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Edit, Finding, Level, MovedNames, Options, Result
 from tfmp.migrate.tables.api_names import Standing, differs, standing
+from tfmp.migrate.tables.changed_positions import FIRST_CHANGED
 
 RULE = "R1"
 _CALL = "disable_v2_behavior()"
 _EAGER = frozenset(("enable_eager_execution", "enable_v2_behavior"))
-_STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
@@ -60,12 +61,7 @@ def _stars(script: Script, judged: Judged) -> Iterator[Finding]:
 
 def _left_alone(script: Script, judged: Judged) -> Iterator[Finding]:
     if judged.generation is Generation.UNCLEAR:
-        line = _first_import(script)
-        message = (
-            "cannot tell whether this was written for TensorFlow 1 or 2: left alone. If it was for 1, write "
-            f"`import {OLD_MODULE} as tf`."
-        )
-        yield Finding(RULE, line, Level.NOTE, message)
+        yield _unclear(script)
     if judged.generation not in (Generation.NEW, Generation.MIXED):
         return
     new = min(judged.new, key=lambda mark: script.line(mark.node))
@@ -79,6 +75,27 @@ def _left_alone(script: Script, judged: Judged) -> Iterator[Finding]:
         f"alone. Write tf.compat.v1 for what is of 1, or `import {OLD_MODULE} as tf` and tf.compat.v2 for what is of 2."
     )
     yield Finding(RULE, script.line(new.node), Level.TODO, message)
+
+
+def _unclear(script: Script) -> Finding:
+    cannot = "cannot tell whether this was written for TensorFlow 1 or 2: left alone"
+    changed = next((use for use in script.uses if _means_two_things(script, use)), None)
+    if changed is None:
+        message = f"{cannot}. Its calls take the same arguments in both."
+        return Finding(RULE, _first_import(script), Level.NOTE, message)
+    message = (
+        f"{cannot}, but tf.{below(changed.name)} takes these arguments in another order in each. If it was for 1, "
+        f"write `import {OLD_MODULE} as tf`; if for 2, give them by keyword."
+    )
+    return Finding(RULE, script.line(changed.node), Level.TODO, message)
+
+
+def _means_two_things(script: Script, use: Use) -> bool:
+    """Tell whether an argument that a call gives by its position is another one in TensorFlow 2."""
+    first, call = FIRST_CHANGED.get(below(use.name)), script.call_of(use.node)
+    if first is None or call is None:
+        return False
+    return sum(arg.keyword is None and not arg.star for arg in call.args) > first
 
 
 def _imports(script: Script) -> Iterator[Result]:
@@ -142,7 +159,7 @@ def _behavior(script: Script, judged: Judged) -> Iterator[Result]:
     """Insert the call in the script that is run."""
     called = {below(use.name): use for use in script.uses if below(use.name).startswith(("enable_", "disable_"))}
     called |= {below(one.name): one for one in script.imports if below(one.name) == "disable_v2_behavior"}  # type: ignore[misc]
-    if "disable_v2_behavior" in called or not _is_run(script):
+    if "disable_v2_behavior" in called or not is_run(script):
         return
     chosen = next((use for name, use in called.items() if name in _EAGER), None)
     if chosen is not None:
@@ -160,9 +177,9 @@ def _behavior(script: Script, judged: Judged) -> Iterator[Result]:
     elif judged.generation is Generation.UPGRADED and judged.keras and _fits(script):
         message = (
             "cannot tell whether Keras is to train as in TensorFlow 1 or eagerly: left alone. If as in 1, write "
-            f"tf.compat.v1.{_CALL} below the imports."
+            f"tf.compat.v1.{_CALL} below the imports; if eagerly, tf.compat.v1.enable_eager_execution()."
         )
-        yield Finding(RULE, _first_import(script), Level.NOTE, message)
+        yield Finding(RULE, _first_import(script), Level.TODO, message)
     else:
         yield _inserted(script, judged)
 
@@ -190,7 +207,7 @@ def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
     others = (one.node for one in script.imports if one.bound == imported.bound and one.node is not imported.node)
     # Both branches of a statement bind the name: below it, it is bound.
     both = any(outermost in script.ancestors(node) for node in others)
-    is_main = isinstance(outermost, cst.If) and _asks_for_main(outermost)
+    is_main = isinstance(outermost, cst.If) and asks_for_main(outermost)
     return line if isinstance(line, cst.SimpleStatementLine) and (is_main or not both) else outermost
 
 
@@ -198,24 +215,6 @@ def _indent(script: Script, statement: cst.CSTNode) -> str:
     start, _ = script.span(statement)
     line = script.text[:start].replace("\r", "\n").rpartition("\n")[2]
     return line[: len(line) - len(line.lstrip())]
-
-
-def _is_run(script: Script) -> bool:
-    if any(isinstance(node, cst.If) and _asks_for_main(node) for node in script.module.body):
-        return True
-    return any(
-        below(script.name_of(call.func)) in _STARTS
-        and not any(isinstance(above, cst.FunctionDef | cst.ClassDef | cst.Lambda) for above in script.ancestors(call))
-        for call in script.nodes(cst.Call)
-    )
-
-
-def _asks_for_main(node: cst.If) -> bool:
-    if not isinstance(node.test, cst.Comparison):
-        return False
-    sides = (node.test.left, *(target.comparator for target in node.test.comparisons))
-    texts = {side.evaluated_value for side in sides if isinstance(side, cst.SimpleString)}
-    return "__name__" in map(dotted, sides) and "__main__" in texts
 
 
 def _fits(script: Script) -> bool:

@@ -10,7 +10,7 @@ RULE = "R12"
 _MISUSES = (subclasses, bypassed, inner_steps, doubled, outside, clipped, attributes)
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script, options: Options) -> Iterator[Result]:
     """Tell of each misuse."""
     del options
     if "LossScale" not in script.text:

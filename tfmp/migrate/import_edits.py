@@ -1,5 +1,6 @@
-"""Edits of import statements, among others."""
+"""Makes the edits of import statements."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import libcst as cst
@@ -63,6 +64,21 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
         yield Edit(first[module].rule, place, place, f"{lead}import {module}{newline}")
 
 
+def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
+    """Take away a statement with its line; nothing if it shares its line, or if its block would be empty.
+
+    Args:
+        script: The script.
+        node: The statement.
+        rule: The rule that says so.
+    """
+    line = script.parent(node)
+    block = script.parent(line) if line is not None else None
+    if _is_alone(script, node) and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:
+        start, _ = script.span(node)
+        yield Edit(rule, len(script.text[:start].rstrip(" \t")), script.end_of_line(node), "")
+
+
 def _place_for_imports(script: Script, use: int) -> int:
     """Return where to insert a line above a use, in characters."""
     tensorflows = (one.node for one in script.imports if one.name.split(".")[0] == "tensorflow")
@@ -94,16 +110,75 @@ def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str
     if module and node.module is not None:
         # Parentheses, line breaks and comments stay.
         return Edit(rule, *script.span(node.module), module)
-    statements = [f"from {dotted(node.module)} import {_listed(kept)}"] if kept else []
-    for module in dict.fromkeys(targets[dotted(alias.name)][0] for alias in moved):
-        here = [alias for alias in moved if targets[dotted(alias.name)][0] == module]
-        names = [(targets[dotted(alias.name)][1], _bound(alias)) for alias in here]
-        if module:
-            statements.append(f"from {module} import " + ", ".join(_renamed(*pair) for pair in names))
-        else:
-            statements.extend(f"import {_renamed(*pair)}" for pair in names)
     start, end = script.span(node)
+    left, comments = _without_names(script, node, moved)
+    statements = [left] if kept else []
+    if kept and _is_alone(script, node):
+        # What follows on the line, as a comment, stays with the names that stay.
+        rest = re.split(r"[\r\n]", script.text[end:], maxsplit=1)[0]
+        statements, end = [f"{left}{rest}"], end + len(rest)
+    statements.extend(_imports_of(moved, targets, comments if _is_alone(script, node) else {}))
     return Edit(rule, start, end, _joined(script, node, statements))
+
+
+def _without_names(
+    script: Script, node: cst.ImportFrom, moved: Sequence[cst.ImportAlias]
+) -> tuple[str, dict[cst.ImportAlias, str]]:
+    """Return an import without some of its names, and the comments that stood behind these."""
+    aliases: list[cst.ImportAlias] = list(node.names)  # type: ignore[arg-type]
+    if node.lpar is None:
+        kept = [alias for alias in aliases if alias not in moved]
+        return f"from {dotted(node.module)} import {_listed(kept)}", {}
+    (start, end), starts = script.span(node), [script.span(alias)[0] for alias in aliases]
+    text, comments = script.text[start : starts[0]], {}
+    for alias, first, last in zip(aliases, starts, [*starts[1:], end - 1], strict=True):
+        piece = script.text[first:last]
+        if alias not in moved:
+            text += piece
+            continue
+        line, newline, below = _split_line(piece)
+        if "#" in line:
+            comments[alias] = line[line.index("#") + 1 :].strip()
+        text = _closed_up(text, newline, below)
+        if last == end - 1 and not newline and _last_line(text).strip():
+            text = text.rstrip(" \t,")
+    return f"{text})", comments
+
+
+def _closed_up(text: str, newline: str, below: str) -> str:
+    """Return what stands before a name that is taken out, and what stands below it, without a gap."""
+    line = _last_line(text)
+    if not newline:
+        return text
+    if not line.strip():
+        return text[: len(text) - len(line)] + below
+    if line.endswith("(") and not below.strip():
+        return text
+    return text.rstrip(" \t") + newline + below
+
+
+def _split_line(text: str) -> tuple[str, str, str]:
+    """Return the first line of a text, what ends it, and the rest."""
+    found = re.search(r"\r\n?|\n", text)
+    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
+
+
+def _last_line(text: str) -> str:
+    return re.split(r"[\r\n]", text)[-1]
+
+
+def _imports_of(
+    moved: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]], comments: Mapping[cst.ImportAlias, str]
+) -> Iterator[str]:
+    """Return the imports of names from where they moved to, with their comments."""
+    together: dict[tuple[str, str], list[cst.ImportAlias]] = {}
+    for alias in moved:
+        module, name = targets[dotted(alias.name)]
+        together.setdefault((module, "" if module else name), []).append(alias)
+    for (module, _), aliases in together.items():
+        names = ", ".join(_renamed(targets[dotted(alias.name)][1], _bound(alias)) for alias in aliases)
+        said = "; ".join(comments[alias] for alias in aliases if alias in comments)
+        yield (f"from {module} " if module else "") + f"import {names}" + (f"  # {said}" if said else "")
 
 
 def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]]) -> str:
@@ -113,25 +188,13 @@ def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[st
     return modules.pop() if len(modules) == 1 else ""
 
 
-def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
-    """Take away a statement with its line; nothing if it shares its line, or if its block would be empty.
-
-    Args:
-        script: The script.
-        node: The statement.
-        rule: The rule that says so.
-    """
+def _is_alone(script: Script, node: cst.CSTNode) -> bool:
     line = script.parent(node)
-    block = script.parent(line) if line is not None else None
-    alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-    if alone and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:
-        start, _ = script.span(node)
-        yield Edit(rule, len(script.text[:start].rstrip(" \t")), script.end_of_line(node), "")
+    return isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
 
 
 def _joined(script: Script, node: cst.CSTNode, statements: Sequence[str]) -> str:
-    line = script.parent(node)
-    if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
+    if _is_alone(script, node):
         start, _ = script.span(node)
         before = script.text[:start]
         indent = before[max(before.rfind("\n"), before.rfind("\r")) + 1 :]
