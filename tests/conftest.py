@@ -1,10 +1,8 @@
-"""What every test runs under: two logical devices, eager or with TensorFlow 1's behaviour, with or without Horovod."""
+"""What every test runs under: eager or with TensorFlow 1's behaviour, with or without Horovod."""
 
 import importlib.util
-from collections.abc import Iterator
 
 import pytest
-import tensorflow as tf
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,32 +16,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "graph: builds its own graphs, and so also runs with --v1-behavior")
     config.addinivalue_line("markers", "horovod: needs Horovod, which the lane `horovod` builds; it runs these alone")
-    # For the tests with two replicas; it must be set before TensorFlow starts.
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    if config.getoption("--v1-behavior"):
-        tf.compat.v1.disable_v2_behavior()
+    hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    # What hands tests out to other processes would only wait for TensorFlow to load.
+    if not hands_out:
+        config.pluginmanager.import_plugin("under_tensorflow")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
         pytest.skip("needs Horovod, which the lane `horovod` builds")
-
-
-@pytest.fixture
-def session() -> Iterator[tf.compat.v1.Session]:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        yield session
-
-
-@pytest.fixture
-def two_replicas() -> tf.distribute.MirroredStrategy:
-    # The default collectives clash when one process makes a second strategy.
-    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
-
-
-@pytest.fixture
-def no_graph_rewrite_after() -> Iterator[None]:
-    """Turn TensorFlow's graph rewrite off again, a setting of the process that Keras refuses beside its policies."""
-    yield
-    tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()
