@@ -36,10 +36,9 @@ def test_one_replica_learns() -> None:
     }
 
 
-# The test images do not split evenly over four.
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_overflow_on_the_last_replica_is_skipped_by_all(replicas: int) -> None:
-    summary = _summary(f"--replicas={replicas}", "--inject-overflow", "--epochs=3")
+def test_overflow_on_the_last_replica_is_skipped_by_all() -> None:
+    # The test images do not split evenly over four.
+    summary = _summary("--replicas=4", "--inject-overflow", "--epochs=3")
     assert float(summary.pop("test accuracy").removesuffix("%")) > 80
     assert summary == {
         "loss scale": "16384",
