@@ -1,6 +1,8 @@
 """Trains with Horovod, every process fed inputs of its own, and prints the state after every step.
 
-    PYTHONPATH=. horovodrun -np 2 python tests/optimizers/horovod_training.py session/plain session/inside fit/outside
+    PYTHONPATH=. horovodrun -np 2 python tests/optimizers/horovod_training.py session/plain "fit/outside --last=60"
+
+Each argument is a training with options of its own, and what is printed of it bears that argument as its name.
 
 In a single process, without Horovod, `reference` trains on the mean of the gradients, and so does `ReplicaTraining`.
 """
@@ -9,8 +11,10 @@ import argparse
 import functools
 import importlib
 import json
+import logging
 import math
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -303,47 +307,81 @@ _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
 }
 
 
-def _main() -> None:
+def states(hvd: Any, training: str) -> Iterator[Any]:
+    """Train, and yield the state after each step.
+
+    Args:
+        hvd: Horovod, initialized.
+        training: A key of `_WAYS` and an order of `wrap`, with a slash between, and options.
+    """
+    options = _options(training)
+    return _WAYS[options.way](hvd, options.way, options.order, options)
+
+
+def _options(training: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("trainings", nargs="+", help="a key of _WAYS and an order of `wrap`, with a slash between")
-    parser.add_argument("--v1-behavior", action="store_true")
-    parser.add_argument("--record", action="store_true", help="tell how often the processes met in each training")
+    parser.add_argument("way_and_order")
     parser.add_argument("--factor", type=float, default=1.0, help="what to multiply the inputs of Keras by")
     parser.add_argument("--missing", action="store_true", help="let the second process have a gradient more")
     replica_training.add_options(parser)
-    options = parser.parse_args()
-    if options.v1_behavior:
+    options = parser.parse_args(shlex.split(training))
+    options.way, options.order = options.way_and_order.split("/")
+    return options
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("trainings", nargs="+", help="what `states` takes")
+    parser.add_argument("--v1-behavior", action="store_true")
+    parser.add_argument("--record", action="store_true", help="tell how often the processes met in each training")
+    arguments = parser.parse_args()
+    if arguments.v1_behavior:
         tf1.disable_v2_behavior()
-    if options.record:
+    if arguments.record:
         # Lets Horovod record what the processes do together, from when it is told to. That keeps a core busy.
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
-    for training in options.trainings:
+    for training in arguments.trainings:
+        tell = functools.partial(_tell, hvd.rank(), training)
+        warnings = _Warnings(tell)
+        logging.getLogger("tfmp").addHandler(warnings)
+        # What a log ends with is what failed or hung.
+        tell("START", None)
         try:
-            _train(hvd, training, options)
-        except tf.errors.InvalidArgumentError as error:
+            _train(hvd, training, arguments.record, tell)
+        except (tf.errors.InvalidArgumentError, NotImplementedError) as error:
             # It ends well: horovodrun ends the others when one process fails, and they could not print theirs.
-            _tell(f"REFUSED {hvd.rank()} {training}", error.message)
+            tell("REFUSED", str(error))
+        logging.getLogger("tfmp").removeHandler(warnings)
 
 
-def _train(hvd: Any, training: str, options: argparse.Namespace) -> None:
-    way, _, order = training.partition("/")
+class _Warnings(logging.Handler):
+    def __init__(self, tell: Callable[[str, Any], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell("WARNED", record.getMessage())
+
+
+def _train(hvd: Any, training: str, record: bool, tell: Callable[[str, Any], None]) -> None:
+    options = _options(training)
     with tempfile.TemporaryDirectory() as directory:
         timeline = Path(directory) / "timeline.json"
-        if options.record:
+        if record:
             hvd.start_timeline(str(timeline))
-        for taken, state in enumerate(_WAYS[way](hvd, way, order, options), start=1):
-            _tell(f"STATE {hvd.rank()} {training}", state)
+        for taken, state in enumerate(states(hvd, training), start=1):
+            tell("STATE", state)
             replica_training.die_after(options, taken, hvd.rank())
-        if options.record:
+        if record:
             hvd.stop_timeline()
-        if options.record and hvd.rank() == 0:
-            _tell(f"MEETINGS {training}", _meetings(timeline, taken))
+        if record and hvd.rank() == 0:
+            tell("MEETINGS", _meetings(timeline, taken))
 
 
-def _tell(title: str, value: Any) -> None:
-    print(title, json.dumps(value), flush=True)  # noqa: T201 - a command line prints
+def _tell(rank: int, training: str, title: str, value: Any) -> None:
+    print(f"{title} {rank} {training}:", json.dumps(value), flush=True)  # noqa: T201 - a command line prints
 
 
 def _meetings(timeline: Path, steps: int) -> dict[str, float]:
