@@ -13,12 +13,7 @@ import published_formulas
 import pytest
 import replica_processes
 
-# In one group: the launch serves all of them.
-pytestmark = [
-    pytest.mark.horovod,
-    pytest.mark.xdist_group("bert_kit"),
-    pytest.mark.usefixtures("no_graph_rewrite_after"),
-]
+pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("no_graph_rewrite_after")]
 
 _Told = Callable[..., list[Any]]
 

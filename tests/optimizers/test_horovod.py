@@ -90,11 +90,6 @@ def _launch(arguments: Sequence[str], directory: Path) -> _Told:
     return _Told(finished.codes[0], finished.logs[0])
 
 
-# Most tests are served by one of two launches. Those of a launch are a group.
-_one_launch = pytest.mark.xdist_group("horovod")
-_recorded_launch = pytest.mark.xdist_group("horovod_recorded")
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
     """Train all of `_TRAININGS`."""
@@ -117,7 +112,6 @@ def _of_keras(steps: int | None = None, factor: float = 1.0) -> list[replica_tra
     return one_device.by_fit(replica_training.inputs("random")[:steps] * factor)
 
 
-@_one_launch
 def test_workers_stay_one_through_300_random_overflows(told: _Told) -> None:
     expected = horovod_training.reference(300)
     for training in _TRAININGS["random"]:
@@ -134,14 +128,12 @@ def test_workers_stay_one_through_300_random_overflows_of_reference_variables(tm
         told.see_states(training, expected)
 
 
-@_one_launch
 def test_losses_that_are_functions_train_as_on_one_device(told: _Told) -> None:
     expected = horovod_training.reference(60, eager=True)
     for training in _TRAININGS["functions"]:
         told.see_states(training, expected)
 
 
-@_one_launch
 @pytest.mark.parametrize(("trainings", "steps"), [("fit", None), ("loop", 60)])
 def test_keras_on_two_workers_equals_one_device(told: _Told, trainings: str, steps: int | None) -> None:
     expected = _of_keras(steps)
@@ -149,7 +141,6 @@ def test_keras_on_two_workers_equals_one_device(told: _Told, trainings: str, ste
         told.see_states(training, expected)
 
 
-@_recorded_launch
 @pytest.mark.parametrize(("trainings", "dense"), [("shared_v1", 1), ("shared_keras", 2)])
 def test_gradients_are_shared_once_and_sparse_ones_as_such(recorded: _Told, trainings: str, dense: int) -> None:
     for training in _RECORDED[trainings]:
@@ -180,7 +171,6 @@ def _after_windows(overflow_drops: str, order: str) -> list[list[float]]:
     return states
 
 
-@_recorded_launch
 def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(recorded: _Told) -> None:
     for training in _RECORDED["windows"]:
         overflow_drops, order = training.split()[0].split("/")
@@ -197,21 +187,18 @@ def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(recorded: 
         assert recorded.lines("MEETINGS", 0, training) == [meetings], training
 
 
-@_one_launch
 def test_gradients_that_are_constants_are_shared_at_every_step(told: _Told) -> None:
     for training in _TRAININGS["constants"]:
         step = 0.125 if "float16" in training else 0.125 + 2**-15
         told.see_states(training, [1 - step * taken for taken in range(1, 5)])
 
 
-@_one_launch
 def test_small_gradients_travel_scaled_in_float16(told: _Told) -> None:
     expected = _of_keras(3, 2.0**-30)
     for training in _TRAININGS["small"]:
         told.see_states(training, expected)
 
 
-@_one_launch
 def test_gradients_that_nothing_averages_are_warned_of_once(told: _Told) -> None:
     warning = "Horovod runs 2 processes, and nothing averages the gradients over them: pass is_distributed=True"
     for rank in range(2):
@@ -223,7 +210,6 @@ def test_gradients_that_nothing_averages_are_warned_of_once(told: _Told) -> None
             assert told.lines("STATE", rank, training) == expected, training
 
 
-@_one_launch
 def test_gradient_that_one_worker_lacks_is_an_error_in_both(told: _Told) -> None:
     for training, variable in zip(_TRAININGS["missing"], ["bias:0", r"dense\w*/bias:0"], strict=True):
         message = rf"differ in whether the gradients of these are None, or sparse:.*\b{variable}"
@@ -232,7 +218,6 @@ def test_gradient_that_one_worker_lacks_is_an_error_in_both(told: _Told) -> None
             assert re.search(message, refused), refused
 
 
-@_one_launch
 def test_strategy_beside_horovod_is_refused(told: _Told) -> None:
     for rank in range(2):
         [refused] = told.lines("REFUSED", rank, *_TRAININGS["strategy"])
