@@ -21,6 +21,7 @@ from tfmp.core.outcomes import StepOutcomes
 SCALE = 1024.0
 
 _VERSIONS = {"keras3": ("keras", "3."), "keras2": ("keras", "2."), "tf_keras": ("tf_keras", "2.")}
+_WITH_OPTIONS = {"SGD", "AdamW", "MultiOptimizer"}
 _STATE = {*LossScaleState._fields, *StepOutcomes._fields}
 
 
@@ -55,6 +56,8 @@ def for_every_keras(*names: str) -> pytest.MarkDecorator:
 def for_every_optimizer(*option_names: str) -> pytest.MarkDecorator:
     """Run a test with each `keras`, `name` of an optimizer and `options` for it; a Keras that is missing is skipped.
 
+    Each optimizer comes without options; those of `_WITH_OPTIONS` with each, as it is the base class that has them.
+
     Args:
         option_names: Which options; all by default.
     """
@@ -68,7 +71,7 @@ def for_every_optimizer(*option_names: str) -> pytest.MarkDecorator:
             pytest.param(keras, name, options[option], id=f"{id_}-{name}-{option}")
             for name in optimizer_names(keras)
             for option in option_names or options
-            if option in options
+            if option in options and (option == "plain" or name in _WITH_OPTIONS)
         ]
     return pytest.mark.parametrize(("keras", "name", "options"), rows)
 

@@ -1,6 +1,6 @@
-"""Takes a step on one of two workers, each of which has a gradient that the other lacks, and prints the error.
+"""Takes steps on one of two workers, each of which has a gradient that the other lacks, and prints the errors.
 
-PYTHONPATH=. TF_CONFIG=... python tests/optimizers/uneven_training.py keras
+PYTHONPATH=. TF_CONFIG=... python tests/optimizers/uneven_training.py keras v1
 """
 
 import importlib
@@ -24,11 +24,10 @@ def _optimizer_and_variables(host: str) -> tuple[tfmp.LossScaleOptimizer, list[A
     return opt, variables
 
 
-def main() -> None:
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+def _take_step(strategy: tf.distribute.Strategy, host: str) -> None:
     rank = strategy.cluster_resolver.task_id
     with strategy.scope():
-        opt, variables = _optimizer_and_variables(sys.argv[1])
+        opt, variables = _optimizer_and_variables(host)
 
     def step() -> None:
         grads = [tf.constant(16.0) if index == rank else None for index in range(2)]
@@ -37,7 +36,13 @@ def main() -> None:
     try:
         tf.function(lambda: strategy.run(step), autograph=False)()
     except tf.errors.InvalidArgumentError as error:
-        print("REFUSED", error.message)  # noqa: T201 - a command line prints
+        print(f"REFUSED {host}:", error.message, flush=True)  # noqa: T201 - a command line prints
+
+
+def main() -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    for host in sys.argv[1:]:
+        _take_step(strategy, host)
 
 
 if __name__ == "__main__":
