@@ -265,9 +265,8 @@ _ALLOWED = {
     "tfmp.bert.lamb": {"tfmp.bert.optimizers", "tfmp.types"},
     "tfmp.bert.modes": {*_CORE},
     "tfmp.bert.normalization": {"tfmp.core.numerics"},
-    "tfmp.bert.optimizers": {"tfmp.bert.ranges", "tfmp.core.numerics", *_LEAVES},
-    "tfmp.bert.ranges": {"tfmp.core.settings"},
-    "tfmp.bert.schedule": {"tfmp.bert.ranges", "tfmp.core.settings"},
+    "tfmp.bert.optimizers": {"tfmp.core.numerics", *_LEAVES},
+    "tfmp.bert.schedule": {"tfmp.core.settings"},
     "tfmp.bert.throughput": {"tfmp.core.settings"},
     "tfmp.bert.training": {
         *(f"tfmp.bert.{name}" for name in ("accumulation", "lamb", "modes", "optimizers", "schedule")),

@@ -232,8 +232,8 @@ def test_the_gradient_of_a_float16_weight_stays_in_float32(steps: int, wrap: Any
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"beta_1": 1.0}, ValueError, r"beta_1 must be at least 0 and below 1, got 1\.0\."),
-        ({"beta_2": -0.5}, ValueError, r"beta_2 must be at least 0 and below 1, got -0\.5\."),
+        ({"beta_1": 1.0}, ValueError, r"beta_1 must be at least 0 and less than 1, got 1\.0\."),
+        ({"beta_2": -0.5}, ValueError, r"beta_2 must be at least 0 and less than 1, got -0\.5\."),
         ({"epsilon": 0.0}, ValueError, "epsilon must be"),
         ({"weight_decay_rate": -0.01}, ValueError, r"weight_decay_rate must be at least 0, got -0\.01\."),
         ({"exclude_from_weight_decay": "bias"}, TypeError, r"write \['bias'\]"),

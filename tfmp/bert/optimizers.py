@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfmp.bert import ranges
 from tfmp.core import numerics, settings
 from tfmp.types import GradsAndVars
 
@@ -71,11 +70,11 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
     ) -> None:
         super().__init__(use_locking=False, name=name)
         # Eagerly, a variable is to be read at every step.
-        rate = ranges.rate("learning_rate", learning_rate)
+        rate = _checked_rate(learning_rate)
         self.learning_rate = rate if tf.executing_eagerly() else tf.identity(rate, name="learning_rate")
-        self.weight_decay_rate = ranges.at_least_0("weight_decay_rate", weight_decay_rate)
-        self.beta_1 = ranges.below_1("beta_1", beta_1)
-        self.beta_2 = ranges.below_1("beta_2", beta_2)
+        self.weight_decay_rate = settings.at_least_0("weight_decay_rate", weight_decay_rate)
+        self.beta_1 = settings.below_1("beta_1", beta_1)
+        self.beta_2 = settings.below_1("beta_2", beta_2)
         settings.positive("epsilon", epsilon)
         self.epsilon = epsilon
         if isinstance(exclude_from_weight_decay, str):
@@ -175,6 +174,18 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor) -> tf.Operation:
         return self._apply_sparse(tf.IndexedSlices(grad, indices, handle.shape), handle)
+
+
+def _checked_rate(value: float | tf.Tensor | tf.Variable) -> float | tf.Tensor | tf.Variable:
+    """Return the learning rate; the value of a tensor is not known yet."""
+    if not tf.is_tensor(value):
+        return settings.at_least_0("learning_rate", value)
+    tensor: tf.Tensor = value
+    if not tensor.dtype.is_floating:
+        raise TypeError(f"learning_rate must be of a floating-point type, got {tensor.dtype.base_dtype.name}.")
+    if not tensor.shape.is_compatible_with([]):
+        raise ValueError(f"learning_rate must be a scalar, got the shape {tensor.shape}.")
+    return tensor
 
 
 def _wide(variable: tf.Variable) -> tf.DType:

@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from tfmp.bert import ranges
 from tfmp.core import settings
 
 
@@ -50,13 +49,13 @@ def warm_up_then_decay(
 
     Source: google-research/bert; NVIDIA's DeepLearningExamples for the start that meets the warm-up.
     """
-    peak = ranges.at_least_0("init_lr", init_lr)
+    peak = settings.at_least_0("init_lr", init_lr)
     total = settings.count("num_train_steps", num_train_steps)
     warmup = settings.count("num_warmup_steps", num_warmup_steps or 0, least=0)
     power = settings.positive("power", power)
     left = 1 - warmup / total
     if start_rate is not None:
-        start = ranges.at_least_0("start_rate", start_rate)
+        start = settings.at_least_0("start_rate", start_rate)
     else:
         start = peak / left**power if left > 0 else peak
     # Not an identity: a reference variable's read would share its memory.

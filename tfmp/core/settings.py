@@ -71,6 +71,38 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
+def at_least_0(name: str, value: float) -> float:
+    """Return a setting as a finite float of at least 0.
+
+    Args:
+        name: The setting's name, for the error.
+        value: What the user gave.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not finite, or below 0.
+    """
+    if number(name, value) < 0:
+        raise ValueError(f"{name} must be at least 0, got {value!r}.")
+    return float(value)
+
+
+def below_1(name: str, value: float) -> float:
+    """Return a setting as a float of at least 0 and less than 1.
+
+    Args:
+        name: The setting's name, for the error.
+        value: What the user gave.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is out of range.
+    """
+    if not 0 <= number(name, value) < 1:
+        raise ValueError(f"{name} must be at least 0 and less than 1, got {value!r}.")
+    return float(value)
+
+
 def flag(name: str, value: bool) -> bool:
     """Return a setting that is True or False.
 

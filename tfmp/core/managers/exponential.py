@@ -132,9 +132,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             raise ValueError(f"decr_ratio must lie between 0 and 1, got {decr_ratio!r}.")
         self._hysteresis = settings.count("hysteresis", hysteresis)
         self._consecutive_hysteresis = settings.flag("consecutive_hysteresis", consecutive_hysteresis)
-        self._tolerance = settings.number("tolerance", tolerance)
-        if not 0 <= self._tolerance < 1:
-            raise ValueError(f"tolerance must be at least 0 and less than 1, got {tolerance!r}.")
+        self._tolerance = settings.below_1("tolerance", tolerance)
         self._initial_state = self._state_to_start_from()
         # Of either kind of state.
         self.state: StateVariables[Any] = StateVariables(self._initial_state, saved=True)

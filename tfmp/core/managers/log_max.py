@@ -124,8 +124,8 @@ class LogMaxLossScaleManager(LossScaleManager):
         self._deviations = settings.number("deviations", deviations)
         if not 0 <= self._deviations <= _MOST_DEVIATIONS:
             raise ValueError(f"deviations must lie between 0 and {_MOST_DEVIATIONS}, got {deviations!r}.")
-        self._mean_decay = _decay("mean_decay", mean_decay)
-        self._deviation_decay = _decay("deviation_decay", deviation_decay)
+        self._mean_decay = settings.below_1("mean_decay", mean_decay)
+        self._deviation_decay = settings.below_1("deviation_decay", deviation_decay)
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         zero = np.float32(0), np.float32(0), np.int32(0), np.int32(0), np.int32(0)
         self._initial_state = LogMaxState(self._init_loss_scale, *zero)
@@ -289,12 +289,6 @@ class LogMaxLossScaleManager(LossScaleManager):
     def _within_bounds(self, exponent: tf.Tensor) -> tf.Tensor:
         lowest, highest = float(self._lowest_exponent), float(self._highest_exponent)
         return tf.cast(tf.minimum(tf.maximum(exponent, lowest), highest), tf.int32)
-
-
-def _decay(name: str, value: float) -> float:
-    if not 0 <= settings.number(name, value) < 1:
-        raise ValueError(f"{name} must be at least 0 and less than 1, got {value!r}.")
-    return float(value)
 
 
 def _rate(decay: float, count: tf.Tensor) -> tf.Tensor:
