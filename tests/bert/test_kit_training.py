@@ -172,6 +172,7 @@ def test_the_optimizer_type_is_read_in_any_case(session: tf1.Session) -> None:
         ({"manual_fp16": True, "use_fp16": True}, ValueError, "would scale the loss twice"),
         ({"num_accumulation_steps": 0}, ValueError, "num_accumulation_steps must be a whole number from 1"),
         ({"clip_norm": -1.0}, ValueError, "clip_norm must be"),
+        ({"clip_norm": "1"}, TypeError, "clip_norm must be a number, got '1'"),
         ({"manual_fp16": True, "init_loss_scale": 0.5}, ValueError, "init_loss_scale must be"),
         ({"hvd": SimpleNamespace(is_initialized=lambda: False)}, ValueError, r"call hvd\.init\(\) before this"),
         (

@@ -207,6 +207,7 @@ def build_training(
     settings.flag("use_fp16", use_fp16)
     settings.flag("allreduce_post_accumulation", allreduce_post_accumulation)
     runs = settings.count("num_accumulation_steps", num_accumulation_steps)
+    clip_norm = settings.positive("clip_norm", clip_norm)
     modes.refuse_unsupported(hvd, runs)
     modes.refuse_second_training()
     global_step = tf1.train.get_or_create_global_step()
