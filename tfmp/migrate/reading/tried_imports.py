@@ -4,6 +4,7 @@ import re
 
 import libcst as cst
 
+from tfmp.migrate.reading.calls import code
 from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
 
@@ -54,7 +55,7 @@ def is_looked_for(script: Script, node: cst.CSTNode) -> bool:
         [True, True]
     """
     conditions = (above.test for above in script.ancestors(node) if isinstance(above, cst.If | cst.IfExp))
-    return any(_LOOKS.search(cst.Module([]).code_for_node(test)) for test in conditions)
+    return any(_LOOKS.search(code(script, test)) for test in conditions)
 
 
 def _catches_imports(handler: cst.ExceptHandler) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from tfmp.migrate.import_edits import without_statement
-from tfmp.migrate.reading.calls import literal_text
+from tfmp.migrate.reading.calls import code, literal_text
 from tfmp.migrate.reading.generations import OLD_MODULE, below
 from tfmp.migrate.reading.names import Use, dotted, first_word, root_of, without_last_words
 from tfmp.migrate.reading.script import Script
@@ -120,7 +120,7 @@ def _unresolved(script: Script) -> Iterator[Finding]:
     for node in script.nodes(cst.Attribute):
         is_open = _is_of_contrib(node) and root_of(node) not in known
         if is_open and not any(isinstance(above, cst.Import | cst.ImportFrom) for above in script.ancestors(node)):
-            yield _finding(script, node, cst.Module([]).code_for_node(node))
+            yield _finding(script, node, code(script, node))
     unclear = [(use.node, below(use.name)) for use in script.unclear_uses if use.root == "tensorflow"]
     unclear += _loaded(script)
     contrib = [

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import literal_text
+from tfmp.migrate.reading.calls import code, literal_text
 from tfmp.migrate.reading.generations import OLD_MODULE, Generation, judge
 from tfmp.migrate.reading.names import Use, without_last_words
 from tfmp.migrate.reading.script import Script
@@ -95,12 +95,12 @@ def _policy(script: Script, use: Use, call: cst.Call) -> Iterator[Result]:
         yield from _renamed(script, use, "Policy")
         yield Edit(RULE, script.span(call.args[0].value)[1], script.span(scale.value)[1], "")
     elif literal_text(scale.value) == "dynamic":
-        given = cst.Module([]).code_for_node(call.args[0].value)
+        given = code(script, call.args[0].value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, {_DYNAMIC})`"
         message = f"compile scales by itself for 'mixed_float16' alone: write Policy({given}), and for another policy"
         yield _todo(script, use, f"{message} wrap the optimizer to scale: {line}.")
     else:
-        given = cst.Module([]).code_for_node(scale.value)
+        given = code(script, scale.value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager({given}))`"
         if not literal_text(scale.value) and not isinstance(scale.value, cst.Integer | cst.Float):
             line = f"if {given} is a number, {line}; if it is 'dynamic', nothing: compile does it by itself"
@@ -116,7 +116,7 @@ def _optimizer(script: Script, use: Use, call: cst.Call | None) -> Iterator[Resu
     scale = call.args[1] if len(call.args) == 2 else None
     known = scale is not None and _is_keyword(scale, "loss_scale") and not call.args[0].keyword
     if scale is None or not known or call.args[0].star or literal_text(scale.value) != "dynamic":
-        given = cst.Module([]).code_for_node(scale.value) if scale is not None and known else "scale"
+        given = code(script, scale.value) if scale is not None and known else "scale"
         yield _todo(
             script,
             use,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.reading.names import Imported
+from tfmp.migrate.reading.names import Imported, dotted
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.tried_imports import is_tried
 from tfmp.migrate.results import Edit, Finding, Level, MovedNames, Options, Result
@@ -55,7 +55,7 @@ def _star(script: Script, node: cst.ImportFrom) -> Iterator[Finding]:
 def _modules(script: Script, node: cst.Import, imported: Sequence[Imported]) -> Iterator[Result]:
     left = []
     for alias in node.names:
-        one = next((one for one in imported if one.raw == cst.Module([]).code_for_node(alias.name)), None)
+        one = next((one for one in imported if one.raw == dotted(alias.name)), None)
         if one is None:
             continue
         start, end = script.span(alias.name)
