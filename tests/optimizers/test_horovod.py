@@ -90,20 +90,22 @@ def _launch(arguments: Sequence[str], directory: Path) -> _Told:
     return _Told(finished.codes[0], finished.logs[0])
 
 
+def _launched_to_the_end(arguments: Sequence[str], directory: Path) -> _Told:
+    told = _launch(arguments, directory)
+    assert told.status == 0, told.log
+    return told
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
     """Train all of `_TRAININGS`."""
-    told = _launch([*itertools.chain(*_TRAININGS.values())], tmp_path_factory.mktemp("workers"))
-    assert told.status == 0, told.log
-    return told
+    return _launched_to_the_end([*itertools.chain(*_TRAININGS.values())], tmp_path_factory.mktemp("workers"))
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> _Told:
     """Train all of `_RECORDED`."""
-    told = _launch([*itertools.chain(*_RECORDED.values()), "--record"], tmp_path_factory.mktemp("workers"))
-    assert told.status == 0, told.log
-    return told
+    return _launched_to_the_end([*itertools.chain(*_RECORDED.values()), "--record"], tmp_path_factory.mktemp("workers"))
 
 
 def _of_keras(steps: int | None = None, factor: float = 1.0) -> list[replica_training.State]:
@@ -120,8 +122,7 @@ def test_workers_stay_one_through_300_random_overflows(told: _Told) -> None:
 
 def test_workers_stay_one_through_300_random_overflows_of_reference_variables(tmp_path: Path) -> None:
     trainings = _in_orders("session", orders=["plain", "outside", "npu"])
-    told = _launch([*trainings, "--v1-behavior"], tmp_path)
-    assert told.status == 0, told.log
+    told = _launched_to_the_end([*trainings, "--v1-behavior"], tmp_path)
     assert "WARNED" not in told.log
     expected = horovod_training.reference(300)
     for training in trainings:
@@ -291,8 +292,7 @@ def test_worker_that_dies_ends_the_other_and_the_run_resumes(tmp_path: Path) -> 
         assert taken[way] in {19, 20}
         resumed[way] = f"{way}/plain --first={taken[way]} --last=40 --restore={last}"
 
-    told = _launch(list(resumed.values()), tmp_path)
-    assert told.status == 0, told.log
+    told = _launched_to_the_end(list(resumed.values()), tmp_path)
     told.see_states(resumed["loop"], _of_keras(40)[taken["loop"] :])
     # A checkpoint of a session holds what tf.contrib's held, and so not the counts of steps.
     expected = [state["variables"] for state in horovod_training.reference(40)[taken["session"] :]]

@@ -79,6 +79,21 @@ def function_name(script: Script, call: cst.Call) -> str:
     return script.name_of(call.func) or dotted(call.func)
 
 
+def last_word(script: Script, call: cst.Call) -> str:
+    """Return the last word of what `function_name` returns: what a function is called, wherever it comes from.
+
+    Args:
+        script: The script.
+        call: A call of it.
+
+    Example:
+        >>> script = Script("from tensorflow import gradients as g; g(a, b); mine.f()")
+        >>> [last_word(script, call) for call in script.nodes(cst.Call)]
+        ['gradients', 'f']
+    """
+    return function_name(script, call).split(".")[-1]
+
+
 def literal_text(node: cst.BaseExpression) -> str:
     """Return the text of a string that is written out; empty for any other expression.
 

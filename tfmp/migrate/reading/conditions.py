@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import function_name
+from tfmp.migrate.reading.calls import last_word
 from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
 
@@ -160,7 +160,7 @@ class Conditions:
         return found
 
     def _is_arm(self, call: cst.Call, arg: cst.Arg) -> bool:
-        return function_name(self._script, call).split(".")[-1] in _CONDS and isinstance(arg.value, cst.Lambda)
+        return last_word(self._script, call) in _CONDS and isinstance(arg.value, cst.Lambda)
 
 
 def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, function_name, method, methods
+from tfmp.migrate.reading.calls import argument, last_word, method, methods
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.script import Script
@@ -152,7 +152,7 @@ def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
 
 def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a call gets the graph's global step, or makes it by its name."""
-    function = function_name(script, node).split(".")[-1] if isinstance(node, cst.Call) else ""
+    function = last_word(script, node) if isinstance(node, cst.Call) else ""
     if not isinstance(node, cst.Call) or function not in _VARIABLES:
         return function in _GLOBAL_STEPS
     name = argument(node, 0, "name") if function == "get_variable" else argument(node, -1, "name")
@@ -207,4 +207,4 @@ def _variable(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def _last_word(script: Script, call: cst.Call) -> str:
-    return method(call)[1] or function_name(script, call).split(".")[-1]
+    return method(call)[1] or last_word(script, call)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, function_name, method, methods
+from tfmp.migrate.reading.calls import argument, code, function_name, last_word, method, methods
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.names import dotted
 from tfmp.migrate.reading.returned import Returned
@@ -119,7 +119,7 @@ class WrappedOptimizers:
         """Return each call that an optimizer is to compute gradients in, with the optimizer and the loss."""
         for call in self._script.nodes(cst.Call) if self.constructions else ():
             owner, name = method(call)
-            last = function_name(self._script, call).split(".")[-1]
+            last = last_word(self._script, call)
             optimizer: cst.BaseExpression | None = None
             if last in _STEPS:
                 optimizer = argument(call, _STEPS[last], "optimizer")

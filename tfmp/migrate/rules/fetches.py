@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import function_name, literal_text, method
+from tfmp.migrate.reading.calls import last_word, literal_text, method
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.results import Finding, Level, Options, Result
@@ -32,7 +32,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _fetches(script: Script, call: cst.Call) -> bool:
-    last = function_name(script, call).split(".")[-1]
+    last = last_word(script, call)
     return last in _FETCHES or (method(call)[1] in _METHODS and not script.name_of(call.func))
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, function_name, method, methods
+from tfmp.migrate.reading.calls import argument, code, last_word, method, methods
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.increments import Increment, increments, is_run_with, is_same_counter
 from tfmp.migrate.reading.names import dotted
@@ -186,7 +186,7 @@ def _made(script: Script, increment: Increment, optimizer: cst.BaseExpression) -
 
 def _around(script: Script, call: cst.Call) -> cst.BaseExpression | None:
     """Return the optimizer that another than a loss-scale wrapper is put around; None for any other call."""
-    return argument(call, 0, "opt") if function_name(script, call).split(".")[-1] in _AROUND else None
+    return argument(call, 0, "opt") if last_word(script, call) in _AROUND else None
 
 
 def _is_counting(script: Script, call: cst.Call) -> bool:

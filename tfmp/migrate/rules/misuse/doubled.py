@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, function_name, method
+from tfmp.migrate.reading.calls import argument, code, last_word, method
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.hand_scaled import division_after, factors, is_same_number
 from tfmp.migrate.reading.script import Script
@@ -79,7 +79,7 @@ def _scales(script: Script, construction: cst.Call) -> Iterator[cst.BaseExpressi
     manager = argument(construction, 1, "loss_scale_manager")
     made = (manager, *script.once(DataFlow).values(manager).nodes) if manager is not None else ()
     for each in (node for node in made if isinstance(node, cst.Call)):
-        keyword = _SCALES.get(function_name(script, each).split(".")[-1], "")
+        keyword = _SCALES.get(last_word(script, each), "")
         scale = argument(each, 0, keyword) if keyword else None
         if scale is not None:
             yield scale

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, function_name
+from tfmp.migrate.reading.calls import argument, code, last_word
 from tfmp.migrate.reading.data_flow import DataFlow
 from tfmp.migrate.reading.script import Script
 from tfmp.migrate.reading.wrapped import WrappedOptimizers
@@ -26,7 +26,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
                 yield call, Level.TODO, _FLOAT16_OUTSIDE.format(around=around, optimizer=said)
             elif not _agrees(script, wrapping.call):
                 yield call, Level.NOTE, _OUTSIDE.format(around=around, optimizer=said)
-        elif function_name(script, call).split(".")[-1] == "allreduce" and _is_float16(script, call) and call.args:
+        elif last_word(script, call) == "allreduce" and _is_float16(script, call) and call.args:
             behind = flow.calls_behind(call.args[0].value, optimizers.is_gradients)
             if any(optimizers.computed_by_wrapper(each) is not None for each in behind):
                 yield call, Level.TODO, _FLOAT16.format(function=code(script, call.func))
