@@ -73,6 +73,6 @@ def test_rules_that_edit_are_called_rewrite_and_the_others_report() -> None:
         for rule in RULES
         if any(not isinstance(result, Finding) for script, options in scripts for result in rule(script, options))
     }
-    assert {rule: rule.__name__ for rule in RULES} == {  # type: ignore[attr-defined]
+    assert {rule: rule.__name__ for rule in RULES} == {
         rule: "rewrite" if rule in editing else "report" for rule in RULES
     }

@@ -131,7 +131,7 @@ def test_bad_settings_are_refused_in_the_words_of_the_managers() -> None:
     with pytest.raises(ValueError, match=r"loss_scale must be a float32 number of at least 1, got 0\.5"):
         tfmp.npu.FixedLossScaleManager(0.5)
     with pytest.raises(TypeError, match="enable_overflow_check must be True or False, got 'no'"):
-        tfmp.npu.FixedLossScaleManager(8, "no")  # type: ignore[arg-type]
+        tfmp.npu.FixedLossScaleManager(8, "no")
     with pytest.raises(ValueError, match="incr_every_n_steps must be a whole number"):
         tfmp.npu.ExponentialUpdateLossScaleManager(8, 0)
 
@@ -140,9 +140,9 @@ def test_bad_optimizers_are_refused() -> None:
     with tf.Graph().as_default():
         manager = tfmp.npu.FixedLossScaleManager(8)
         with pytest.raises(TypeError, match=r"loss_scale_manager must be a tfmp\.LossScaleManager, got 8"):
-            tfmp.npu.NPULossScaleOptimizer(_sgd(), 8)  # type: ignore[arg-type]
+            tfmp.npu.NPULossScaleOptimizer(_sgd(), 8)
         with pytest.raises(TypeError, match=r"opt must be a tf\.compat\.v1\.train\.Optimizer, got 'adam'"):
-            tfmp.npu.NPULossScaleOptimizer("adam", manager)  # type: ignore[arg-type]
+            tfmp.npu.NPULossScaleOptimizer("adam", manager)
 
 
 def test_wrapping_twice_is_refused() -> None:

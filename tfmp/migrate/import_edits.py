@@ -125,7 +125,7 @@ def _without_names(
     script: Script, node: cst.ImportFrom, moved: Sequence[cst.ImportAlias]
 ) -> tuple[str, dict[cst.ImportAlias, str]]:
     """Return an import without some of its names, and the comments that stood behind these."""
-    aliases: list[cst.ImportAlias] = list(node.names)  # type: ignore[arg-type]
+    aliases: list[cst.ImportAlias] = list(node.names)  # type: ignore[arg-type] # a star moves no names
     if node.lpar is None:
         kept = [alias for alias in aliases if alias not in moved]
         return f"from {dotted(node.module)} import {_listed(kept)}", {}

@@ -71,7 +71,7 @@ def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name |
         'tf.contrib'
     """
     for _ in range(count):
-        node = node.value  # type: ignore[assignment]
+        node = node.value  # type: ignore[assignment] # that many words are attributes
     return node
 
 

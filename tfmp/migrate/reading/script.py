@@ -74,7 +74,7 @@ class Script:
         if kinds not in self._found:
             found = (nodes for kind, nodes in self._by_kind.items() if issubclass(kind, kinds))
             self._found[kinds] = tuple(sorted(chain.from_iterable(found), key=self._order))
-        return self._found[kinds]  # type: ignore[return-value]
+        return self._found[kinds]  # type: ignore[return-value] # found for these kinds
 
     def _order(self, node: cst.CSTNode) -> tuple[int, int]:
         start, end = self.span(node)
@@ -203,7 +203,7 @@ class Script:
         """
         if make not in self._made:
             self._made[make] = make(self)
-        return self._made[make]  # type: ignore[return-value]
+        return self._made[make]  # type: ignore[return-value] # made by this function
 
     @cached_property
     def free_names(self) -> Mapping[str, tuple[int, ...]]:

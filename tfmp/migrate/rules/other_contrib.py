@@ -90,7 +90,8 @@ def _of_module(script: Script, one: Imported, uses: Sequence[Use], word: str, le
     others = [use for use in uses if not _is_of_r2(use)]
     results = {use.node: _replaced(script, use, word) if word else [] for use in others}
     whole = all(results.values()) and _reads(script, one.bound) == len(uses)
-    removal = list(without_statement(script, one.node, RULE)) if len(one.node.names) == 1 else []  # type: ignore[arg-type]
+    is_alone = len(one.node.names) == 1  # type: ignore[arg-type] # a star binds no module's name
+    removal = list(without_statement(script, one.node, RULE)) if is_alone else []
     if whole and removal:
         for edits in results.values():
             yield from edits

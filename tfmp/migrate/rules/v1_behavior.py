@@ -157,8 +157,10 @@ def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[
 
 def _behavior(script: Script, judged: Judged) -> Iterator[Result]:
     """Insert the call in the script that is run."""
-    called = {below(use.name): use for use in script.uses if below(use.name).startswith(("enable_", "disable_"))}
-    called |= {below(one.name): one for one in script.imports if below(one.name) == "disable_v2_behavior"}  # type: ignore[misc]
+    called: dict[str, Use | Imported] = {
+        below(use.name): use for use in script.uses if below(use.name).startswith(("enable_", "disable_"))
+    }
+    called |= {below(one.name): one for one in script.imports if below(one.name) == "disable_v2_behavior"}
     if "disable_v2_behavior" in called or not is_run(script):
         return
     chosen = next((use for name, use in called.items() if name in _EAGER), None)
