@@ -98,6 +98,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self.inner_optimizer = inner_optimizer
         self._set_up(loss_scale_manager, is_distributed, overflow_detector, accumulation)
 
+    @property
+    def iterations(self) -> keras.Variable:
+        """The inner optimizer's count of steps."""
+        # Keras' own wrapper counts by itself before Keras 3.8.
+        return self.inner_optimizer.iterations
+
     def build(self, var_list: Sequence[keras.Variable]) -> None:
         """Make the variables of the inner optimizer, and those of a window.
 
@@ -224,7 +230,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         variable = self.add_variable(
             shape=(),
             dtype=initial_value.dtype.name,
-            initializer=keras.initializers.Constant(initial_value.item()),
+            # Not Keras' Constant, which multiplies: TensorFlow before 2.19 multiplies no bools.
+            initializer=lambda *_, **__: tf.constant(initial_value),
             # Every replica computes the same state.
             aggregation="only_first_replica",
             name=name,

@@ -91,8 +91,8 @@ def _are_the_same(variables: Sequence[keras.Variable], others: Sequence[keras.Va
 
 
 def _of_tensorflow(variable: keras.Variable) -> tf.Variable:
-    # Keras also takes TensorFlow's own.
-    return variable.value if isinstance(variable, keras.Variable) else variable
+    # Keras also takes TensorFlow's own. Its own are no `keras.Variable` before Keras 3.7.
+    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def _suits_xla(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
