@@ -86,7 +86,8 @@ _RULES_SEE = {"tfmp.migrate.results", "tfmp.migrate.import_edits", *_READING, *_
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
 # `settings` checks what users pass.
 _ALLOWED = {
-    "tfmp": {"tfmp.optional"},
+    "tfmp": {"tfmp.keras_registration", "tfmp.optional"},
+    "tfmp.keras_registration": set(),
     "tfmp.types": set(),
     "tfmp.optional": set(),
     "tfmp.core.numerics": {"tfmp.core.xla", "tfmp.types"},
@@ -163,7 +164,7 @@ _ALLOWED = {
         "tfmp.grad_scaler",
     },
     "tfmp.core.step_properties": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
-    "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.types", *_CORE},
+    "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.optional", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {
         "tfmp.core.call_sites",
         "tfmp.optimizers.base",

@@ -7,6 +7,7 @@ The public names load on first use, so `import tfmp` is cheap and works where Te
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfmp.keras_registration import register_when_imported
 from tfmp.optional import require_tensorflow
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ _MODULE_OF = {
 }
 
 __all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings
+
+
+register_when_imported()
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute may be anything

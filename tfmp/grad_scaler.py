@@ -81,6 +81,8 @@ class GradScaler(StepProperties, tf.Module):
     Source: torch.amp.GradScaler.
     """
 
+    _public_name = "GradScaler"
+
     def __init__(
         self,
         init_scale: float = _RULE_OF_TORCH["init_scale"],
@@ -401,6 +403,10 @@ class GradScaler(StepProperties, tf.Module):
         self._refuse_in_graph("load_state_dict")
         if self._enabled:
             self.manager.load_state_dict(state_dict)
+
+    def _settings_to_show(self) -> list[str]:
+        shown = {"enabled": (self._enabled, True), "is_distributed": (self._is_distributed, False)}
+        return [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
 
     def _shared(self, grads: Gradients, *, scaled: bool) -> list[Gradient]:
         if not self._is_distributed:

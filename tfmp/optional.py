@@ -5,6 +5,9 @@ import importlib.util
 from types import ModuleType
 
 _OLDEST_TENSORFLOW = (2, 15)
+# TensorFlow 2.18 and 2.19 ask for Keras 3.5 themselves. With TensorFlow 2.16 and 2.17, which take older ones, nobody
+# needs them: Keras 3.0 cannot say how replicas share a variable, and variables before 3.5 are no Python numbers.
+_OLDEST_KERAS3 = (3, 5)
 
 
 def require(module: str, extra: str) -> ModuleType:
@@ -56,8 +59,33 @@ def require_tensorflow() -> None:
         raise ImportError(
             "tfmp found a TensorFlow that is not whole: pip install --force-reinstall tensorflow, or tensorflow-cpu."
         )
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_TENSORFLOW:
+    if _release(version) < _OLDEST_TENSORFLOW:
         raise ImportError(
             f"tfmp needs TensorFlow 2.15 or newer, got {version}: upgrade tensorflow, or tensorflow-cpu if that is "
             "the distribution you have."
         )
+
+
+def refuse_old_keras(keras: ModuleType) -> None:
+    """Raise if a Keras 3 is older than what tfmp supports.
+
+    Args:
+        keras: The package `keras` or `tf_keras`.
+
+    Raises:
+        ImportError: It is a Keras from 3.0 to 3.4.
+
+    Example:
+        >>> import keras
+        >>> refuse_old_keras(keras)
+    """
+    if (3,) <= _release(keras.__version__) < _OLDEST_KERAS3:
+        tensorflow = importlib.import_module("tensorflow")
+        raise ImportError(
+            f"tfmp needs Keras 3.5 or newer with TensorFlow {tensorflow.__version__}, got Keras {keras.__version__}: "
+            "pip install --upgrade keras."
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -175,6 +175,11 @@ FAULTS = {
     "one in a million: the first inf, one nan, the last -inf": _one_in("million"),
 }
 
+#: Faults of `FAULTS` that are none where XLA computes on CPUs in float32 what is float16: in TensorFlow 2.16 and 2.17.
+FAULTS_WITH_WIDE_FLOAT16 = {
+    "float16: 100, whose scaled form overflows": _float16([1, 100, 100, 1], []),
+}
+
 #: The same, for some front-ends only: it takes seconds.
 LARGE_FAULTS = {"one in 10 million: the same": _one_in("10 million")}
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 from estimator_front_end import Estimator
-from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, REPLICA_FAULTS_IF_SUMMED_FIRST, Fault, Rule
+from faults import (
+    FAULTS,
+    FAULTS_WITH_WIDE_FLOAT16,
+    LARGE_FAULTS,
+    REPLICA_FAULTS,
+    REPLICA_FAULTS_IF_SUMMED_FIRST,
+    Fault,
+    Rule,
+)
 from front_ends import FrontEnd, V1Eager, V1Graph
 from keras_front_ends import KerasFit, KerasLoop, by_xla, compiled
 from kerases import installed
@@ -53,7 +61,9 @@ def faults_of(front_end: str) -> Mapping[str, Fault]:
         front_end: Its name.
     """
     is_fed_large = front_end == "v1 graph, resource variables" or front_end.endswith(" function")
-    return FAULTS | LARGE_FAULTS if is_fed_large else FAULTS
+    faults = FAULTS | LARGE_FAULTS if is_fed_large else FAULTS
+    has_wide_float16 = front_end.endswith(" XLA") and tf.__version__.startswith(("2.16.", "2.17."))
+    return faults | FAULTS_WITH_WIDE_FLOAT16 if has_wide_float16 else faults
 
 
 def replica_faults_of(front_end: str) -> Mapping[str, Fault]:

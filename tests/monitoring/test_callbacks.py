@@ -148,9 +148,14 @@ def test_progress_bar_of_keras2_shows_the_mean_by_itself(
     assert _last_shown(capsys.readouterr().out) == ((1024 + 512 + 512 + 256 + 256) / 5, (0 + 1 + 1 + 2 + 2) / 5)
 
 
-def test_csv_logger_writes_both(keras: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_csv_logger_writes_both_wherever_it_stands(keras: ModuleType, is_first: bool, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    _fit(_model(keras), [_OVERFLOW], tfmp.LossScaleCallback(), keras.callbacks.CSVLogger(str(path)), epochs=2)
+    called: list[str] = []
+    seen = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: called.append("train"))
+    callbacks = [keras.callbacks.CSVLogger(str(path)), seen, tfmp.LossScaleCallback()]
+    _fit(_model(keras), [_OVERFLOW], *(callbacks if is_first else reversed(callbacks)), epochs=2)
+    assert called == ["train"]
     with path.open(newline="") as file:
         rows = [(row["epoch"], row["loss_scale"], row["skipped_steps"]) for row in csv.DictReader(file)]
     assert rows == [("0", "512.0", "1"), ("1", "256.0", "2")]
@@ -199,11 +204,18 @@ def test_loop_of_the_users_own_may_call_it(keras: ModuleType) -> None:
     assert [(logs["loss_scale"], logs["skipped_steps"]) for logs in seen] == [(1024, 0)]
 
 
-def test_other_optimizer_is_refused(keras: ModuleType) -> None:
-    model = keras.Sequential([keras.layers.Dense(1)])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_model_that_needs_no_scaling_is_warned_of_once_and_trains(
+    keras: ModuleType, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = keras.Sequential([keras.layers.Dense(1, dtype=policy)])
     model.compile("sgd", "mse")
-    with pytest.raises(TypeError, match=r"shows the scale of a tfmp\.LossScaleOptimizer, got a model with .*SGD"):
-        _fit(model, [1], tfmp.LossScaleCallback())
+    callback = tfmp.LossScaleCallback(every_n_steps=1)
+    histories = [_fit(model, [1, 1], callback) for _ in range(2)]
+    assert [set(history) for history in histories] == [{"loss"}, {"loss"}]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+    assert warning.startswith("the model that test_callbacks.py:")
+    assert "was compiled with SGD alone, as float32 and bfloat16 need. To train it in float16, write" in warning
 
 
 def test_callback_is_one_of_the_keras_that_is_loaded() -> None:

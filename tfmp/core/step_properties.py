@@ -1,5 +1,7 @@
 """What users read of the steps of an optimizer or a scaler."""
 
+from typing import ClassVar
+
 import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
@@ -12,6 +14,21 @@ class StepProperties:
 
     _loss_scale_manager: LossScaleManager
     _scaler: LossScaler
+
+    def __repr__(self) -> str:
+        """Show the manager, the settings that differ from their defaults and, in an eager program, the state."""
+        shown = f"tfmp.{self._public_name}({', '.join([*self._settings_to_show(), repr(self._loss_scale_manager)])})"
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                return f"<{shown}>"
+            applied, skipped = int(self.applied_steps), int(self.skipped_steps)
+        return f"<{shown}: applied_steps={applied}, skipped_steps={skipped}>"
+
+    #: The name of the public class.
+    _public_name: ClassVar[str]
+
+    def _settings_to_show(self) -> list[str]:
+        return []
 
     @property
     def loss_scale(self) -> tf.Tensor:

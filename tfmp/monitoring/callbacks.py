@@ -1,5 +1,6 @@
 """A Keras callback that shows the loss scale: in the progress bar, and wherever else Keras shows its logs."""
 
+import inspect
 import logging
 import sys
 from typing import Any
@@ -35,9 +36,9 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 class LossScaleCallback(keras.callbacks.Callback):
     """Adds `loss_scale` and `skipped_steps` to the logs of `fit`, at every batch and every epoch.
 
-    Put it first: the progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks behind it show the two as
-    they show the loss. They are the optimizer's own after that batch, `skipped_steps` the total so far. Validation and
-    `evaluate` are left as they are.
+    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks show the two as they show the loss: this
+    callback puts itself in front of those that `fit` was given before it. The values are the optimizer's own after that
+    batch, `skipped_steps` the total so far. Validation and `evaluate` are left as they are.
 
     Keras 2 (tf_keras too) shows in its progress bar the mean over the epoch of all that is no metric of the model. For
     the values themselves put `keras.callbacks.ProgbarLogger("steps", stateful_metrics=["loss_scale", "skipped_steps"])`
@@ -55,7 +56,8 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     All that is said goes to `logging.getLogger("tfmp")`, as the hook's reports do.
 
-    A model in float16 whose optimizer is none of tfmp's is warned of, once, and left alone.
+    A model whose optimizer is none of tfmp's is warned of, once, and left alone: in float16 because it needs loss
+    scaling, in float32 or bfloat16 because the callback then shows nothing, as where a switch turns float16 off.
 
     Args:
         every_n_steps: Batches between two reports of an epoch.
@@ -67,9 +69,7 @@ class LossScaleCallback(keras.callbacks.Callback):
             optimizer, a `tfmp.LossScaleOptimizer`.
 
     Raises:
-        TypeError: A number is none, or `scaler` is no scaler. When
-            training begins: the model computes in float32, and was not compiled with a
-            `tfmp.LossScaleOptimizer`.
+        TypeError: A number is none, or `scaler` is no scaler.
         ValueError: An argument is out of range.
         LossScaleStuckError: At a report: training is stuck, and `on_stuck` is "raise".
 
@@ -119,27 +119,22 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._supports_tf_logs = params.get("verbose", 1) != 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuse a model that has no loss scale; warn of one that needs it.
+        """Go to the front of the callbacks; warn of a model that has no loss scale.
 
         Args:
             logs: Not used.
         """
         del logs
+        _put_in_front(self)
         self._stuck.start(several=several_processes(self.model.distribute_strategy))
         self._batches = 0
         opt = self.model.optimizer
         if self._opt is not None:
             self._guilty = GuiltyVariables(self._overflow_reports())
             return
-        if not _computes_in_float16(self.model):
-            raise TypeError(
-                f"LossScaleCallback shows the scale of a tfmp.LossScaleOptimizer, got a model with {opt!r} of type "
-                f"{type(opt).__module__}.{type(opt).__qualname__}: compile it with "
-                "tfmp.LossScaleOptimizer(optimizer, manager)."
-            )
         if not self._told_of_optimizer:
             self._told_of_optimizer = True
-            _logger.warning("%s", _advice(opt, line_of_call()))
+            _logger.warning("%s", _advice(self.model, opt, line_of_call()))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the two to the logs of a batch, if those are read; report if it is time to.
@@ -252,15 +247,34 @@ def _computes_in_float16(layer: Any) -> bool:  # noqa: ANN401 - of any Keras
     )
 
 
-def _advice(opt: Any, line: str) -> str:  # noqa: ANN401 - of any Keras
+def _put_in_front(callback: LossScaleCallback) -> None:
+    """Move a callback to the front of the list that is calling it, if it can be found.
+
+    `CSVLogger` takes its columns from the first logs that it sees.
+    """
+    # Keras gives a callback no way to see the others, so they are read from the `CallbackList` among the callers.
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        callbacks = getattr(caller, "callbacks", []) if type(caller).__name__ == "CallbackList" else []
+        if any(each is callback for each in callbacks):
+            # Those before it were called already, so the loop over the list calls none twice.
+            callbacks[:] = [callback, *(each for each in callbacks if each is not callback)]
+            return
+        frame = frame.f_back
+
+
+def _advice(model: Any, opt: Any, line: str) -> str:  # noqa: ANN401 - of any Keras
     inner = getattr(opt, "inner_optimizer", None)
-    found = (
-        f"{type(opt).__name__} alone: small gradients become zero"
-        if inner is None
-        else "Keras' own LossScaleOptimizer, which tfmp does not watch, and whose limits docs/keras.md names"
-    )
+    in_float16 = _computes_in_float16(model)
+    if inner is not None:
+        found = "Keras' own LossScaleOptimizer, which tfmp does not watch, and whose limits docs/keras.md names"
+    elif in_float16:
+        found = f"{type(opt).__name__} alone: small gradients become zero"
+    else:
+        found = f"{type(opt).__name__} alone, as float32 and bfloat16 need"
     return (
-        f"the model that {line} trains computes in float16 with {found}. Write model.compile(tfmp.LossScaleOptimizer("
-        f"{type(inner or opt).__name__}(...), tfmp.ExponentialUpdateLossScaleManager(2**15, 2000, "
-        "decr_every_n_nan_or_inf=1, decr_ratio=0.5)), ...). LossScaleCallback shows nothing here."
+        f"the model that {line} trains {'computes in float16' if in_float16 else 'was compiled'} with {found}. "
+        f"{'Write' if in_float16 else 'To train it in float16, write'} model.compile(tfmp.LossScaleOptimizer("
+        f"{type(inner or opt).__name__}(...)), ...). LossScaleCallback shows nothing here."
     )

@@ -1,13 +1,23 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
+import importlib
+import inspect
 import sys
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
-from tfmp.core.managers import LossScaleManager
+from tfmp.core.autograph import without_autograph
+from tfmp.core.managers import Specification
 from tfmp.core.overflow import OverflowDetector
 from tfmp.core.step_properties import StepProperties
+from tfmp.optional import refuse_old_keras
+from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class LossScaleOptimizer(StepProperties):
@@ -20,19 +30,23 @@ class LossScaleOptimizer(StepProperties):
     On a step that overflows nothing changes but the loss scale: not weights, slots or `global_step`.
 
     Args:
-        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras (where the
-            argument is called `inner_optimizer`, as in Keras).
-        loss_scale_manager: Decides the scale, a `tfmp.LossScaleManager`.
+        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras. For Keras
+            the keyword is `inner_optimizer`, as in Keras' own wrapper.
+        loss_scale_manager: Decides the scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of Keras
+            and TensorFlow (from 2**15, halved at each overflow, doubled after 2000 finite steps in a row); a number for
+            a fixed scale; or what else `tfmp.get_loss_scale_manager` takes.
         is_distributed: Whether more than one device takes part. With True under Horovod the workers agree, and share
             the gradients of an optimizer that Horovod did not make. The replicas of a `tf.distribute` strategy are
             found, and agree, with either value. Where nothing distributes, True refuses to build a step.
-        sparse_as_dense: Make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By default
-            they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
+        inner_optimizer: For Keras: the optimizer to wrap, instead of `opt`.
+        sparse_as_dense: For TF1: make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By
+            default they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
         aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"`:
             half the bytes. By default they travel in their own type. Not for Keras 3.
         jit_compile: For Keras 3: whether XLA compiles unscaling, clipping and update into one program, which makes a
             step faster than it is without a wrapper. By default "auto": where that pays.
+        iterations_include_skipped_steps: For Keras 2: let skipped steps move `iterations`, as its own wrapper does.
         accumulation_steps: Micro-batches in a window. Each call takes the gradients of one; they are added up in
             float32, and the step is taken with their mean, on the call that ends the window. With 1 each call takes a
             step.
@@ -42,12 +56,16 @@ class LossScaleOptimizer(StepProperties):
             none. The scale backs off when the window ends, either way.
         micro_batches_per_epoch: After how many micro-batches a window ends though it is not full: the number of those
             in an epoch, or in the whole training. Counting then begins anew. By default windows end when full.
+        initial_scale: For Keras, as in its own wrapper: the scale that "dynamic" starts from.
+        dynamic_growth_steps: For Keras, as in its own wrapper: after how many finite steps "dynamic" doubles the scale.
+        name: For Keras: the optimizer's name.
 
     Raises:
-        TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` is no manager; or
-            a number is none.
+        TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` describes no
+            manager; a number is none; or an argument is not for this kind of optimizer.
         ValueError: `opt` is wrapped already; or `aggregation_dtype` is not to be had; or `opt` is one of Horovod's that
-            does not average the gradients of each step; or a setting of the accumulation is out of range.
+            does not average the gradients of each step; or a setting is out of range.
+        ImportError: The optimizer is of a Keras that is too old.
 
     Example:
         >>> import tfmp
@@ -64,32 +82,197 @@ class LossScaleOptimizer(StepProperties):
     Source: tf.contrib.mixed_precision.LossScaleOptimizer.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - the front-end's arguments
+    _public_name = "LossScaleOptimizer"
+
+    if TYPE_CHECKING:
+        # What the front-ends have, and a type checker would miss: it does not know which one `__new__` picks.
+        inner_optimizer: Any
+        name: Any
+        variables: Any
+
+        @property
+        def iterations(self) -> tf.Variable:
+            """For Keras: the count of applied steps."""
+
+        @property
+        def learning_rate(self) -> Any:  # noqa: ANN401 - a schedule's is a tensor
+            """For Keras: the learning rate of the wrapped optimizer."""
+
+        @learning_rate.setter
+        def learning_rate(self, learning_rate: Any) -> None: ...  # noqa: ANN401 - a number, or a schedule
+
+        @property
+        def initial_scale(self) -> float:
+            """For Keras: the scale that the manager started from."""
+
+        @property
+        def dynamic_growth_steps(self) -> int | None:
+            """For Keras: after how many finite steps in a row the scale grows."""
+
+        def build(self, var_list: Sequence[Any]) -> None:
+            """For Keras: make the variables of the wrapped optimizer."""
+
+        def get_config(self) -> dict[str, Any]:
+            """For Keras: return what `from_config` makes the optimizer of again."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the front-end's arguments
         """Make an object of the front-end for the optimizer that is wrapped."""
         if cls is LossScaleOptimizer:
             opt = args[0] if args else kwargs.get("opt", kwargs.get("inner_optimizer"))
-            return super().__new__(_front_end_for(opt))
+            return cast("Self", super().__new__(_front_end_for(opt)))
         return super().__new__(cls)
 
     def __init__(
         self,
-        opt: tf.compat.v1.train.Optimizer,
-        loss_scale_manager: LossScaleManager,
+        opt: Any = None,  # noqa: ANN401 - of any host
+        loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
+        inner_optimizer: Any = None,  # noqa: ANN401 - of any Keras
         sparse_as_dense: bool = False,
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
         jit_compile: bool | str = "auto",
+        iterations_include_skipped_steps: bool = False,
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
+        name: str | None = None,
     ) -> None:
         # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
         raise TypeError(
             f"{type(self).__name__} subclasses tfmp.LossScaleOptimizer, which only picks a front-end: subclass "
             "the front-end for your optimizer instead, such as tfmp.optimizers.v1.LossScaleOptimizerV1."
         )
+
+    # `inspect.signature` and `help` would show those of `__new__`.
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
+
+    # The methods below pass to those of the host's own class, which come after this class among a front-end's bases.
+
+    def minimize(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's
+        """Take one step down the gradient of a loss: scale it, differentiate, unscale, and apply if all is finite.
+
+        TF1:   `minimize(loss, global_step=None, var_list=None, ...)`
+        Keras: `minimize(loss, var_list, tape=None)`
+
+        Args:
+            loss: The loss, of a floating-point type. Eagerly a function that returns it; for Keras also the loss
+                itself, with the `tf.GradientTape` that recorded it.
+            *args: The host's further arguments.
+            **kwargs: The same, by their names.
+
+        Returns:
+            TF1: the op of the whole step, None in eager code. Keras: what its own `minimize` returns.
+        """
+        return super().minimize(loss, *args, **kwargs)  # type: ignore[misc] # the host's base class has it
+
+    def compute_gradients(self, loss: Loss, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:  # noqa: ANN401
+        """Return the gradients of a loss in true magnitude, with their variables; the loss is scaled in between.
+
+        TF1:   `compute_gradients(loss, var_list=None, ...)`
+        Keras: `compute_gradients(loss, var_list, tape=None)`
+
+        Args:
+            loss: As in `minimize`.
+            *args: The host's further arguments.
+            **kwargs: The same, by their names.
+
+        Returns:
+            Pairs of a gradient and its variable, for `apply_gradients`. Clip in between by `tfmp.clip_by_global_norm`
+            and the like, which hide no overflow.
+        """
+        return super().compute_gradients(loss, *args, **kwargs)  # type: ignore[misc] # the host's base class has it
+
+    @without_autograph
+    def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Apply gradients if they are finite on every replica, and move the loss scale.
+
+        TF1:   `apply_gradients(grads_and_vars, global_step=None, name=None)`
+        Keras: `apply_gradients(grads_and_vars, ...)`
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable. TF1: as `compute_gradients` returned them. Keras:
+                scaled after `scale_loss`, unscaled after `get_unscaled_gradients` and `compute_gradients`.
+            *args: The host's further arguments.
+            **kwargs: The same, by their names.
+
+        Returns:
+            TF1: the op of the whole step, None in eager code. Keras: a count of steps.
+        """
+        return super().apply_gradients(grads_and_vars, *args, **kwargs)  # type: ignore[misc] # the host's base class
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """For Keras: multiply a loss by the loss scale; `apply_gradients` and `apply` then unscale the gradients.
+
+        Args:
+            loss: The loss, of a floating-point type.
+
+        Returns:
+            The scaled loss, in float32 or float64.
+
+        Raises:
+            NotImplementedError: The wrapped optimizer is TF1's.
+        """
+        raise _only_for_keras("scale_loss", self)
+
+    def get_scaled_loss(self, loss: Loss) -> Loss:
+        """For Keras: multiply a loss by the loss scale, for a loop that calls `get_unscaled_gradients`.
+
+        Args:
+            loss: The loss, of a floating-point type, or a function that returns it.
+
+        Returns:
+            The scaled loss, in float32 or float64, or a function that returns it.
+
+        Raises:
+            NotImplementedError: The wrapped optimizer is TF1's.
+        """
+        raise _only_for_keras("get_scaled_loss", self)
+
+    def get_unscaled_gradients(self, grads: Gradients) -> list[Gradient]:
+        """For Keras: divide gradients by the loss scale; `apply_gradients` then takes what this returned.
+
+        Args:
+            grads: The gradients of what `get_scaled_loss` returned; None stays None.
+
+        Returns:
+            The gradients in true magnitude, in float32 or float64.
+
+        Raises:
+            NotImplementedError: The wrapped optimizer is TF1's.
+        """
+        raise _only_for_keras("get_unscaled_gradients", self)
+
+    def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Any] | None = None) -> Any:  # noqa: ANN401
+        """For Keras 3: as `apply_gradients`, with gradients and variables in two lists.
+
+        Args:
+            grads: The gradients, one for each variable.
+            trainable_variables: The variables; by default those that the optimizer was built with.
+
+        Raises:
+            NotImplementedError: The wrapped optimizer is not Keras 3's.
+        """
+        raise _only_for_keras("apply", self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "LossScaleOptimizer":
+        """For Keras: make an optimizer from what `get_config` returned, that of Keras' own wrapper included.
+
+        Args:
+            config: The configuration.
+            custom_objects: Classes that are not registered with Keras, by their names.
+
+        Example:
+            >>> import keras, tfmp
+            >>> opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(256))
+            >>> float(tfmp.LossScaleOptimizer.from_config(opt.get_config()).loss_scale)
+            256.0
+        """
+        return _front_end_of_config(config).from_config(config, custom_objects)
 
     @classmethod
     def from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
@@ -121,13 +304,20 @@ class LossScaleOptimizer(StepProperties):
         if not hasattr(optimizer, "inner_optimizer"):
             raise TypeError(
                 f"optimizer must be a keras.mixed_precision.LossScaleOptimizer, got {optimizer!r} of type "
-                f"{type(optimizer).__name__}: wrap any other by tfmp.LossScaleOptimizer(optimizer, manager)."
+                f"{type(optimizer).__name__}: wrap any other by tfmp.LossScaleOptimizer(optimizer)."
             )
         return _front_end_for(optimizer.inner_optimizer)._from_keras(optimizer)
 
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
         raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
+
+
+def _only_for_keras(method: str, opt: LossScaleOptimizer) -> NotImplementedError:
+    return NotImplementedError(
+        f"{method} is for other optimizers than {type(opt).__name__} wraps: call minimize, or compute_gradients and "
+        "apply_gradients, which scale and unscale by themselves."
+    )
 
 
 def validated_aggregation_dtype(
@@ -158,6 +348,18 @@ def validated_aggregation_dtype(
     return tf.float16
 
 
+def settings_to_show(opt: object, settings: Mapping[str, Any]) -> list[str]:
+    """Return what the `repr` of a wrapper tells of its arguments: the wrapped optimizer, and what is no default.
+
+    Args:
+        opt: The wrapped optimizer.
+        settings: The settings, by the names of the constructor's arguments.
+    """
+    parameters = inspect.signature(LossScaleOptimizer).parameters
+    own = (f"{name}={value!r}" for name, value in settings.items() if value != parameters[name].default)
+    return [type(opt).__name__, *own]
+
+
 def refuse_wrapped(opt: object) -> None:
     """Say so if an optimizer is wrapped already.
 
@@ -177,18 +379,11 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
         from tfmp.optimizers.v1 import LossScaleOptimizerV1
 
         return LossScaleOptimizerV1
-    if _is_of(opt, "keras", "3."):
-        from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
-
-        return LossScaleOptimizerKeras3
-    if _is_of(opt, "keras", "2."):
-        from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215
-
-        return LossScaleOptimizerKeras215
-    if _is_of(opt, "tf_keras", "2."):
-        from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras
-
-        return LossScaleOptimizerTfKeras
+    for package in ("keras", "tf_keras"):
+        # A user who has an optimizer of Keras has imported Keras; nobody else should pay for that.
+        keras = sys.modules.get(package)
+        if keras is not None and isinstance(opt, keras.optimizers.Optimizer):
+            return _front_end_of(keras)
     advice = ": take it from keras.optimizers, without legacy" if ".legacy." in type(opt).__module__ else ""
     raise TypeError(
         "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
@@ -196,7 +391,25 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
     )
 
 
-def _is_of(opt: object, package: str, version: str) -> bool:
-    # A user who has an optimizer of Keras has imported Keras; nobody else should pay for that.
-    keras = sys.modules.get(package)
-    return keras is not None and keras.__version__.startswith(version) and isinstance(opt, keras.optimizers.Optimizer)
+def _front_end_of_config(config: Mapping[str, Any]) -> type[LossScaleOptimizer]:
+    # tf_keras writes "keras" for its name too; what tells them apart is a setting that all optimizers of Keras 2 have.
+    of_keras2 = "is_legacy_optimizer" in config["inner_optimizer"]["config"]
+    keras = importlib.import_module("keras")
+    if of_keras2 and not keras.__version__.startswith("2."):
+        keras = importlib.import_module("tf_keras")
+    return _front_end_of(keras)
+
+
+def _front_end_of(keras: ModuleType) -> type[LossScaleOptimizer]:
+    refuse_old_keras(keras)
+    if keras.__name__ == "tf_keras":
+        from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras
+
+        return LossScaleOptimizerTfKeras
+    if keras.__version__.startswith("2."):
+        from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215
+
+        return LossScaleOptimizerKeras215
+    from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
+
+    return LossScaleOptimizerKeras3

@@ -10,10 +10,17 @@ import tensorflow as tf
 
 from tfmp.core import call_sites, numerics
 from tfmp.core.accumulation_settings import AccumulationSettings
-from tfmp.core.managers import OWN_MANAGERS, ExponentialUpdateLossScaleManager, LossScaleManager, validated_manager
+from tfmp.core.managers import (
+    OWN_MANAGERS,
+    FixedLossScaleManager,
+    LossScaleManager,
+    Specification,
+    dynamic_manager,
+    manager_of_wrapper,
+)
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler
-from tfmp.optimizers.base import LossScaleOptimizer
+from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
 from tfmp.optimizers.keras_accumulation import KerasAccumulation, is_overwritten
 from tfmp.types import Gradient, Gradients, Loss
 
@@ -43,13 +50,13 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
     def _set_up(
         self,
-        loss_scale_manager: LossScaleManager,
+        manager: LossScaleManager,
         is_distributed: bool,
         overflow_detector: OverflowDetector | None,
         accumulation: AccumulationSettings,
         aggregation_dtype: tf.DType | None = None,
     ) -> None:
-        self._loss_scale_manager = validated_manager(loss_scale_manager)
+        self._loss_scale_manager = manager
         self._is_distributed = is_distributed
         detector = validated_detector(overflow_detector)
         self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, aggregation_dtype)
@@ -63,6 +70,32 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         raise NotImplementedError
+
+    @property
+    def initial_scale(self) -> float:
+        """The scale that the manager started from; as in Keras' own wrapper."""
+        return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
+
+    @property
+    def dynamic_growth_steps(self) -> int | None:
+        """After how many finite steps in a row the scale grows, None for a fixed scale; as in Keras' own wrapper."""
+        return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale changes; as in Keras 2's own wrapper."""
+        return not isinstance(self._loss_scale_manager, FixedLossScaleManager)
+
+    def _setting_of_keras(self, *names: str) -> Any:  # noqa: ANN401 - a number of some kind
+        manager = self._loss_scale_manager
+        config = manager.get_config() if isinstance(manager, OWN_MANAGERS) else {}
+        values = [config[name] for name in names if name in config]
+        if not values:
+            raise AttributeError(
+                f"a {type(manager).__name__} does not follow the rule of Keras' own wrapper, which this describes: ask "
+                "the loss-scale manager instead."
+            )
+        return values[0]
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Multiply a loss by the loss scale, in float32 or float64.
@@ -156,16 +189,17 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "LossScaleOptimizerKeras":
-        """Make an optimizer from what `get_config` returned.
+        """Make an optimizer from what `get_config` returned, that of Keras' own wrapper included.
 
         Args:
             config: The configuration.
             custom_objects: Classes that are not registered, by their names.
         """
         known = cls._classes_by_name() | (custom_objects or {})
-        parts = {
+        parts: dict[str, Any] = {
             name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=known)
             for name in ("inner_optimizer", "loss_scale_manager")
+            if name in config
         }
         # As `cls(...)`, but for Keras 2's metaclass, which gives the inner optimizer by position: Horovod's subclass
         # takes it by name only.
@@ -175,6 +209,10 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     def _classes_by_name(cls) -> dict[str, type]:
         """Return the classes that a saved configuration names, and that Keras would not find."""
         return {}
+
+    def _settings_to_show(self) -> list[str]:
+        settings = {"is_distributed": self._is_distributed, **self._accumulation.get_config()}
+        return settings_to_show(self.inner_optimizer, settings)
 
     def _are_scaled(self, grads: Gradients, scaled_by_default: bool) -> bool:
         """Tell whether the gradients that `apply_gradients` was given are those of a scaled loss."""
@@ -245,6 +283,30 @@ def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None
         )
 
 
+def manager_of_keras(
+    loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
+) -> LossScaleManager:
+    """Return the manager that the arguments of a wrapper describe, those of Keras' own wrapper among them.
+
+    Args:
+        loss_scale_manager: As in `tfmp.LossScaleOptimizer`.
+        initial_scale: The scale to start from, if the former is "dynamic".
+        dynamic_growth_steps: After how many finite steps it grows, in the same case.
+
+    Raises:
+        TypeError: A manager is not described, or a number is none.
+        ValueError: A setting is out of range; or both a manager and settings for another are given.
+    """
+    rule: dict[str, Any] = {"initial_scale": initial_scale, "growth_steps": dynamic_growth_steps}
+    given = {name: value for name, value in rule.items() if value is not None}
+    if given and loss_scale_manager != "dynamic":
+        raise ValueError(
+            f"loss_scale_manager={loss_scale_manager!r} decides the scale by settings of its own: leave out "
+            "initial_scale and dynamic_growth_steps, or the manager."
+        )
+    return dynamic_manager(**given) if given else manager_of_wrapper(loss_scale_manager)
+
+
 def register_managers(keras: ModuleType) -> None:
     """Let a Keras find the managers that a saved model names. A manager of the user's own is registered by its author.
 
@@ -253,18 +315,6 @@ def register_managers(keras: ModuleType) -> None:
     """
     for manager in OWN_MANAGERS:
         keras.saving.register_keras_serializable(package="tfmp")(manager)
-
-
-def manager_with_keras_rule(initial_scale: float, growth_steps: int) -> ExponentialUpdateLossScaleManager:
-    """Return a manager that halves at each overflow and doubles after some finite steps, as Keras' wrapper does.
-
-    Args:
-        initial_scale: The scale to start from.
-        growth_steps: Finite steps in a row after which the scale doubles.
-    """
-    return ExponentialUpdateLossScaleManager(
-        nearest_allowed(initial_scale), growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
-    )
 
 
 def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:

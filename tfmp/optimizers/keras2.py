@@ -9,13 +9,13 @@ import tensorflow as tf
 from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
-from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager
+from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.base import validated_aggregation_dtype
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
-    manager_with_keras_rule,
+    manager_of_keras,
     nearest_allowed,
     validate_inner_optimizer,
 )
@@ -32,8 +32,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     Args:
         inner_optimizer: The optimizer to wrap. Clipping, weight decay and EMA are its own, and see unscaled gradients.
-        loss_scale_manager: Decides the scale. It keeps its state in the variables of this optimizer, which Keras saves;
-            so every optimizer needs a manager of its own.
+        loss_scale_manager: As in `tfmp.LossScaleOptimizer`. A manager keeps its state in the variables of this
+            optimizer, which Keras saves; so every optimizer needs a manager of its own.
         is_distributed: As in `tfmp.LossScaleOptimizer`.
         overflow_detector: As there. It is not saved with a model.
         aggregation_dtype: As there.
@@ -44,6 +44,9 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         overflow_drops: What an overflow makes invalid, "window" or "micro_batch".
         micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, such as the steps of
             an epoch of `fit`. By default windows end when full.
+        dynamic: As in Keras' own wrapper: False for a fixed scale, which is then `initial_scale`.
+        initial_scale: As there: the scale that "dynamic" starts from, 2**15 by default.
+        dynamic_growth_steps: As there: after how many finite steps "dynamic" doubles the scale, 2000 by default.
         name: The optimizer's name.
 
     Raises:
@@ -55,10 +58,13 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface it keeps.
     """
 
+    # Private, and what Keras' own wrapper asks of an optimizer before it wraps it.
+    _is_wrapped_by_loss_scale_optimizer = True
+
     def __init__(
         self,
         inner_optimizer: Any,  # noqa: ANN401 - of either package
-        loss_scale_manager: LossScaleManager,
+        loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
         overflow_detector: OverflowDetector | None = None,
@@ -67,19 +73,25 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
-        name: str = "LossScaleOptimizer",
+        dynamic: bool = True,
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
+        name: str | None = None,
     ) -> None:
         validate_inner_optimizer(self._keras, inner_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        if not dynamic:
+            loss_scale_manager, initial_scale = _fixed(loss_scale_manager, initial_scale), None
+        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         self._inner_optimizer = inner_optimizer
         # It assigns to what is the inner optimizer's.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
-        self._keras.optimizers.Optimizer.__init__(self, name=name, **ema)
+        self._keras.optimizers.Optimizer.__init__(self, name=name or "LossScaleOptimizer", **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
         refuse_unsupported_horovods(inner_optimizer)
         of_horovod = is_horovods(self) or is_horovods(inner_optimizer)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, of_horovod)
-        self._set_up(loss_scale_manager, is_distributed, overflow_detector, accumulation, self._aggregation_dtype)
+        self._set_up(manager, is_distributed, overflow_detector, accumulation, self._aggregation_dtype)
 
     @property
     def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
@@ -269,16 +281,18 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return {value.__name__: value for value in known if isinstance(value, type)}
 
     @property
-    def _setting_of_keras(self) -> NoReturn:
-        raise AttributeError("this describes the rule of Keras' own wrapper: ask the loss-scale manager instead.")
-
-    dynamic = dynamic_counter = dynamic_growth_steps = initial_scale = _setting_of_keras
+    def dynamic_counter(self) -> NoReturn:
+        """Not kept: Keras' own count of finite steps is what some managers call `good_steps`."""
+        raise AttributeError(
+            "dynamic_counter is the count of Keras' own wrapper: read the state of the loss-scale manager instead, "
+            "manager.state_dict()."
+        )
 
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizerKeras2":  # noqa: ANN401 - of either package
         manager: LossScaleManager
         if optimizer.dynamic:
-            manager = manager_with_keras_rule(optimizer.initial_scale, optimizer.dynamic_growth_steps)
+            manager = dynamic_manager(nearest_allowed(optimizer.initial_scale), optimizer.dynamic_growth_steps)
             continue_at(manager, float(optimizer.loss_scale), int(optimizer.dynamic_counter))
         else:
             manager = FixedLossScaleManager(nearest_allowed(optimizer.initial_scale))
@@ -297,3 +311,13 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
         with variables_of_each_replica():
             return self.add_variable(shape, dtype, tf.zeros, name)
+
+
+def _fixed(loss_scale_manager: Specification, initial_scale: float | None) -> float:
+    """Return the fixed scale that `dynamic=False` asks for, as it does in Keras' own wrapper."""
+    if loss_scale_manager != "dynamic" or initial_scale is None:
+        raise ValueError(
+            "dynamic=False asks for a fixed scale, which is initial_scale: give that, and no loss_scale_manager; or "
+            "write tfmp.LossScaleOptimizer(optimizer, scale)."
+        )
+    return initial_scale

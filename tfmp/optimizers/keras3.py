@@ -1,5 +1,6 @@
 """The front-end for Keras 3 optimizers, on the TensorFlow backend."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -10,18 +11,21 @@ import tensorflow as tf
 from tfmp.core.accumulation_settings import AccumulationSettings, accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import running_horovod
-from tfmp.core.managers import LossScaleManager
+from tfmp.core.managers import Specification, dynamic_manager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
-    manager_with_keras_rule,
+    manager_of_keras,
+    nearest_allowed,
     register_managers,
     validate_inner_optimizer,
 )
 from tfmp.optimizers.keras3_update import JitCompile, Keras3Update
 from tfmp.optimizers.keras_accumulation import is_overwritten, variables_of_each_replica
 from tfmp.types import Gradient, Gradients, Loss
+
+_logger = logging.getLogger("tfmp")
 
 register_managers(keras)
 
@@ -37,8 +41,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     Args:
         inner_optimizer: The optimizer to wrap. Clipping, weight decay, EMA and gradient accumulation are its own, and
             see unscaled gradients.
-        loss_scale_manager: Decides the scale. It keeps its state in the variables of this optimizer, which Keras saves;
-            so every optimizer needs a manager of its own.
+        loss_scale_manager: As in `tfmp.LossScaleOptimizer`. A manager keeps its state in the variables of this
+            optimizer, which Keras saves; so every optimizer needs a manager of its own.
         is_distributed: As in `tfmp.LossScaleOptimizer`.
         overflow_detector: As there. It is not saved with a model.
         jit_compile: Whether XLA compiles unscaling, clipping and update into one program in a `tf.function`: "auto" for
@@ -49,13 +53,15 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         overflow_drops: What an overflow makes invalid, "window" or "micro_batch".
         micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, such as the steps of
             an epoch of `fit`. By default windows end when full.
+        initial_scale: As in Keras' own wrapper: the scale that "dynamic" starts from, 2**15 by default.
+        dynamic_growth_steps: As there: after how many finite steps "dynamic" doubles the scale, 2000 by default.
         name: The optimizer's name.
 
     Raises:
         TypeError: An argument is not of the type asked for.
-        ValueError: The manager keeps its state in another optimizer already; the inner optimizer scales losses itself,
-            or accumulates gradients as this one does; a setting of the accumulation is out of range; Keras runs on
-            another backend than TensorFlow; or TensorFlow 2's behaviour is disabled.
+        ValueError: The manager keeps its state in another optimizer already, or is given beside settings for another;
+            the inner optimizer accumulates gradients as this one does; a setting of the accumulation is out of range;
+            Keras runs on another backend than TensorFlow; or TensorFlow 2's behaviour is disabled.
 
     Example:
         >>> import keras, tfmp
@@ -78,7 +84,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer,
-        loss_scale_manager: LossScaleManager,
+        loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
         overflow_detector: OverflowDetector | None = None,
@@ -86,22 +92,39 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
         name: str | None = None,
     ) -> None:
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _validate(inner_optimizer, accumulation)
         if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
             raise ValueError(f'jit_compile must be True, False or "auto", got {jit_compile!r}.')
+        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # Not the parent's constructor, which sets up a scale of its own. The parent's learning rate is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self._jit_compile = jit_compile
         self.inner_optimizer = inner_optimizer
-        self._set_up(loss_scale_manager, is_distributed, overflow_detector, accumulation)
+        _turn_loss_scale_factor_off(inner_optimizer)
+        self._set_up(manager, is_distributed, overflow_detector, accumulation)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "LossScaleOptimizerKeras":
+        """Make an optimizer from what `get_config` returned, that of Keras' own wrapper included.
+
+        Args:
+            config: The configuration.
+            custom_objects: Classes that are not registered, by their names.
+        """
+        used = {name: value for name, value in config.items() if name not in _SETTINGS_WITHOUT_EFFECT}
+        return super().from_config(used, custom_objects)
 
     @property
     def iterations(self) -> keras.Variable:
         """The inner optimizer's count of steps."""
-        # Keras' own wrapper counts by itself before Keras 3.8.
+        # Keras' own wrapper counts by itself before Keras 3.9.
         return self.inner_optimizer.iterations
 
     def build(self, var_list: Sequence[keras.Variable]) -> None:
@@ -124,7 +147,27 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """Return what `from_config` makes the optimizer of again."""
         return {**super().get_config(), "jit_compile": self._jit_compile}
 
-    def minimize(self, loss: Loss, var_list: Sequence[keras.Variable], tape: tf.GradientTape | None = None) -> None:
+    def compute_gradients(
+        self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
+    ) -> list[tuple[Gradient, keras.Variable]]:
+        """Return the gradients of a loss in true magnitude, as Keras 2's optimizers do; the loss is scaled in between.
+
+        Args:
+            loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
+            var_list: The variables to train.
+            tape: The tape that recorded the loss.
+
+        Returns:
+            Pairs of a gradient and its variable, for `apply_gradients`.
+
+        Raises:
+            ValueError: The loss is a tensor, and there is no tape.
+        """
+        variables = list(var_list)
+        grads = self.get_unscaled_gradients(self._scaled_gradients(loss, variables, tape))
+        return list(zip(grads, variables, strict=True))
+
+    def minimize(self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None) -> None:
         """Take one step down the gradient of a loss, as Keras 2's optimizers do.
 
         Args:
@@ -135,12 +178,34 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         Raises:
             ValueError: The loss is a tensor, and there is no tape.
         """
+        variables = list(var_list)
+        self.apply(self._scaled_gradients(loss, variables, tape), variables)
+
+    def _scaled_gradients(
+        self, loss: Loss, variables: Sequence[keras.Variable], tape: tf.GradientTape | None
+    ) -> list[Gradient]:
         if tape is None and not callable(loss):
             raise ValueError("the loss is a tensor: pass the tape that recorded it, or a function that returns it.")
         tape = tape or tf.GradientTape()
         with tape:
             scaled = self.scale_loss(loss() if callable(loss) else loss)
-        self.apply(tape.gradient(scaled, list(var_list)), var_list)
+        return list(tape.gradient(scaled, variables))
+
+    @property
+    def loss_scale_factor(self) -> NoReturn:
+        """Not there: the scale is the manager's."""
+        # No None: Keras does not call a setter with the value that the attribute has.
+        raise AttributeError("a tfmp.LossScaleOptimizer has no loss_scale_factor: read its loss_scale.")
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor: float | None) -> None:
+        # Keras' constructor sets it, before there is an inner optimizer. Later, from Keras 3.10 on, Keras' own wrapper
+        # does, of the optimizer that it wraps.
+        if "inner_optimizer" in vars(self):
+            raise ValueError(
+                "a tfmp.LossScaleOptimizer takes no loss_scale_factor, and Keras' own LossScaleOptimizer cannot wrap "
+                "it: the loss would be scaled twice. Use it as it is."
+            )
 
     @without_autograph
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
@@ -212,7 +277,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @classmethod
     def _from_keras(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScaleOptimizerKeras3":
-        manager = manager_with_keras_rule(optimizer.initial_scale, optimizer.dynamic_growth_steps)
+        manager = dynamic_manager(nearest_allowed(optimizer.initial_scale), optimizer.dynamic_growth_steps)
         if optimizer.built:
             continue_at(manager, float(optimizer.dynamic_scale.numpy()), int(optimizer.step_counter.numpy()))
         return cls(optimizer.inner_optimizer, manager)
@@ -243,6 +308,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             return self.add_variable(shape, "zeros", dtype.name, aggregation="sum", name=name).value
 
 
+#: What the configuration of Keras' own wrapper has of its base class, before Keras 3.10.
+_SETTINGS_WITHOUT_EFFECT = {
+    *("clipnorm", "clipvalue", "ema_momentum", "ema_overwrite_frequency", "global_clipnorm"),
+    *("gradient_accumulation_steps", "loss_scale_factor", "use_ema", "weight_decay"),
+}
+
 #: What Keras' own wrapper holds before the inner optimizer's variables.
 _VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
 
@@ -254,19 +325,32 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: Accumul
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )
     validate_inner_optimizer(keras, inner_optimizer)
-    if inner_optimizer.loss_scale_factor is not None:
-        raise ValueError(
-            f"inner_optimizer has loss_scale_factor={inner_optimizer.loss_scale_factor!r}: the loss would be scaled "
-            "twice. Leave it out, and pass tfmp.FixedLossScaleManager(factor) for a fixed scale."
-        )
-    # A MultiOptimizer leaves the step to those inside it.
-    inner = [inner_optimizer, *getattr(inner_optimizer, "optimizers", [])]
-    own_steps = [steps for optimizer in inner if (steps := optimizer.gradient_accumulation_steps)]
+    own_steps = [
+        steps for optimizer in _inner_optimizers(inner_optimizer) if (steps := optimizer.gradient_accumulation_steps)
+    ]
     if own_steps and accumulation.accumulation_steps > 1:
         raise ValueError(
             f"inner_optimizer has gradient_accumulation_steps={own_steps[0]!r}, and accumulation_steps="
             f"{accumulation.accumulation_steps!r}: gradients would be accumulated twice. Leave out the former."
         )
+
+
+def _inner_optimizers(inner_optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    # A MultiOptimizer leaves the step to those inside it.
+    return [inner_optimizer, *getattr(inner_optimizer, "optimizers", [])]
+
+
+def _turn_loss_scale_factor_off(inner_optimizer: keras.optimizers.Optimizer) -> None:
+    """Let nothing but the wrapper scale the loss, as Keras' own wrapper does to what it wraps."""
+    for optimizer in _inner_optimizers(inner_optimizer):
+        if optimizer.loss_scale_factor is not None:
+            _logger.warning(
+                "loss_scale_factor=%r of the inner optimizer is turned off, for the loss would be scaled twice: leave "
+                "it out, and write tfmp.LossScaleOptimizer(optimizer, %r) for a fixed scale.",
+                optimizer.loss_scale_factor,
+                optimizer.loss_scale_factor,
+            )
+            optimizer.loss_scale_factor = None
 
 
 def _names(variables: Iterable[keras.Variable]) -> list[str]:

@@ -14,10 +14,15 @@ from tfmp.core.accumulators import Accumulators
 from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import MirroredWorkers, current_distribution
 from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods, without_horovods
-from tfmp.core.managers import LossScaleManager, validated_manager
+from tfmp.core.managers import Specification, manager_of_wrapper
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler
-from tfmp.optimizers.base import LossScaleOptimizer, refuse_wrapped, validated_aggregation_dtype
+from tfmp.optimizers.base import (
+    LossScaleOptimizer,
+    refuse_wrapped,
+    settings_to_show,
+    validated_aggregation_dtype,
+)
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -49,7 +54,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def __init__(
         self,
         opt: tf.compat.v1.train.Optimizer,
-        loss_scale_manager: LossScaleManager,
+        loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
         sparse_as_dense: bool = False,
@@ -71,7 +76,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         tf.compat.v1.train.Optimizer.__init__(self, use_locking=False, name=type(self).__name__)
         # Scripts read these two names of the original.
         self._opt = opt
-        self._loss_scale_manager = validated_manager(loss_scale_manager)
+        self._loss_scale_manager = manager_of_wrapper(loss_scale_manager)
         self._sparse_as_dense = sparse_as_dense
         self._is_distributed = is_distributed
         # Whether it is known that gradients come from `compute_gradients`, or the user was told that they do not.
@@ -84,6 +89,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         # were cast to the variable's type.
         self._takes_float32 = bool(getattr(without_horovods(opt), "takes_float32_gradients", False))
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        self._accumulation_settings = accumulation
         self._accumulators = Accumulators(accumulation, detector, keeps_float32=self._takes_float32)
 
     @property
@@ -276,6 +282,15 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         with tf.control_dependencies([applied]):
             return current_distribution(self._is_distributed).once(advance)
+
+    def _settings_to_show(self) -> list[str]:
+        settings = {
+            "is_distributed": self._is_distributed,
+            "sparse_as_dense": self._sparse_as_dense,
+            "aggregation_dtype": self._aggregation_dtype and self._aggregation_dtype.name,
+            **self._accumulation_settings._asdict(),
+        }
+        return settings_to_show(self._opt, settings)
 
     def get_name(self) -> str:
         """Return the name of the wrapped optimizer."""

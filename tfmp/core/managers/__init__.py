@@ -12,7 +12,9 @@ from tfmp.core.managers.fixed import FixedLossScaleManager as FixedLossScaleMana
 from tfmp.core.managers.log_max import LogMaxLossScaleManager as LogMaxLossScaleManager
 from tfmp.core.managers.log_max import LogMaxState as LogMaxState
 from tfmp.core.managers.specification import Specification as Specification
+from tfmp.core.managers.specification import dynamic_manager as dynamic_manager
 from tfmp.core.managers.specification import get_loss_scale_manager as get_loss_scale_manager
+from tfmp.core.managers.specification import manager_of_wrapper as manager_of_wrapper
 
 #: The managers that are no user's own.
 OWN_MANAGERS: tuple[type[LossScaleManager], ...] = (

@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -174,6 +175,23 @@ class LossScaleManager(tf.Module, abc.ABC):
             config: The constructor's arguments.
         """
         return cls(**config)
+
+    def __repr__(self) -> str:
+        """Show the settings that differ from their defaults and, in an eager program, the state."""
+        shown = f"{type(self).__name__}({', '.join(self._settings_to_show())})"
+        with tf.init_scope():
+            state = self.state_dict() if tf.executing_eagerly() else {}
+        values = ", ".join(f"{name}={value!r}" for name, value in state.items())
+        return f"<{shown}: {values}>" if values else f"<{shown}>"
+
+    def _settings_to_show(self) -> list[str]:
+        try:
+            config = self.get_config()
+        except NotImplementedError:
+            return []
+        parameters = inspect.signature(type(self)).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        return [f"{name}={value!r}" for name, value in config.items() if value != defaults.get(name)]
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Keep the eager state in variables that a host makes: Keras saves those of its optimizers.

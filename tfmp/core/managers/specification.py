@@ -13,6 +13,9 @@ from tfmp.core.managers.log_max import LogMaxLossScaleManager
 #: What says which manager to make.
 Specification: TypeAlias = LossScaleManager | float | str | Mapping[str, Any] | None
 
+#: What the wrappers of Keras and TensorFlow start from, and after how many finite steps they double the scale.
+_INITIAL_SCALE, _GROWTH_STEPS = 2**15, 2000
+
 
 class _Mode(NamedTuple):
     """A kind of manager.
@@ -83,6 +86,55 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
     raise TypeError(
         "a loss scale is described by a tfmp.LossScaleManager, a number, None, a name or a dict with one of the modes "
         f"{', '.join(_MODES)}; got {spec!r} of type {type(spec).__name__}."
+    )
+
+
+def manager_of_wrapper(spec: Specification) -> LossScaleManager:
+    """Return the manager that the second argument of a `tfmp.LossScaleOptimizer` describes.
+
+    As `get_loss_scale_manager`, but that "dynamic" starts from 2**15, as it does in the wrappers of Keras and
+    TensorFlow, and that None is refused: a wrapper that scales nothing is asked for by the number 1.
+
+    Args:
+        spec: The description.
+
+    Returns:
+        The manager.
+
+    Raises:
+        TypeError: It describes none, or a setting is of the wrong type.
+        ValueError: A mode or a setting is not known, a setting is given twice, missing or out of range.
+
+    Example:
+        >>> manager_of_wrapper("dynamic").get_config()["init_loss_scale"]
+        32768.0
+    """
+    if isinstance(spec, str) and spec == "dynamic":
+        return dynamic_manager()
+    if spec is None or isinstance(spec, bool):
+        raise TypeError(
+            f'loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", or a number for a fixed scale, got '
+            f"{spec!r}."
+        )
+    return get_loss_scale_manager(spec)
+
+
+def dynamic_manager(
+    initial_scale: float = _INITIAL_SCALE, growth_steps: int = _GROWTH_STEPS
+) -> ExponentialUpdateLossScaleManager:
+    """Return a manager that halves at each overflow and doubles after some finite steps, as Keras' wrappers do.
+
+    Args:
+        initial_scale: The scale to start from.
+        growth_steps: Finite steps in a row after which the scale doubles.
+
+    Example:
+        >>> dynamic_manager()
+        <ExponentialUpdateLossScaleManager(init_loss_scale=32768.0, incr_every_n_steps=2000,
+        decr_every_n_nan_or_inf=1, decr_ratio=0.5): loss_scale=32768.0, good_steps=0, bad_steps=0>
+    """
+    return ExponentialUpdateLossScaleManager(
+        initial_scale, growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
     )
 
 

@@ -1,0 +1,197 @@
+"""The arguments, properties and configurations of Keras' own wrapper, taken by ours, in every Keras."""
+
+import inspect
+import pydoc
+from types import ModuleType
+from typing import Any
+
+import keras as keras_of_tensorflow
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras, gradients, kernel_and_bias, optimizer, take_step, values, wrap
+
+import tfmp
+
+_KERAS_3 = keras_of_tensorflow.__version__.startswith("3.")
+_RELEASE = tuple(int(part) for part in keras_of_tensorflow.__version__.split(".")[:2])
+
+
+def _rule(opt: Any) -> list[float]:
+    config = opt.get_config()["loss_scale_manager"]["config"]
+    names = ("init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio")
+    return [config[name] for name in names]
+
+
+@for_every_keras()
+def test_default_is_the_rule_of_kerass_own(keras: ModuleType) -> None:
+    for settings in [[], ["dynamic"]]:
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), *settings)
+        assert _rule(opt) == [2**15, 2000, 1, 2, 0.5]
+        assert (opt.initial_scale, opt.dynamic_growth_steps) == (2**15, 2000)
+
+
+@for_every_keras()
+def test_settings_of_kerass_own_are_taken_and_told(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(
+        inner_optimizer=optimizer(keras), initial_scale=64, dynamic_growth_steps=2, name="mine"
+    )
+    assert _rule(opt) == [64, 2, 1, 2, 0.5]
+    variables = kernel_and_bias(keras)
+    for _ in range(2):
+        take_step(opt, variables, gradients(0))
+    assert float(opt.loss_scale) == 128
+    assert (opt.initial_scale, opt.dynamic_growth_steps, opt.name) == (64, 2, "mine")
+
+
+@for_every_keras()
+def test_number_is_a_fixed_scale(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), 512)
+    assert opt.get_config()["loss_scale_manager"]["class_name"] == "FixedLossScaleManager"
+    assert (float(opt.loss_scale), opt.initial_scale, opt.dynamic_growth_steps) == (512, 512, None)
+
+
+def test_tf1_optimizers_take_the_same() -> None:
+    inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+    assert [float(tfmp.LossScaleOptimizer(inner, *spec).loss_scale) for spec in ([], ["dynamic"], [512])] == [
+        2**15,
+        2**15,
+        512,
+    ]
+
+
+class _Eight(tfmp.LossScaleManager):
+    def get_loss_scale(self) -> tf.Tensor:
+        return tf.constant(8.0)
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
+        del finite_grads
+        return tf.no_op()
+
+
+@for_every_keras()
+def test_manager_of_another_rule_tells_none_of_keras(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), _Eight())
+    assert opt.dynamic
+    with pytest.raises(AttributeError, match=r"a _Eight does not follow the rule of Keras' own wrapper"):
+        _ = opt.dynamic_growth_steps
+    assert repr(opt) == "<tfmp.LossScaleOptimizer(SGD, <_Eight()>): applied_steps=0, skipped_steps=0>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        # Keras 2's second argument, `dynamic`.
+        ([True], {}, r'a tfmp\.LossScaleManager, "dynamic", or a number for a fixed scale, got True'),
+        ([None], {}, r'"dynamic", or a number for a fixed scale, got None'),
+        ([8], {"initial_scale": 8}, r"loss_scale_manager=8 decides the scale by settings of its own"),
+        (["quick"], {}, r"the mode of a loss scale is one of dynamic, .*got 'quick'"),
+        ([], {"initial_scale": 0.5}, r"init_loss_scale must be .* at least 1, got 0.5"),
+    ],
+)
+@for_every_keras()
+def test_what_describes_no_manager_is_refused(
+    keras: ModuleType, arguments: list[Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        tfmp.LossScaleOptimizer(optimizer(keras), *arguments, **settings)
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_fixed_scale_of_keras_2_is_taken(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False, initial_scale=256)
+    assert (float(opt.loss_scale), opt.dynamic, opt.dynamic_growth_steps) == (256, False, None)
+    with pytest.raises(ValueError, match=r"write tfmp\.LossScaleOptimizer\(optimizer, scale\)"):
+        tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False)
+    with pytest.raises(AttributeError, match=r"read the state of the loss-scale manager instead"):
+        _ = opt.dynamic_counter
+
+
+@for_every_keras()
+def test_front_door_makes_an_optimizer_of_its_configuration(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras, "Adam"), tfmp.LogMaxLossScaleManager(), name="mine")
+    again = tfmp.LossScaleOptimizer.from_config(opt.get_config())
+    assert type(again) is type(opt)
+    assert again.get_config() == opt.get_config()
+
+
+@for_every_keras()
+def test_front_door_makes_an_optimizer_of_the_configuration_of_kerass_own(keras: ModuleType) -> None:
+    settings = [{"initial_scale": 64.0, "dynamic_growth_steps": 3}]
+    if keras.__version__.startswith("2."):
+        settings.append({"initial_scale": 64.0, "dynamic": False})
+    for each in settings:
+        own = keras.mixed_precision.LossScaleOptimizer(optimizer(keras, "Adam"), **each)
+        opt = tfmp.LossScaleOptimizer.from_config(own.get_config())
+        assert type(opt) is type(wrap(optimizer(keras)))
+        assert (float(opt.loss_scale), opt.dynamic_growth_steps) == (64, each.get("dynamic_growth_steps"))
+        assert opt.inner_optimizer.get_config() == own.inner_optimizer.get_config()
+
+
+@for_every_keras()
+def test_kerass_own_does_not_wrap_ours(keras: ModuleType) -> None:
+    if keras.__version__.startswith("3.") and _RELEASE < (3, 10):
+        pytest.skip(f"needs Keras 3.10 or newer, not {keras.__version__}: its wrapper does not touch what it wraps")
+    opt = wrap(optimizer(keras))
+    with pytest.raises((TypeError, ValueError), match=r"scaled twice|already wrapped by a LossScaleOptimizer"):
+        keras.mixed_precision.LossScaleOptimizer(opt)
+
+
+@pytest.mark.skipif(not _KERAS_3, reason="Keras 2 has no loss_scale_factor")
+def test_loss_scale_factor_of_the_inner_optimizer_is_turned_off(caplog: pytest.LogCaptureFixture) -> None:
+    keras = keras_of_tensorflow
+    opt, plain = wrap(optimizer(keras, loss_scale_factor=8.0)), optimizer(keras)
+    variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
+    take_step(opt, variables, gradients(0))
+    take_step(plain, plain_variables, gradients(0))
+    assert values(variables) == values(plain_variables)
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+    assert warning.startswith("loss_scale_factor=8.0 of the inner optimizer is turned off")
+    with pytest.raises(AttributeError, match="has no loss_scale_factor"):
+        _ = opt.loss_scale_factor
+
+
+def test_signature_and_help_of_the_front_door_are_for_people() -> None:
+    parameters = inspect.signature(tfmp.LossScaleOptimizer).parameters
+    assert list(parameters)[:3] == ["opt", "loss_scale_manager", "is_distributed"]
+    assert {"inner_optimizer", "initial_scale", "name", "accumulation_steps"} <= set(parameters)
+    text = pydoc.plain(pydoc.render_doc(tfmp.LossScaleOptimizer))
+    for method in ("minimize", "compute_gradients", "apply_gradients", "scale_loss", "get_unscaled_gradients"):
+        assert f"| {method}(self" in text.replace("|  ", "| ")
+
+
+@for_every_keras()
+def test_arguments_of_the_front_door_are_those_of_the_front_ends(keras: ModuleType) -> None:
+    documented = set(inspect.signature(tfmp.LossScaleOptimizer).parameters)
+    for opt in (wrap(optimizer(keras)), wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5))):
+        taken = inspect.signature(type(opt).__init__).parameters
+        # What Keras 2's own wrapper took before there was a number for a fixed scale.
+        assert set(taken) - {"self", "dynamic"} <= documented
+
+
+@for_every_keras()
+def test_repr_shows_settings_and_state(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), initial_scale=64, overflow_drops="micro_batch")
+    opt.get_unscaled_gradients([tf.constant(np.inf)])
+    opt.apply_gradients(zip(gradients(0, np.inf), kernel_and_bias(keras), strict=True))
+    manager = (
+        "<ExponentialUpdateLossScaleManager(init_loss_scale=64.0, incr_every_n_steps=2000, decr_every_n_nan_or_inf=1, "
+        "decr_ratio=0.5): loss_scale=32.0, good_steps=0, bad_steps=0>"
+    )
+    assert repr(opt) == (
+        f"<tfmp.LossScaleOptimizer(SGD, overflow_drops='micro_batch', {manager}): applied_steps=0, skipped_steps=1>"
+    )
+
+
+def test_repr_in_a_graph_shows_settings_alone() -> None:
+    with tf.Graph().as_default():
+        opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), 8, sparse_as_dense=True)
+        assert repr(opt) == (
+            "<tfmp.LossScaleOptimizer(AdamOptimizer, sparse_as_dense=True, <FixedLossScaleManager(loss_scale=8.0)>)>"
+        )
+
+
+def test_repr_of_a_scaler_shows_whether_it_is_enabled() -> None:
+    assert repr(tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8), enabled=False)) == (
+        "<tfmp.GradScaler(enabled=False, <FixedLossScaleManager(loss_scale=8.0)>): applied_steps=0, skipped_steps=0>"
+    )

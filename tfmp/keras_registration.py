@@ -1,0 +1,57 @@
+"""Lets every Keras find the wrapper that a saved model names, and imports the wrapper only then."""
+
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+#: The class for the optimizers of each Keras, by the package and its major version.
+_FRONT_ENDS = {
+    ("keras", "2"): ("tfmp.optimizers.keras215", "LossScaleOptimizerKeras215"),
+    ("keras", "3"): ("tfmp.optimizers.keras3", "LossScaleOptimizerKeras3"),
+    ("tf_keras", "2"): ("tfmp.optimizers.tf_keras", "LossScaleOptimizerTfKeras"),
+}
+
+
+class _FrontEndOnDemand:
+    """Stands for a front-end in a Keras' registry until a saved model names it; then the front-end takes its place.
+
+    Args:
+        module: The module of the front-end.
+        name: The name of its class.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def from_config(self, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
+        """Import the front-end, and make an optimizer of it.
+
+        Args:
+            config: What its `get_config` returned.
+            custom_objects: Classes that are not registered, by their names.
+        """
+        front_end = getattr(importlib.import_module(self._module), self._name)
+        return front_end.from_config(config, custom_objects)
+
+
+def register_when_imported() -> None:
+    """Register the wrapper with `keras` and `tf_keras`: now if they are imported already, else once they are.
+
+    Neither is imported for it.
+    """
+    # TensorFlow requires wrapt. Where that is not installed, there is no Keras on TensorFlow to register with.
+    if importlib.util.find_spec("wrapt") is not None:
+        wrapt = importlib.import_module("wrapt")
+        for package in ("keras", "tf_keras"):
+            wrapt.register_post_import_hook(_register, package)
+
+
+def _register(keras: ModuleType) -> None:
+    # An error here would end the user's `import keras`. What only has the name, such as a directory left behind, is no
+    # Keras.
+    front_end = _FRONT_ENDS.get((keras.__name__, getattr(keras, "__version__", "").split(".")[0]))
+    if front_end is not None and hasattr(keras, "saving"):
+        keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(
+            _FrontEndOnDemand(*front_end)
+        )
