@@ -4,7 +4,7 @@ from estimator_examples.bert.options import Options
 from estimator_examples.bert.preparation import Sizes
 from estimator_examples.bert.report import scale_text
 
-# Measured on two cores of a server's CPU, of several sizes of the model.
+# Measured at the default settings, on two cores of a server's CPU. Other sizes are taken to be in proportion.
 _SECONDS_TO_START_AND_EVALUATE = 25
 _SECONDS_A_STEP = 0.02
 _SECONDS_A_WEIGHT_AND_TOKEN = 7e-11
