@@ -34,7 +34,7 @@ def outline(options: Options, sizes: Sizes, weights: int, workers: int, first_st
         ),
         ("precision", f"{options.precision}, {options.loss_scaling}"),
         ("steps", f"{steps} of {options.batch_size * workers} examples"),
-        ("time", f"{duration_text(_seconds(options, weights, steps))} on two CPU cores"),
+        ("time", f"{duration_text(_seconds(options, weights, steps))} on two free CPU cores"),
     ]
     width = max(len(name) for name, _ in rows)
     lines = ["Training", *(f"  {name:<{width}}  {value}" for name, value in rows)]

@@ -20,7 +20,7 @@ def test_the_outline_tells_what_trains_how_the_scale_adapts_and_how_long_it_take
         "  data       11038 training and 594 held-out examples of 64 tokens\n"
         "  precision  fp16, dynamic loss scale\n"
         "  steps      1200 of 32 examples\n"
-        "  time       about 3 minutes on two CPU cores\n"
+        "  time       about 3 minutes on two free CPU cores\n"
         "The loss scale starts at 4294967296. A step whose gradients overflow is skipped. Two such steps halve the "
         "scale, 100 finite ones double it."
     )
@@ -33,5 +33,5 @@ def test_the_outline_of_a_resumed_run_counts_what_is_left() -> None:
     assert text.endswith(
         "  precision  fp32, fixed loss scale 1\n"
         "  steps      200 of 64 examples\n"
-        "  time       about 1 minute on two CPU cores"
+        "  time       about 1 minute on two free CPU cores"
     )
