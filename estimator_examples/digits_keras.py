@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -71,13 +72,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ImportError, ValueError) as error:
         print(f"digits_keras: error: {error}", file=sys.stderr)
         return 2
-    keras.utils.set_random_seed(options.seed)
+    # Between the lines that Keras prints, and in their order.
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    if options.inject_overflow:
+        print(f"One image of the first epoch overflows float16, on the last replica of {options.replicas}.")
     keras.mixed_precision.set_global_policy("mixed_float16")
     strategy = cpu_strategy(options.replicas)
-    with strategy.scope():
-        model = build(options)
-    train(model, training, options)
-    print_summary(outcome_of(model, test, strategy))
+    outcomes = {}
+    for stock in (True, False) if options.compare else (options.stock,):
+        name = f"Keras {keras.__version__}" if stock else "tfmp"
+        if options.compare:
+            print(f"\nWith the loss scaling of {name}:", flush=True)
+        keras.utils.set_random_seed(options.seed)
+        with strategy.scope():
+            model = build(options, stock)
+        train(model, training, options)
+        outcomes[name] = outcome_of(model, test, strategy)
+    print(comparison_text(outcomes) if options.compare else summary_text(*outcomes.values()))
     return 0
 
 
@@ -105,8 +116,8 @@ def cpu_strategy(replicas: int) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
-def build(options: argparse.Namespace) -> keras.Model:
-    """Build the net, compiled with an optimizer that scales the loss."""
+def build(options: argparse.Namespace, stock: bool) -> keras.Model:
+    """Build the net, compiled with an optimizer that scales the loss: Keras' own if `stock`."""
     model = keras.Sequential(
         [
             keras.Input([8, 8, 1]),
@@ -118,7 +129,7 @@ def build(options: argparse.Namespace) -> keras.Model:
         ]
     )
     adam = keras.optimizers.Adam(options.learning_rate)
-    scaling = stock_optimizer if options.stock else tfmp_optimizer
+    scaling = stock_optimizer if stock else tfmp_optimizer
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(scaling(adam, options.init_loss_scale), loss, metrics=["accuracy"])
     return model
@@ -150,7 +161,7 @@ def train(model: keras.Model, digits: digits_session.Digits, options: argparse.N
         steps_per_epoch=len(digits.labels) // options.batch_size,
         shuffle=False,
         verbose=2,
-        callbacks=[] if options.stock else [tfmp.LossScaleCallback()],
+        callbacks=[tfmp.LossScaleCallback()] if isinstance(model.optimizer, tfmp.LossScaleOptimizer) else [],
     )
 
 
@@ -189,19 +200,32 @@ def weights_of_replicas(model: keras.Model, strategy: tf.distribute.Strategy) ->
     return [[weight.numpy() for weight in replica] for replica in zip(*by_weight, strict=True)]
 
 
-def print_summary(outcome: Outcome) -> None:
-    """Print what a training ended with."""
+def summary_text(outcome: Outcome) -> str:
+    """Tell what a training ended with."""
+    return "\n".join(["\nSummary", *(f"  {name:<14}  {value}" for name, value in _rows(outcome).items())])
+
+
+def comparison_text(outcomes: dict[str, Outcome]) -> str:
+    """Set side by side what trainings ended with.
+
+    Args:
+        outcomes: By the name of what scaled the loss.
+    """
+    columns = [_rows(outcome) for outcome in outcomes.values()]
+    lines = [("", *outcomes), *((name, *(column[name] for column in columns)) for name in columns[0])]
+    return "\n".join(["\nComparison", *("  {:<14}  {:<20}  {}".format(*line) for line in lines)])
+
+
+def _rows(outcome: Outcome) -> dict[str, str]:
     applied, skipped = outcome.steps or ("not counted by Keras", "not counted by Keras")
-    replicas = len(outcome.weights)
-    print(
-        "\nSummary\n"
-        f"  test accuracy   {outcome.accuracy:.1%}\n"
-        f"  loss scale      {outcome.loss_scale:g}\n"
-        f"  steps applied   {applied}\n"
-        f"  steps skipped   {skipped}\n"
-        f"  weights finite  {_yes(outcome.finite)}\n"
-        f"  replicas equal  {_yes(outcome.equal) if replicas > 1 else 'there is one'}"
-    )
+    return {
+        "test accuracy": f"{outcome.accuracy:.1%}",
+        "loss scale": f"{outcome.loss_scale:g}",
+        "steps applied": f"{applied}",
+        "steps skipped": f"{skipped}",
+        "weights finite": _yes(outcome.finite),
+        "replicas equal": _yes(outcome.equal) if len(outcome.weights) > 1 else "there is one",
+    }
 
 
 def _batches(images: np.ndarray, labels: np.ndarray, size: int) -> tf.data.Dataset:
@@ -223,7 +247,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--inject-overflow", action="store_true", help="let an image of the first epoch overflow, on the last replica"
     )
-    parser.add_argument("--stock", action="store_true", help="scale the loss by Keras' own optimizer, not tfmp's")
+    scaling = parser.add_mutually_exclusive_group()
+    scaling.add_argument("--stock", action="store_true", help="scale the loss by Keras' own optimizer, not tfmp's")
+    scaling.add_argument("--compare", action="store_true", help="train with both, and set the results side by side")
     parser.add_argument("--epochs", type=arguments.positive_int, default=10, help="passes over the training images")
     parser.add_argument(
         "--batch-size", type=arguments.positive_int, default=64, help="images of a step, on all replicas together"

@@ -62,7 +62,7 @@ def stop_after_skips(limit: int) -> Observer:
         if step.consecutive_skips >= limit:
             raise TooManySkippedStepsError(
                 f"the gradients of {step.consecutive_skips} steps in a row were not finite; the loss "
-                f"scale is {step.loss_scale:g} now. With a fixed loss scale, choose a lower one, or "
+                f"scale is {step.loss_scale:.10g} now. With a fixed loss scale, choose a lower one, or "
                 "--loss_scale 0; with a dynamic one, lower --init_loss_scale in another "
                 "--model_dir, lower --learning_rate, or raise --max_consecutive_skips."
             )

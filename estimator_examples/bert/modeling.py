@@ -79,6 +79,14 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
         )
 
 
+def count_weights(config: BertConfig) -> int:
+    """Count the numbers that training changes, in a graph that is thrown away."""
+    with tf.Graph().as_default():
+        tokens = tf.zeros([1, config.seq_length], tf.int32)
+        bert({"input_ids": tokens, "segment_ids": tokens, "masked_positions": tokens[:, :1]}, config)
+        return sum(variable.shape.num_elements() for variable in tf1.trainable_variables())
+
+
 def matmul(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
     """Multiply as Tensor Cores do: inputs of `a`'s type, sums in float32, the result rounded.
 

@@ -55,7 +55,7 @@ class Options:
     @property
     def loss_scaling(self) -> str:
         """How the loss is scaled, in words."""
-        return "dynamic loss scale" if self.dynamic else f"fixed loss scale {self.fixed_loss_scale:g}"
+        return "dynamic loss scale" if self.dynamic else f"fixed loss scale {self.fixed_loss_scale:.10g}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -130,7 +130,7 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--incr_every_n_steps",
         type=arguments.positive_int,
-        default=200,
+        default=100,
         help="finite steps after which it doubles; long trainings use 1000 or 2000",
     )
     group.add_argument(
@@ -204,7 +204,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 
 def _disagreement(options: Options) -> str | None:
     if options.precision == "fp32" and options.loss_scale:
-        return f"float32 needs no loss scale, got {options.loss_scale:g}: leave out --loss_scale."
+        return f"float32 needs no loss scale, got {options.loss_scale:.10g}: leave out --loss_scale."
     if options.num_warmup_steps >= options.num_train_steps:
         return (
             "--num_warmup_steps must be less than --num_train_steps, "

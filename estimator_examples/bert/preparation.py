@@ -7,9 +7,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-import tqdm
-
-from estimator_examples.bert import pretraining_data, records, vocabulary
+from estimator_examples.bert import console, pretraining_data, records, vocabulary
 from estimator_examples.bert.corpus import Document, split_held_out
 from estimator_examples.bert.options import Options
 
@@ -126,7 +124,7 @@ def _write_data(directory: pathlib.Path, options: Options, documents: Sequence[D
         ("held_out", held_out, HELD_OUT_PASSES),
     ):
         examples = pretraining_data.make_examples(_ids(part, pieces), limits, passes, options.seed)
-        progress = tqdm.tqdm(examples, desc=f"writing {name} examples", disable=None)
+        progress = console.bar(examples, desc=f"writing {name} examples", leave=False)
         records.write_examples(progress, str(directory / f"{name}.tfrecord"))
         counts.append(len(examples))
     return Sizes(len(pieces), *counts)

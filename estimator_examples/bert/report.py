@@ -111,35 +111,40 @@ def write_summary(summary: Summary, path: pathlib.Path) -> None:
 
 
 def scale_text(loss_scale: float) -> str:
-    """Write a loss scale as a power of two if it is a large one.
+    """Write a loss scale as `tfmp.LossScaleLoggingHook` does.
 
     Example:
-        >>> scale_text(65536.0), scale_text(1000.0), scale_text(1.0)
-        ('2^16', '1000', '1')
+        >>> scale_text(2.0**32), scale_text(1000.0), scale_text(2.0**40)
+        ('4294967296', '1000', '1.099511628e+12')
     """
-    fraction, exponent = math.frexp(loss_scale)
-    return f"2^{exponent - 1}" if fraction == 0.5 and exponent > 10 else f"{loss_scale:g}"
+    return f"{loss_scale:.10g}"
 
 
-def draw(steps: Sequence[Step], path: pathlib.Path) -> None:
+def draw(steps: Sequence[Step], trained: str) -> Figure:
     """Draw the losses and the loss scale over the attempted steps; skipped ones are marked.
 
     Args:
         steps: All attempted steps.
-        path: The PNG file to write.
+        trained: What was trained, and in which precision, for the title.
+
+    Returns:
+        The figure, to be saved.
     """
     # A figure of its own, not pyplot's: nothing global changes, and no display is looked for.
     figure = Figure(figsize=(9, 6), layout="constrained")
     FigureCanvasAgg(figure)
+    applied = sum(step.applied for step in steps)
+    figure.suptitle(f"{trained}\n{applied} steps applied, {len(steps) - applied} skipped")
     losses, scales = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     for axes in (losses, scales):
         _mark_skipped(axes, [step.attempt for step in steps if not step.applied])
     _draw_losses(losses, [step for step in steps if step.applied])
     scales.step([step.attempt for step in steps], [step.loss_scale for step in steps], where="post")
     scales.set_yscale("log", base=2)
+    scales.yaxis.set_major_formatter(lambda scale, _: scale_text(scale))
     scales.set_ylabel("loss scale")
     scales.set_xlabel("attempted step")
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def smooth(values: Sequence[float], weight: float = 0.95) -> list[float]:

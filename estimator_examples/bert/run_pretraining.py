@@ -63,9 +63,8 @@ def check_packages() -> None:
 def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -> int:
     # These need the packages that were just looked for.
     import tensorflow as tf
-    from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from estimator_examples.bert import history, hooks, preparation, report, training, workers
+    from estimator_examples.bert import console, history, hooks, preparation, report, training, workers
 
     started = time.monotonic()
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
@@ -80,12 +79,7 @@ def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -
         if worker.rank:
             training.follow(settings, prepared, worker)
             return 0
-        sizes = prepared.sizes
-        print(
-            f"{sizes.training_examples} training and {sizes.held_out_examples} held-out examples, "
-            f"{sizes.vocab_size} word pieces; {settings.precision}, {settings.loss_scaling}"
-        )
-        with logging_redirect_tqdm([logger]):
+        with console.logs_as_lines(logger, tf.get_logger()):
             summary = training.run(settings, prepared, worker)
     except (
         history.HistoryError,
@@ -93,7 +87,7 @@ def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -
         tf.estimator.NanLossDuringTrainingError,
     ) as error:
         return _fail(error, 1)
-    print(f"Done in {time.monotonic() - started:.0f} s\n\n{report.summary_text(summary)}")
+    console.say(f"Done in {time.monotonic() - started:.0f} s\n\n{report.summary_text(summary)}")
     return 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from estimator_examples.bert import hooks, model_function, modeling, optimization, records, report
+from estimator_examples.bert import console, hooks, model_function, modeling, optimization, outline, records, report
 from estimator_examples.bert.history import History, read_steps, until_checkpoint
 from estimator_examples.bert.options import Options
 from estimator_examples.bert.preparation import Prepared
@@ -34,11 +34,11 @@ def run(options: Options, prepared: Prepared, worker: SingleWorker) -> report.Su
     resumed_step = int(saved_number(options.model_dir, "global_step") or 0)
     history = History(options.model_dir / "history.csv", resumed_step)
     if resumed_step:
-        print(f"Continuing from step {resumed_step} in {options.model_dir}.")
+        console.say(f"Continuing from step {resumed_step} in {options.model_dir}.")
     if resumed_step < options.num_train_steps:
         _train_and_record(options, prepared, worker, history, resumed_step)
     else:
-        print(f"There is nothing to train up to step {options.num_train_steps}.")
+        console.say(f"There is nothing to train up to step {options.num_train_steps}.")
     estimator = _estimator(options, prepared, worker, first_attempt=0, observers=())
     metrics = estimator.evaluate(records.evaluation_input(prepared.held_out_path, prepared.limits, options.batch_size))
     summary = report.summarize(
@@ -50,7 +50,8 @@ def run(options: Options, prepared: Prepared, worker: SingleWorker) -> report.Su
         picture=str(options.model_dir / "loss_and_scale.png"),
     )
     report.write_summary(summary, options.model_dir / "summary.json")
-    report.draw(history.steps, pathlib.Path(summary.picture))
+    trained = f"{outline.model_text(options)}, in {options.precision} with {options.loss_scaling}"
+    report.draw(history.steps, trained).savefig(summary.picture, dpi=110)
     return summary
 
 
@@ -82,12 +83,15 @@ def saved_number(model_dir: pathlib.Path, name: str) -> float | None:
 def _train_and_record(
     options: Options, prepared: Prepared, worker: SingleWorker, history: History, resumed_step: int
 ) -> None:
+    loss_scale = _starting_loss_scale(options)
+    weights = modeling.count_weights(_config(options, prepared))
+    console.say(outline.outline(options, prepared.sizes, weights, worker.count, resumed_step, loss_scale))
     progress = Progress(
         first_step=resumed_step,
         last_step=options.num_train_steps,
         batch_size=options.batch_size * worker.count,
         every=options.log_every,
-        loss_scale=_starting_loss_scale(options),
+        loss_scale=loss_scale,
     )
     with contextlib.closing(progress):
         _train(options, prepared, worker, len(history.steps), [history.append, progress.show])
@@ -116,8 +120,20 @@ def _starting_loss_scale(options: Options) -> float:
     saved = saved_number(options.model_dir, "loss_scale")
     if saved is None:
         return options.init_loss_scale
-    print(f"The loss scale continues at {report.scale_text(saved)}; --init_loss_scale is for new directories.")
+    console.say(f"The loss scale continues at {report.scale_text(saved)}; --init_loss_scale is for new directories.")
     return saved
+
+
+def _config(options: Options, prepared: Prepared) -> modeling.BertConfig:
+    return modeling.BertConfig(
+        vocab_size=prepared.sizes.vocab_size,
+        hidden_size=options.hidden_size,
+        num_layers=options.num_layers,
+        num_heads=options.num_heads,
+        seq_length=options.seq_length,
+        dropout=options.dropout,
+        dtype=tf.float16 if options.precision == "fp16" else tf.float32,
+    )
 
 
 def _estimator(
@@ -129,15 +145,7 @@ def _estimator(
 ) -> tf.estimator.Estimator:
     model_dir, first = str(options.model_dir), worker.rank == 0
     model_fn = model_function.make_model_function(
-        modeling.BertConfig(
-            vocab_size=prepared.sizes.vocab_size,
-            hidden_size=options.hidden_size,
-            num_layers=options.num_layers,
-            num_heads=options.num_heads,
-            seq_length=options.seq_length,
-            dropout=options.dropout,
-            dtype=tf.float16 if options.precision == "fp16" else tf.float32,
-        ),
+        _config(options, prepared),
         optimization.OptimizerSettings(
             learning_rate=options.learning_rate,
             num_train_steps=options.num_train_steps,

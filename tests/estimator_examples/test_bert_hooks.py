@@ -67,8 +67,8 @@ def test_progress_shows_losses_at_its_interval_and_every_change_of_the_scale(
     progress.show(dataclasses.replace(APPLIED, attempt=5, global_step=5, loss_scale=2.0**20))
     progress.close()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "attempt 1: loss scale 2^20 -> 2^19 (gradients overflowed, step skipped; 1 skipped so far)"
-    assert lines[1].startswith("step 2/5: MLM loss 7.500, NSP loss 0.700, loss scale 2^19, applied 2, skipped 1, ")
-    assert lines[2] == "attempt 5: loss scale 2^19 -> 2^20 (gradients were finite; 1 skipped so far)"
+    assert lines[0] == "attempt 1: loss scale 1048576 -> 524288 (gradients overflowed, 1 skipped)"
+    assert lines[1].startswith("step 2/5: MLM loss 7.500, NSP loss 0.700, loss scale 524288, skipped 1, ")
+    assert lines[2] == "attempt 5: loss scale 524288 -> 1048576 (gradients stayed finite)"
     assert lines[3].startswith("step 5/5: ")
     assert len(lines) == 4

@@ -125,7 +125,7 @@ def test_the_text_shows_every_number() -> None:
         "steps attempted        8",
         "steps applied          6",
         "steps skipped          2",
-        "final loss scale       2^24",
+        "final loss scale       16777216",
         "MLM loss               7.600 -> 7.300",
         "held-out MLM accuracy  0.250",
         "checkpoint             model/model.ckpt-3",
@@ -142,10 +142,18 @@ def test_the_json_holds_the_same_numbers(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("applied", ["ssaasa", "a", "aaaa"])
-def test_the_picture_is_a_png(applied: str, tmp_path: pathlib.Path) -> None:
+def test_the_picture_says_what_it_shows(applied: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "picture.png"
-    report.draw(_steps(applied), path)
+    figure = report.draw(_steps(applied), "BERT, in fp16 with dynamic loss scale")
+    figure.savefig(path)
     assert path.read_bytes().startswith(b"\x89PNG")
+    counts = f"{applied.count('a')} steps applied, {applied.count('s')} skipped"
+    assert figure.get_suptitle() == f"BERT, in fp16 with dynamic loss scale\n{counts}"
+
+
+def test_the_picture_writes_the_loss_scale_as_the_log_does() -> None:
+    _, scales = report.draw(_steps("ssaasa"), "BERT").axes
+    assert scales.yaxis.get_major_formatter()(2.0**28) == "268435456"
 
 
 def test_smoothing_does_not_pull_the_start_to_zero() -> None:

@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import logging
-import math
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import example_processes
 import pytest
 import tensorflow as tf
+import terminals
 
 pytest.importorskip("tokenizers")
 
@@ -98,12 +98,56 @@ def test_the_first_steps_overflow_and_are_skipped(trained: tuple[pathlib.Path, s
     history = _history(model_dir)
     skipped = [row for row in history if row["applied"] == "False"]
     assert all(row["applied"] == "False" for row in history[:8])
-    assert "attempt 2: loss scale 2^32 -> 2^31 (gradients overflowed, step skipped; 2 skipped so far)" in output
+    assert "attempt 2: loss scale 4294967296 -> 2147483648 (gradients overflowed, 2 skipped)" in output
     summary = _summary(model_dir)
     assert summary["steps_applied"] == 60
     assert summary["steps_skipped"] == len(skipped) >= 8
     assert summary["steps_attempted"] == len(history)
     assert 1 < summary["final_loss_scale"] < 2**32
+
+
+@needs_estimator
+def test_a_file_gets_the_outline_and_no_bar(trained: tuple[pathlib.Path, str]) -> None:
+    _, output = trained
+    assert output.startswith("Training\n  model      BERT, 1 layer of width 32, ")
+    assert "loss scale 4294967296, global step 0, steps applied 0, skipped 1 (1 in a row)\n" in output
+    assert "\r" not in output
+    assert "%|" not in output
+
+
+@needs_estimator
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_shows_lines_above_one_bar(
+    columns: int, tmp_path: pathlib.Path, text: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The paths that it prints are short, as its user's are.
+    monkeypatch.chdir(tmp_path)
+    with (
+        terminals.terminal(columns) as terminal,
+        contextlib.redirect_stdout(terminal.stdout),
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        status = run_pretraining.main(_arguments(pathlib.Path("model"), f"--input {text} --num_train_steps=3"))
+    assert status == 0
+    assert errors.getvalue() == ""
+    lines, _, _ = "\n".join(terminal.rows()).partition("\nDone in ")
+    assert terminal.broken == []
+    *lines, bar = lines.splitlines()
+    assert bar.startswith("100%|")
+    # A line that goes on in the next row begins with a name in the rows below.
+    starts = (
+        "Training",
+        "  ",
+        "The loss scale",
+        "loss scale",
+        "overflow",
+        "attempt",
+        "step",
+        "variable",
+        "bert/",
+        "and",
+    )
+    assert [line for line in lines if not line.startswith(starts) or "|" in line] == []
 
 
 @needs_estimator
@@ -133,8 +177,8 @@ def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.P
     done = _run(model_dir, f"--input {text} --num_train_steps=70")
     assert done.status == 0, done.errors
     assert f"Continuing from step 60 in {model_dir}." in done.printed
-    scale = math.log2(before["final_loss_scale"])
-    assert f"The loss scale continues at 2^{scale:g}; --init_loss_scale is for new directories." in done.printed
+    scale = before["final_loss_scale"]
+    assert f"The loss scale continues at {scale:.0f}; --init_loss_scale is for new directories." in done.printed
     summary, history = _summary(model_dir), _history(model_dir)
     assert history[: len(earlier)] == earlier
     assert [int(row["attempt"]) for row in history] == list(range(1, len(history) + 1))
@@ -165,11 +209,11 @@ def test_a_run_that_would_skip_for_ever_ends_with_advice(tmp_path: pathlib.Path,
 @needs_estimator
 def test_the_first_scale_of_a_resumed_run_is_the_saved_one(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     start = f"--input {text} --max_consecutive_skips=3 --num_train_steps=3"
-    assert _run(tmp_path, f"{start} --init_loss_scale=2**60").status == 1
+    assert _run(tmp_path, f"{start} --init_loss_scale=2**30").status == 1
     again = _run(tmp_path, f"{start} --init_loss_scale=2**10")
-    assert "The loss scale continues at 2^60; --init_loss_scale is for new directories." in again.printed
+    assert "The loss scale continues at 1073741824; --init_loss_scale is for new directories." in again.printed
     assert "attempt 1:" not in again.printed
-    assert "attempt 2: loss scale 2^60 -> 2^59 (gradients overflowed" in again.printed
+    assert "attempt 2: loss scale 1073741824 -> 536870912 (gradients overflowed" in again.printed
 
 
 @needs_estimator

@@ -8,6 +8,7 @@ import pytest
 MODULES = (
     "bert.corpus",
     "bert.history",
+    "bert.outline",
     "bert.report",
     "bert.vocabulary",
     "digits_gan.picture",
@@ -16,6 +17,7 @@ MODULES = (
 )
 
 NEEDED = {
+    "bert.outline": ("matplotlib", "tokenizers"),
     "bert.report": ("matplotlib", "tokenizers"),
     "bert.vocabulary": ("tokenizers",),
     "digits_gan.picture": ("matplotlib",),
