@@ -27,6 +27,7 @@ _CORE = {
         "managers",
         "horovods",
         "distribute",
+        "lists",
         "scaler",
         "steps_of_graph",
         "verdicts",
@@ -94,6 +95,7 @@ _ALLOWED = {
     "tfmp.core.xla": set(),
     "tfmp.core.compilation": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.settings": set(),
+    "tfmp.core.lists": {"tfmp.types"},
     "tfmp.core.graph_variables": {"tfmp.types"},
     "tfmp.core.state": {"tfmp.core.graph_variables", "tfmp.types"},
     "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
@@ -114,7 +116,7 @@ _ALLOWED = {
     "tfmp.core.horovods": set(),
     "tfmp.core.accumulation": {
         *(f"tfmp.core.{name}" for name in ("accumulation_settings", "autograph", "conditionals", "inspection")),
-        *(f"tfmp.core.{name}" for name in ("numerics", "overflow", "verdicts")),
+        *(f"tfmp.core.{name}" for name in ("lists", "numerics", "overflow", "verdicts")),
         *_LEAVES,
     },
     "tfmp.core.accumulation_settings": {"tfmp.core.settings"},
@@ -122,7 +124,7 @@ _ALLOWED = {
         f"tfmp.core.{name}" for name in ("accumulation", "accumulation_settings", "overflow", "state")
     },
     "tfmp.core.autograph": set(),
-    "tfmp.core.clipping": {"tfmp.core.numerics", "tfmp.core.reductions", "tfmp.core.settings", "tfmp.types"},
+    "tfmp.core.clipping": {*(f"tfmp.core.{name}" for name in ("lists", "numerics", "reductions")), *_LEAVES},
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.distribute": {
         f"tfmp.core.distribute.{name}" for name in ("base", "current", "horovod", "mirrored", "single_process")
@@ -224,7 +226,7 @@ _ALLOWED = {
     "tfmp.checkpoints.files": set(),
     "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},
     "tfmp.checkpoints.states": {"tfmp.checkpoints.files", "tfmp.checkpoints.layouts"},
-    "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables"},
+    "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables", "tfmp.core.lists"},
     # Tables, what reads scripts, rules, the program: each on those before it.
     **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
     **{table: set() for table in _TABLES},
@@ -265,7 +267,7 @@ _ALLOWED = {
     "tfmp.bert.lamb": {"tfmp.bert.optimizers", "tfmp.types"},
     "tfmp.bert.modes": {*_CORE},
     "tfmp.bert.normalization": {"tfmp.core.numerics"},
-    "tfmp.bert.optimizers": {"tfmp.core.numerics", *_LEAVES},
+    "tfmp.bert.optimizers": {"tfmp.core.lists", "tfmp.core.numerics", *_LEAVES},
     "tfmp.bert.schedule": {"tfmp.core.settings"},
     "tfmp.bert.throughput": {"tfmp.core.settings"},
     "tfmp.bert.training": {

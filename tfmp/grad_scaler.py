@@ -1,12 +1,12 @@
 """GradScaler: loss scaling in hand-written loops, with the verbs of torch.amp."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import settings
+from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
@@ -22,6 +22,7 @@ from tfmp.core.optimizer_steps import (
     validate_kwargs,
     validate_optimizer,
     validated_pairs,
+    validated_steps,
 )
 from tfmp.core.overflow import OverflowDetector, validated_detector
 from tfmp.core.scaler import LossScaler
@@ -123,7 +124,7 @@ class GradScaler(StepProperties, tf.Module):
         """The loss scale, a float32 scalar; 1 where scaling is not enabled."""
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
-    def prepare(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - of any host
+    def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
         """Make an optimizer's variables, such as its momenta, before a `tf.function` is traced.
 
         For an optimizer that does not step when the function is first traced, as a generator may sit out the first
@@ -135,7 +136,7 @@ class GradScaler(StepProperties, tf.Module):
             variables: What `step` will be called with, those without a gradient too.
 
         Raises:
-            TypeError: It is no optimizer.
+            TypeError: It is no optimizer; or these are no variables.
             ValueError: It scales losses or averages gradients itself; or the function is traced already.
 
         Example:
@@ -155,14 +156,14 @@ class GradScaler(StepProperties, tf.Module):
             0.5
         """
         validate_optimizer(optimizer)
-        make_variables(optimizer, variables)
+        make_variables(optimizer, lists.variables("variables", variables))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
         """Multiply losses by the loss scale.
 
         Args:
-            losses: A loss, of a floating-point type, or a nest of such (lists, dicts).
+            losses: A loss, of a floating-point type, or a nest of such (lists, dicts); a generator counts as a list.
 
         Returns:
             The same nest of scaled losses, in float32 or float64.
@@ -175,10 +176,17 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(scaled["generator"]), float(scaled["critic"])
             (8.0, 16.0)
         """
-        return tf.nest.map_structure(self._scaler.scale, losses) if self._enabled else losses
+        if not self._enabled:
+            return losses
+        nest = list(losses) if isinstance(losses, Iterator) else losses
+        return tf.nest.map_structure(self._scaler.scale, nest)
 
     @without_autograph
-    def unscale(self, optimizer: Any, grads: Gradients | GradientAccumulator) -> list[Gradient]:  # noqa: ANN401
+    def unscale(
+        self,
+        optimizer: Any,  # noqa: ANN401 - of any host
+        grads: Iterable[Gradient] | GradientAccumulator,
+    ) -> list[Gradient]:
         """Divide gradients by the loss scale, for whoever clips them or looks at them before `step`.
 
         Whether they are finite is taken down here: no clipping afterwards hides an overflow.
@@ -193,7 +201,7 @@ class GradScaler(StepProperties, tf.Module):
             With Horovod and `is_distributed=True` they are the mean over the processes.
 
         Raises:
-            TypeError: The gradients are no list.
+            TypeError: The gradients are no list of gradients.
             RuntimeError: It was called for this optimizer since the last update; or `step` was.
             ValueError: Every gradient is None.
 
@@ -207,15 +215,9 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(norm), w.numpy().tolist()
             (5.0, [1.5, 2.0])
         """
-        if tf.is_tensor(grads):
-            raise TypeError(
-                f"grads must be a list of gradients, one for each variable, as tape.gradient(loss, [variable]) returns "
-                f"it, got the tensor {grads!r}."
-            )
+        given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
         self._calls.refuse_second_unscale(optimizer)
-        window = None
-        if isinstance(grads, GradientAccumulator):
-            grads, window = self._scaler.take(grads)
+        grads, window = self._scaler.take(given) if isinstance(given, GradientAccumulator) else (given, None)
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the variables.")
         true_grads = self._shared(grads, scaled=window is None)
@@ -277,9 +279,7 @@ class GradScaler(StepProperties, tf.Module):
             (1.0, 1.0)
         """
         self._calls.refuse_conditional()
-        taken = [self._step_of(optimizer, grads_and_vars, kwargs) for optimizer, grads_and_vars in steps]
-        if not taken:
-            raise ValueError("there is no optimizer to step: pass pairs of an optimizer and its grads_and_vars.")
+        taken = [self._step_of(optimizer, pairs, kwargs) for optimizer, pairs in validated_steps(steps)]
         if len({id(step.optimizer) for step in taken}) < len(taken):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
         validate_kwargs(taken)
