@@ -94,6 +94,7 @@ _ALLOWED = {
     "tfmp.core.reductions": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.xla": set(),
     "tfmp.core.compilation": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
+    "tfmp.core.debugging": set(),
     "tfmp.core.settings": set(),
     "tfmp.core.lists": {"tfmp.types"},
     "tfmp.core.graph_variables": {"tfmp.types"},
@@ -186,8 +187,7 @@ _ALLOWED = {
         *_CORE,
     },
     "tfmp.optimizers.keras3_update": {
-        "tfmp.core.compilation",
-        "tfmp.core.xla",
+        *(f"tfmp.core.{name}" for name in ("compilation", "debugging", "xla")),
         "tfmp.types",
         *_CORE,
     },
