@@ -147,6 +147,7 @@ _ALLOWED = {
     },
     "tfmp.core.noted_losses": set(),
     "tfmp.core.call_sites": set(),
+    "tfmp.core.scaled_losses": {"tfmp.core.call_sites", "tfmp.types"},
     "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
     "tfmp.core.steps_of_graph": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts")},
     "tfmp.core.verdicts": set(),
@@ -156,7 +157,14 @@ _ALLOWED = {
     "tfmp.grad_scaler": {
         *(
             f"tfmp.core.{name}"
-            for name in ("conditionals", "findings", "iteration", "optimizer_steps", "step_properties")
+            for name in (
+                "conditionals",
+                "findings",
+                "iteration",
+                "optimizer_steps",
+                "scaled_losses",
+                "step_properties",
+            )
         ),
         *_LEAVES,
         *_CORE,

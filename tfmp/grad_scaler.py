@@ -25,6 +25,7 @@ from tfmp.core.optimizer_steps import (
     validated_steps,
 )
 from tfmp.core.overflow import OverflowDetector, validated_detector
+from tfmp.core.scaled_losses import ScaledLosses
 from tfmp.core.scaler import LossScaler
 from tfmp.core.step_properties import StepProperties
 from tfmp.core.verdicts import Seen, Verdict
@@ -47,6 +48,8 @@ class GradScaler(StepProperties, tf.Module):
     It works eagerly, in a `tf.function`, compiled by XLA, and in graphs of TF1, where `update` returns the op that runs
     the whole iteration. Under `tf.distribute` all but `update` are called on the replicas, and `update` there or
     outside. `update` is called eagerly where an optimizer steps eagerly; steps in a `tf.function` are seen by either.
+
+    Gradients that are unscaled though their loss was not scaled are warned of, once, as far as that can be known.
 
     Args:
         init_scale: The scale to start from.
@@ -111,6 +114,7 @@ class GradScaler(StepProperties, tf.Module):
         self._scaler = LossScaler(self.manager, validated_detector(overflow_detector), self._is_distributed)
         # Tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
+        self._losses = ScaledLosses()
         self._findings = Findings()
         self._calls = Calls(is_strict=self._enabled)
 
@@ -122,6 +126,7 @@ class GradScaler(StepProperties, tf.Module):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 where scaling is not enabled."""
+        self._losses.note_read()
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
@@ -178,8 +183,13 @@ class GradScaler(StepProperties, tf.Module):
         """
         if not self._enabled:
             return losses
-        nest = list(losses) if isinstance(losses, Iterator) else losses
-        return tf.nest.map_structure(self._scaler.scale, nest)
+
+        def scale(loss: tf.Tensor) -> tf.Tensor:
+            scaled = self._scaler.scale(loss)
+            self._losses.note(scaled)
+            return scaled
+
+        return tf.nest.map_structure(scale, list(losses) if isinstance(losses, Iterator) else losses)
 
     @without_autograph
     def unscale(
@@ -220,6 +230,8 @@ class GradScaler(StepProperties, tf.Module):
         grads, window = self._scaler.take(given) if isinstance(given, GradientAccumulator) else (given, None)
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the variables.")
+        if window is None and self._enabled:
+            self._losses.warn_if_not_scaled(grads)
         true_grads = self._shared(grads, scaled=window is None)
         if window is None and self._enabled:
             true_grads = self._scaler.unscale(true_grads)
@@ -413,6 +425,8 @@ class GradScaler(StepProperties, tf.Module):
         seen = self._calls.seen_by_unscale(optimizer)
         true_grads = given
         if seen is None:
+            if self._enabled:
+                self._losses.warn_if_not_scaled(given)
             given = self._shared(given, scaled=True)
             true_grads = self._scaler.unscale(given) if self._enabled else given
         return OptimizerStep(optimizer, given, true_grads, [variable for _, variable in pairs], seen, kwargs)
@@ -427,7 +441,9 @@ class GradScaler(StepProperties, tf.Module):
 
         grads = [grad for step in steps for grad in step.typed_grads()]
         applied, verdict = self._scaler.attempt(grads, names, apply_fn, seen=seen_together(steps))
-        own = [step.apply_scaled(self.loss_scale, verdict.applied) for step in steps]
+        # Not its property, by which users read it.
+        loss_scale = super().loss_scale if self._enabled else tf.constant(1.0)
+        own = [step.apply_scaled(loss_scale, verdict.applied) for step in steps]
         before = [op for op in [applied, *own, *self._calls.ops()] if op is not None]
 
         def note() -> tf.Operation:
