@@ -1,6 +1,6 @@
 """The front-end for Keras 2 optimizers, whichever package Keras 2 comes in."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -147,13 +147,13 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         self._scaler.prepare([variable.name for variable in var_list])
 
     def compute_gradients(
-        self, loss: Loss, var_list: Iterable[tf.Variable], tape: tf.GradientTape | None = None
+        self, loss: Loss, var_list: Iterable[tf.Variable] | Callable[[], Any], tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, tf.Variable]]:
         """Return the gradients of a loss in true magnitude; the loss is scaled in between.
 
         Args:
             loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
-            var_list: The variables to train.
+            var_list: The variables to train, or a function that returns them.
             tape: The tape that recorded the loss.
 
         Returns:
@@ -162,7 +162,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         Raises:
             TypeError: `var_list` is no list of variables.
         """
-        var_list = lists.variables("var_list", var_list)
+        if not callable(var_list):
+            var_list = lists.variables("var_list", var_list)
         tape = tape or tf.GradientTape()
         with tape:
             scaled = self.get_scaled_loss(loss)
