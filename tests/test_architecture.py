@@ -27,6 +27,7 @@ _CORE = {
         "managers",
         "horovods",
         "distribute",
+        "lists",
         "scaler",
         "steps_of_graph",
         "verdicts",
@@ -94,7 +95,9 @@ _ALLOWED = {
     "tfmp.core.reductions": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.xla": set(),
     "tfmp.core.compilation": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
+    "tfmp.core.debugging": set(),
     "tfmp.core.settings": set(),
+    "tfmp.core.lists": {"tfmp.types"},
     "tfmp.core.graph_variables": {"tfmp.types"},
     "tfmp.core.state": {"tfmp.core.graph_variables", "tfmp.types"},
     "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
@@ -115,7 +118,7 @@ _ALLOWED = {
     "tfmp.core.horovods": set(),
     "tfmp.core.accumulation": {
         *(f"tfmp.core.{name}" for name in ("accumulation_settings", "autograph", "conditionals", "inspection")),
-        *(f"tfmp.core.{name}" for name in ("numerics", "overflow", "verdicts")),
+        *(f"tfmp.core.{name}" for name in ("lists", "numerics", "overflow", "verdicts")),
         *_LEAVES,
     },
     "tfmp.core.accumulation_settings": {"tfmp.core.settings"},
@@ -123,7 +126,7 @@ _ALLOWED = {
         f"tfmp.core.{name}" for name in ("accumulation", "accumulation_settings", "overflow", "state")
     },
     "tfmp.core.autograph": set(),
-    "tfmp.core.clipping": {"tfmp.core.numerics", "tfmp.core.reductions", "tfmp.core.settings", "tfmp.types"},
+    "tfmp.core.clipping": {*(f"tfmp.core.{name}" for name in ("lists", "numerics", "reductions")), *_LEAVES},
     "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
     "tfmp.core.distribute": {
         f"tfmp.core.distribute.{name}" for name in ("base", "current", "horovod", "mirrored", "single_process")
@@ -145,6 +148,7 @@ _ALLOWED = {
     },
     "tfmp.core.noted_losses": set(),
     "tfmp.core.call_sites": set(),
+    "tfmp.core.scaled_losses": {"tfmp.core.call_sites", "tfmp.types"},
     "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
     "tfmp.core.steps_of_graph": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts")},
     "tfmp.core.verdicts": set(),
@@ -154,7 +158,14 @@ _ALLOWED = {
     "tfmp.grad_scaler": {
         *(
             f"tfmp.core.{name}"
-            for name in ("conditionals", "findings", "iteration", "optimizer_steps", "step_properties")
+            for name in (
+                "conditionals",
+                "findings",
+                "iteration",
+                "optimizer_steps",
+                "scaled_losses",
+                "step_properties",
+            )
         ),
         *_LEAVES,
         *_CORE,
@@ -185,8 +196,7 @@ _ALLOWED = {
         *_CORE,
     },
     "tfmp.optimizers.keras3_update": {
-        "tfmp.core.compilation",
-        "tfmp.core.xla",
+        *(f"tfmp.core.{name}" for name in ("compilation", "debugging", "xla")),
         "tfmp.types",
         *_CORE,
     },
@@ -225,7 +235,7 @@ _ALLOWED = {
     "tfmp.checkpoints.files": set(),
     "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},
     "tfmp.checkpoints.states": {"tfmp.checkpoints.files", "tfmp.checkpoints.layouts"},
-    "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables"},
+    "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables", "tfmp.core.lists"},
     # Tables, what reads scripts, rules, the program: each on those before it.
     **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
     **{table: set() for table in _TABLES},
@@ -266,7 +276,7 @@ _ALLOWED = {
     "tfmp.bert.lamb": {"tfmp.bert.optimizers", "tfmp.types"},
     "tfmp.bert.modes": {*_CORE},
     "tfmp.bert.normalization": {"tfmp.core.numerics"},
-    "tfmp.bert.optimizers": {"tfmp.core.numerics", *_LEAVES},
+    "tfmp.bert.optimizers": {"tfmp.core.lists", "tfmp.core.numerics", *_LEAVES},
     "tfmp.bert.schedule": {"tfmp.core.settings"},
     "tfmp.bert.throughput": {"tfmp.core.settings"},
     "tfmp.bert.training": {

@@ -1,12 +1,12 @@
 """GradScaler: loss scaling in hand-written loops, with the verbs of torch.amp."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import settings
+from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
@@ -22,8 +22,10 @@ from tfmp.core.optimizer_steps import (
     validate_kwargs,
     validate_optimizer,
     validated_pairs,
+    validated_steps,
 )
 from tfmp.core.overflow import OverflowDetector, validated_detector
+from tfmp.core.scaled_losses import ScaledLosses
 from tfmp.core.scaler import LossScaler
 from tfmp.core.step_properties import StepProperties
 from tfmp.core.verdicts import Seen, Verdict
@@ -46,6 +48,8 @@ class GradScaler(StepProperties, tf.Module):
     It works eagerly, in a `tf.function`, compiled by XLA, and in graphs of TF1, where `update` returns the op that runs
     the whole iteration. Under `tf.distribute` all but `update` are called on the replicas, and `update` there or
     outside. `update` is called eagerly where an optimizer steps eagerly; steps in a `tf.function` are seen by either.
+
+    Gradients that are unscaled though their loss was not scaled are warned of, once, as far as that can be known.
 
     Args:
         init_scale: The scale to start from.
@@ -112,6 +116,7 @@ class GradScaler(StepProperties, tf.Module):
         self._scaler = LossScaler(self.manager, validated_detector(overflow_detector), self._is_distributed)
         # Tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
+        self._losses = ScaledLosses()
         self._findings = Findings()
         self._calls = Calls(is_strict=self._enabled)
 
@@ -123,9 +128,10 @@ class GradScaler(StepProperties, tf.Module):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 where scaling is not enabled."""
+        self._losses.note_read()
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
-    def prepare(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - of any host
+    def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
         """Make an optimizer's variables, such as its momenta, before a `tf.function` is traced.
 
         For an optimizer that does not step when the function is first traced, as a generator may sit out the first
@@ -137,7 +143,7 @@ class GradScaler(StepProperties, tf.Module):
             variables: What `step` will be called with, those without a gradient too.
 
         Raises:
-            TypeError: It is no optimizer.
+            TypeError: It is no optimizer; or these are no variables.
             ValueError: It scales losses or averages gradients itself; or the function is traced already.
 
         Example:
@@ -157,14 +163,14 @@ class GradScaler(StepProperties, tf.Module):
             0.5
         """
         validate_optimizer(optimizer)
-        make_variables(optimizer, variables)
+        make_variables(optimizer, lists.variables("variables", variables))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
         """Multiply losses by the loss scale.
 
         Args:
-            losses: A loss, of a floating-point type, or a nest of such (lists, dicts).
+            losses: A loss, of a floating-point type, or a nest of such (lists, dicts); a generator counts as a list.
 
         Returns:
             The same nest of scaled losses, in float32 or float64.
@@ -177,10 +183,22 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(scaled["generator"]), float(scaled["critic"])
             (8.0, 16.0)
         """
-        return tf.nest.map_structure(self._scaler.scale, losses) if self._enabled else losses
+        if not self._enabled:
+            return losses
+
+        def scale(loss: tf.Tensor) -> tf.Tensor:
+            scaled = self._scaler.scale(loss)
+            self._losses.note(scaled)
+            return scaled
+
+        return tf.nest.map_structure(scale, list(losses) if isinstance(losses, Iterator) else losses)
 
     @without_autograph
-    def unscale(self, optimizer: Any, grads: Gradients | GradientAccumulator) -> list[Gradient]:  # noqa: ANN401
+    def unscale(
+        self,
+        optimizer: Any,  # noqa: ANN401 - of any host
+        grads: Iterable[Gradient] | GradientAccumulator,
+    ) -> list[Gradient]:
         """Divide gradients by the loss scale, for whoever clips them or looks at them before `step`.
 
         Whether they are finite is taken down here: no clipping afterwards hides an overflow.
@@ -195,7 +213,7 @@ class GradScaler(StepProperties, tf.Module):
             With Horovod and `is_distributed=True` they are the mean over the processes.
 
         Raises:
-            TypeError: The gradients are no list.
+            TypeError: The gradients are no list of gradients.
             RuntimeError: It was called for this optimizer since the last update; or `step` was.
             ValueError: Every gradient is None.
 
@@ -209,17 +227,13 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(norm), w.numpy().tolist()
             (5.0, [1.5, 2.0])
         """
-        if tf.is_tensor(grads):
-            raise TypeError(
-                f"grads must be a list of gradients, one for each variable, as tape.gradient(loss, [variable]) returns "
-                f"it, got the tensor {grads!r}."
-            )
+        given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
         self._calls.refuse_second_unscale(optimizer)
-        window = None
-        if isinstance(grads, GradientAccumulator):
-            grads, window = self._scaler.take(grads)
+        grads, window = self._scaler.take(given) if isinstance(given, GradientAccumulator) else (given, None)
         if all(grad is None for grad in grads):
             raise ValueError("every gradient is None: the loss depends on none of the variables.")
+        if window is None and self._enabled:
+            self._losses.warn_if_not_scaled(grads)
         true_grads = self._shared(grads, scaled=window is None)
         if window is None and self._enabled:
             true_grads = self._scaler.unscale(true_grads)
@@ -279,9 +293,7 @@ class GradScaler(StepProperties, tf.Module):
             (1.0, 1.0)
         """
         self._calls.refuse_conditional()
-        taken = [self._step_of(optimizer, grads_and_vars, kwargs) for optimizer, grads_and_vars in steps]
-        if not taken:
-            raise ValueError("there is no optimizer to step: pass pairs of an optimizer and its grads_and_vars.")
+        taken = [self._step_of(optimizer, pairs, kwargs) for optimizer, pairs in validated_steps(steps)]
         if len({id(step.optimizer) for step in taken}) < len(taken):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
         validate_kwargs(taken)
@@ -419,6 +431,8 @@ class GradScaler(StepProperties, tf.Module):
         seen = self._calls.seen_by_unscale(optimizer)
         true_grads = given
         if seen is None:
+            if self._enabled:
+                self._losses.warn_if_not_scaled(given)
             given = self._shared(given, scaled=True)
             true_grads = self._scaler.unscale(given) if self._enabled else given
         return OptimizerStep(optimizer, given, true_grads, [variable for _, variable in pairs], seen, kwargs)
@@ -433,7 +447,9 @@ class GradScaler(StepProperties, tf.Module):
 
         grads = [grad for step in steps for grad in step.typed_grads()]
         applied, verdict = self._scaler.attempt(grads, names, apply_fn, seen=seen_together(steps))
-        own = [step.apply_scaled(self.loss_scale, verdict.applied) for step in steps]
+        # Not its property, by which users read it.
+        loss_scale = super().loss_scale if self._enabled else tf.constant(1.0)
+        own = [step.apply_scaled(loss_scale, verdict.applied) for step in steps]
         before = [op for op in [applied, *own, *self._calls.ops()] if op is not None]
 
         def note() -> tf.Operation:

@@ -143,11 +143,11 @@ def test_ordinary_gradients_are_clipped_as_by_tensorflow(values: list[list[float
 @pytest.mark.parametrize("way", _WAYS)
 def test_what_is_no_list_of_gradients_is_refused(way: Callable[..., Any]) -> None:
     grad = tf.constant([1.0])
-    with pytest.raises(TypeError, match=r"^grads must be a list of gradients, got a EagerTensor: pass \[grad\]"):
+    with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* of type EagerTensor: pass \[grad\]"):
         way(grad, 1.0)
-    with pytest.raises(TypeError, match=r"^grads must be a list of gradients, got a zip: "):
+    with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* pass the gradients alone, without"):
         way(zip([grad], [grad], strict=True), 1.0)
-    with pytest.raises(TypeError, match=r"^grads holds pairs or lists: pass the gradients alone, without their var"):
+    with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* pass the gradients alone, without"):
         way([(grad, tf.Variable(1.0))], 1.0)
     with pytest.raises(ValueError, match=r"^grads is empty: pass the gradients"):
         way([], 1.0)

@@ -1,6 +1,7 @@
 """What is particular to Keras 2, in TensorFlow 2.15 and as tf_keras."""
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -198,3 +199,37 @@ def test_optimizers_of_tf_keras_attribute_are_those_of_keras(keras: ModuleType) 
     model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
     assert values(model.weights) == [[[-0.5]]]
     assert isinstance(model.optimizer, keras.optimizers.Optimizer)
+
+
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+@for_every_keras2
+def test_nadam_takes_the_steps_of_a_bare_one_where_keras_own_wrapper_does_not(
+    keras: ModuleType, in_function: bool
+) -> None:
+    """Nadam counts in Python, while a function is traced: there its steps are others than in eager code, bare too."""
+
+    def trained(wrapped: Callable[[Any], Any], factors: list[float], in_function: bool) -> list[Any]:
+        variables, opt = kernel_and_bias(keras), wrapped(optimizer(keras, "Nadam"))
+        opt.build(variables)
+
+        def step(factor: tf.Tensor) -> None:
+            grads = [grad * factor for grad in gradients(0)]
+            if hasattr(opt, "get_scaled_loss"):
+                _unscaling_step(opt, variables, grads)
+            else:
+                opt.apply_gradients(zip(grads, variables, strict=True))
+
+        step = tf.function(step) if in_function else step
+        for factor in factors:
+            step(tf.constant(factor))
+        return values(variables)
+
+    finite, skipping = [1.0, 3.0, -2.0], [1.0, math.inf, 3.0, -2.0]
+    bare = trained(lambda inner: inner, finite, in_function)
+    ours = trained(wrap, skipping, in_function)
+    stock = trained(keras.mixed_precision.LossScaleOptimizer, skipping, in_function)
+    np.testing.assert_allclose(np.concatenate(ours, axis=None), np.concatenate(bare, axis=None), rtol=1e-6)
+    assert not np.allclose(np.concatenate(stock, axis=None), np.concatenate(bare, axis=None), rtol=1e-3)
+    # As long as this holds, it stands in the limits.
+    eager = trained(lambda inner: inner, finite, in_function=False)
+    assert np.allclose(np.concatenate(bare, axis=None), np.concatenate(eager, axis=None), rtol=1e-3) != in_function

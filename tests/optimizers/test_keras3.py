@@ -180,11 +180,11 @@ def test_other_backend_than_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_every_public_name_of_kerass_wrapper_was_considered() -> None:
     overridden = {"apply", "build", "exclude_from_weight_decay", "from_config", "get_config", "scale_loss"}
-    overridden |= {"apply_gradients", "iterations", "load_own_variables", "set_weights"}
+    overridden |= {"apply_gradients", "finalize_variable_values", "iterations", "load_own_variables", "set_weights"}
     refused = {"stateless_apply"}
     # What the parent, or the base class, does on the inner optimizer or on `variables`, and is right here.
     inherited = {
-        *("finalize_variable_values", "learning_rate", "variables"),
+        *("learning_rate", "variables"),
         *("save_own_variables", "check_finite"),
         *("add_optimizer_variables", "add_variable", "add_variable_from_reference"),
         *("assign", "assign_add", "assign_sub", "update_step"),

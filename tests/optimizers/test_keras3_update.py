@@ -1,6 +1,7 @@
 """The update of Keras 3 optimizers that is compiled, and when it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -228,6 +229,51 @@ def test_norms_that_keras_does_not_clip_by_are_left_out(norms: dict[str, float],
 
 def test_large_multi_optimizer_is_not_compiled_by_default() -> None:
     assert not _compiles(_wrapped_step(wrap(optimizer(keras, "MultiOptimizer")), _large()))
+
+
+@pytest.fixture
+def check_numerics() -> Iterator[None]:
+    tf.debugging.enable_check_numerics()
+    yield
+    tf.debugging.disable_check_numerics()
+
+
+@pytest.fixture
+def dumped_debug_info(tmp_path: Path) -> Iterator[None]:
+    tf.debugging.experimental.enable_dump_debug_info(str(tmp_path), tensor_debug_mode="FULL_HEALTH")
+    yield
+    tf.debugging.experimental.disable_dump_debug_info()
+
+
+@pytest.mark.parametrize("jit_compile", ["auto", True])
+@pytest.mark.parametrize("debugger", ["check_numerics", "dumped_debug_info"])
+def test_fit_of_a_large_model_runs_under_the_debugger_and_says_once_that_it_does_not_compile(
+    debugger: str, jit_compile: Any, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fitted(opt: Any) -> list[np.ndarray]:
+        layer = keras.layers.Dense(1024, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input([1024]), layer, keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(opt, loss="mse", jit_compile=False)
+        # Batches of two sizes: it is traced twice.
+        model.fit(np.full([6, 1024], 2.0**-10), np.zeros([6, 1]), batch_size=4, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    expected = fitted(keras.optimizers.SGD(2.0**-10))
+    request.getfixturevalue(debugger)
+    inner = keras.optimizers.SGD(2.0**-10)
+    opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(SCALE), jit_compile=jit_compile)
+    for weights, others in zip(fitted(opt), expected, strict=True):
+        np.testing.assert_allclose(weights, others, rtol=1e-5)
+    (record,) = [record for record in caplog.records if record.name == "tfmp"]
+    assert record.message.startswith("the update of the variables is not compiled, as with jit_compile=False")
+
+
+@pytest.mark.usefixtures("check_numerics")
+def test_debugger_is_not_mentioned_where_nothing_would_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    assert not _compiles(_wrapped_step(wrap(optimizer(keras)), kernel_and_bias(keras)))
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
+    assert not _compiles(_wrapped_step(opt, _large()))
+    assert "not compiled" not in caplog.text
 
 
 def test_functions_that_run_eagerly_take_the_same_steps() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, wrap
+from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, values, wrap
 
 import tfmp
 
@@ -104,3 +104,70 @@ def test_graph_mode_is_refused(keras: ModuleType) -> None:
         pytest.raises(ValueError, match="need TensorFlow 2's behaviour, which is disabled"),
     ):
         wrap(optimizer(keras))
+
+
+def _entrances(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, tuple[list[Any], Any]]:
+    """Return what takes lists, with a list for each."""
+    grads = [tf.ones([2, 2]), tf.ones([2])]
+    pairs = list(zip(grads, variables, strict=True))
+    entrances = {
+        "get_unscaled_gradients": (grads, opt.get_unscaled_gradients),
+        "apply_gradients": (pairs, opt.apply_gradients),
+        "minimize": (
+            variables,
+            lambda given: opt.minimize(lambda: tf.add_n(list(map(tf.reduce_sum, variables))), given),
+        ),
+        "build": (variables, opt.build),
+        "exclude_from_weight_decay": (variables, opt.exclude_from_weight_decay),
+        "exclude_from_weight_decay by name": (["kernel"], lambda given: opt.exclude_from_weight_decay(var_names=given)),
+        "finalize_variable_values": (variables, opt.finalize_variable_values),
+    }
+    if keras.__version__.startswith("3."):
+        entrances["apply"] = (grads, lambda given: opt.apply(given, variables))
+        entrances["apply to variables"] = (variables, lambda given: opt.apply(grads, given))
+    else:
+        entrances["compute_gradients"] = (
+            variables,
+            lambda given: opt.compute_gradients(lambda: tf.add_n(list(map(tf.reduce_sum, variables))), given),
+        )
+        entrances["aggregate_gradients"] = (pairs, opt.aggregate_gradients)
+    return entrances
+
+
+def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
+    opt, variables = wrap(optimizer(keras, momentum=0.5, weight_decay=0.25)), kernel_and_bias(keras)
+    if built:
+        opt.build(variables)
+    given, take = _entrances(keras, opt, variables)[name]
+    found = take(form(given))
+    if not built or "exclude" in name:
+        take_step(opt, variables, [tf.ones([2, 2]), tf.ones([2])])
+    numbers = [value.numpy().tolist() for value in tf.nest.flatten(found) if hasattr(value, "numpy")]
+    return numbers, values(variables), len(opt.variables)
+
+
+@for_every_keras()
+def test_generator_gives_what_a_list_gives(keras: ModuleType) -> None:
+    for name in _entrances(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
+        # Keras wants names excluded before it builds.
+        built = name != "build" and "exclude" not in name
+        expected = _trained(keras, name, list, built)
+        for form in (iter, tuple, lambda given: dict(enumerate(given)).values()):
+            assert _trained(keras, name, form, built) == expected, name
+    opt = wrap(optimizer(keras))
+    opt.build(kernel_and_bias(keras))
+    opt.set_weights(value for value in [variable.numpy() for variable in opt.variables])
+
+
+@for_every_keras()
+def test_what_is_no_list_is_refused_with_its_value_and_what_to_do(keras: ModuleType) -> None:
+    opt, variables = wrap(optimizer(keras)), kernel_and_bias(keras)
+    opt.build(variables)
+    before = values(variables)
+    for given, take in _entrances(keras, opt, variables).values():
+        for wrong in (given[0], dict(enumerate(given)), [given], "grads", zip(variables, given, strict=False)):
+            with pytest.raises(TypeError, match=r"must be .*(, got |, and it holds ).*: (pass|write) "):
+                take(wrong)
+    with pytest.raises(TypeError, match="weights must be a list of values, got 'ab' of type str: pass one array"):
+        opt.set_weights("ab")
+    assert values(variables) == before

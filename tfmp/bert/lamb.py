@@ -1,7 +1,7 @@
 """The LAMB that BERT was trained with in large batches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -60,7 +60,7 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
-        exclude_from_weight_decay: Sequence[str] | None = None,
+        exclude_from_weight_decay: Iterable[str] | None = None,
         name: str = "LAMBOptimizer",
     ) -> None:
         super().__init__(learning_rate, weight_decay_rate, beta_1, beta_2, epsilon, exclude_from_weight_decay, name)
@@ -84,6 +84,7 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
             The op that does so; None in eager mode.
 
         Raises:
+            TypeError: These are no such pairs.
             ValueError: There is no global step, or no gradient at all.
         """
         if global_step is None:

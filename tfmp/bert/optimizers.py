@@ -1,11 +1,11 @@
 """The Adam that BERT was trained with."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core import numerics, settings
+from tfmp.core import lists, numerics, settings
 from tfmp.types import GradsAndVars
 
 tf1 = tf.compat.v1
@@ -65,7 +65,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
-        exclude_from_weight_decay: Sequence[str] | None = None,
+        exclude_from_weight_decay: Iterable[str] | None = None,
         name: str = "AdamWeightDecayOptimizer",
     ) -> None:
         super().__init__(use_locking=False, name=name)
@@ -77,12 +77,11 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         self.beta_2 = settings.below_1("beta_2", beta_2)
         settings.positive("epsilon", epsilon)
         self.epsilon = epsilon
-        if isinstance(exclude_from_weight_decay, str):
-            raise TypeError(
-                "exclude_from_weight_decay must be a list of regular expressions, got the string "
-                f"{exclude_from_weight_decay!r}: write [{exclude_from_weight_decay!r}]."
-            )
-        self.exclude_from_weight_decay = exclude_from_weight_decay
+        excluded = exclude_from_weight_decay
+        if excluded is not None:
+            # Gone through once for each variable.
+            excluded = lists.names("exclude_from_weight_decay", excluded, "regular expressions")
+        self.exclude_from_weight_decay = excluded
 
     def decays(self, variable: tf.Variable) -> bool:
         """Tell whether the weight decay applies to a variable.
@@ -120,6 +119,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
             The op that does so; None in eager mode.
 
         Raises:
+            TypeError: These are no such pairs.
             ValueError: There is no gradient at all.
 
         Example:
@@ -130,7 +130,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
             ([0.9375, -1.875], 1)
         """
         settings.flag("manual_fp16", manual_fp16)
-        return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
+        return super().apply_gradients(lists.pairs(grads_and_vars), global_step=global_step, name=name)
 
     def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
         for variable in var_list:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.checkpoints.files import open_checkpoint
+from tfmp.core import lists
 from tfmp.core.graph_variables import checkpoint_key
 
 
@@ -43,6 +44,7 @@ def checkpoint_variable_map(
         The variables by their keys in the checkpoint; for a partitioned variable the list of its parts.
 
     Raises:
+        TypeError: `variables` is no list of variables.
         FileNotFoundError: There is no checkpoint.
         ValueError: It cannot be read; or it does not hold all of the variables; or they can be assigned in more than
             one way. The error lists the variables, and what in the checkpoint is nearest.
@@ -67,7 +69,8 @@ def checkpoint_variable_map(
     """
     reader = open_checkpoint(os.fspath(path))
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    in_graph = _by_key(tf.compat.v1.global_variables() if variables is None else variables)
+    wanted_variables = tf.compat.v1.global_variables() if variables is None else lists.variables("variables", variables)
+    in_graph = _by_key(wanted_variables)
     wanted, saved = _grouped(in_graph), _grouped(shapes)
     mapping: dict[str, Any] = {}
     faults = []

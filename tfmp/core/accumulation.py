@@ -1,11 +1,11 @@
 """Adds up the gradients of several micro-batches, to be applied as those of one batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import numerics, settings
+from tfmp.core import lists, numerics, settings
 from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.conditionals import call_either
@@ -71,7 +71,7 @@ class GradientAccumulator(tf.Module):
 
     def __init__(
         self,
-        variables: Sequence[tf.Variable],
+        variables: Iterable[tf.Variable],
         accumulation_steps: int,
         *,
         overflow_drops: str = "window",
@@ -82,6 +82,7 @@ class GradientAccumulator(tf.Module):
     ) -> None:
         super().__init__()
         self._settings = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        variables = lists.variables("variables", variables)
         if not variables:
             raise ValueError("variables is empty: pass the variables to train.")
         self._detector = validated_detector(overflow_detector)
@@ -135,7 +136,7 @@ class GradientAccumulator(tf.Module):
         return tf.logical_or(full, self.tried_in_epoch.read_value() / readers >= per_epoch)
 
     @without_autograph
-    def add(self, grads: Gradients, loss_scale: tf.Tensor | float = 1.0) -> tf.Operation:
+    def add(self, grads: Iterable[Gradient], loss_scale: tf.Tensor | float = 1.0) -> tf.Operation:
         """Add the gradients of a micro-batch, unless they overflowed.
 
         Args:
@@ -150,7 +151,7 @@ class GradientAccumulator(tf.Module):
         Raises:
             ValueError: There are not as many gradients as variables; or every gradient is None; or one is of a variable
                 that a traced end of the window leaves out; or the scale is not finite, or not above 0.
-            TypeError: The scale is no number.
+            TypeError: These are no gradients, or the scale is no number.
             RuntimeError: It is called outside of the replicas of the strategy in whose scope the accumulator was made.
 
         Example:
@@ -164,10 +165,12 @@ class GradientAccumulator(tf.Module):
             loss_scale = tf.cast(loss_scale, tf.float32)
         else:
             loss_scale = tf.constant(settings.positive("loss_scale", loss_scale), tf.float32)
-        return self.add_unscaled(numerics.unscale(grads, loss_scale), loss_scale)
+        return self.add_unscaled(numerics.unscale(lists.gradients(grads), loss_scale), loss_scale)
 
     @without_autograph
-    def add_unscaled(self, grads: Gradients, loss_scale: tf.Tensor, *, keeps_largest: bool = True) -> tf.Operation:
+    def add_unscaled(
+        self, grads: Iterable[Gradient], loss_scale: tf.Tensor, *, keeps_largest: bool = True
+    ) -> tf.Operation:
         """Add gradients that are in true magnitude already; else as `add`.
 
         Args:
@@ -178,6 +181,7 @@ class GradientAccumulator(tf.Module):
         Returns:
             The op that does it; None in eager mode.
         """
+        grads = lists.gradients(grads)
         self._refuse_outside_of_replicas()
         self._validate(grads)
         inspection = Inspection(self._detector, loss_scale)

@@ -5,7 +5,7 @@ import os
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -69,7 +69,7 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
         >>> line_of_gradients([None, tf.constant(1.0)])
         '<doctest tfmp.core.call_sites.line_of_gradients[0]>:1'
     """
-    op = next((op for grad in grads for op in _ops_of(grad)), None)
+    op = next(iter(ops_of(grads)), None)
     return (op and line_of_op(op)) or line_of_call()
 
 
@@ -97,6 +97,25 @@ def made_by_tfmp(op: tf.Operation) -> bool:
     return any(frame.filename.startswith(_directories("tfmp")) for frame in op.traceback)
 
 
+def made_by_clipping(op: tf.Operation) -> bool:
+    """Tell whether this package's clipping made an op, on the user's behalf.
+
+    Args:
+        op: The op.
+    """
+    return made_within(op, os.path.join("tfmp", "core", "clipping.py"))
+
+
+def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
+    """Return the ops that give gradients; eager tensors have none.
+
+    Args:
+        grads: The gradients.
+    """
+    values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+    return [value.op for value in values if tf.is_tensor(value) and not hasattr(value, "numpy")]
+
+
 def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     """Return the op that gave the gradients: of `tf.gradients`, or of this package.
 
@@ -108,24 +127,17 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     Returns:
         The op; None where neither is found, as with a `tf.GradientTape`.
     """
-    queue = deque(op for grad in grads for op in _ops_of(grad))
+    queue = deque(ops_of(grads))
     seen = set(queue)
     while queue and len(seen) < _MOST_OPS:
         op = queue.popleft()
         is_found = made_by_tfmp(op) or made_within(op, "gradients_impl.py")
-        if is_found and not made_within(op, os.path.join("tfmp", "core", "clipping.py")):
+        if is_found and not made_by_clipping(op):
             return op
         inputs = [tensor.op for tensor in op.inputs if tensor.op not in seen]
         seen.update(inputs)
         queue.extend(inputs)
     return None
-
-
-def _ops_of(grad: Any) -> Iterator[tf.Operation]:  # noqa: ANN401 - a gradient of any kind
-    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
-    # Eager tensors have no op.
-    if tf.is_tensor(values) and not hasattr(values, "numpy"):
-        yield values.op
 
 
 def _innermost_of_user(sites: Iterable[CallSite]) -> CallSite | None:

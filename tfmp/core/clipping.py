@@ -1,17 +1,17 @@
 """Clips gradients so that an overflow stays visible."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import numerics, reductions, settings
-from tfmp.types import Gradient, Gradients
+from tfmp.core import lists, numerics, reductions, settings
+from tfmp.types import Gradient
 
 _Number: TypeAlias = float | tf.Tensor
 
 
-def clip_by_value(grads: Gradients, clip_value_min: _Number, clip_value_max: _Number) -> list[Gradient]:
+def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value_max: _Number) -> list[Gradient]:
     """Clip the finite values of gradients to a range.
 
     `tf.clip_by_value` makes an infinity the end of the range, and a step that overflowed is then applied. Here
@@ -34,7 +34,7 @@ def clip_by_value(grads: Gradients, clip_value_min: _Number, clip_value_max: _Nu
         >>> clip_by_value([tf.constant([3.0, -0.5, float("inf")]), None], -1, 1)[0].numpy().tolist()
         [1.0, -0.5, inf]
     """
-    _validate(grads)
+    grads = _validated(grads)
     lowest, highest = _bound("clip_value_min", clip_value_min), _bound("clip_value_max", clip_value_max)
     if settings.is_number(clip_value_min) and settings.is_number(clip_value_max) and clip_value_min > clip_value_max:
         raise ValueError(
@@ -48,7 +48,7 @@ def clip_by_value(grads: Gradients, clip_value_min: _Number, clip_value_max: _Nu
     return [numerics.map_values(clip, grad) for grad in grads]
 
 
-def clip_by_norm(grads: Gradients, clip_norm: _Number) -> list[Gradient]:
+def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient]:
     """Clip each gradient to a norm of its own.
 
     The rule, for each gradient `g`:
@@ -75,12 +75,12 @@ def clip_by_norm(grads: Gradients, clip_norm: _Number) -> list[Gradient]:
         >>> [grad.numpy().tolist() for grad in clipped]
         [[1.5, 2.0], [1.0, inf]]
     """
-    _validate(grads)
+    grads = _validated(grads)
     factors = tf.unstack(_factors(reductions.norms(grads), clip_norm), num=len(grads))
     return [numerics.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
 
 
-def clip_by_global_norm(grads: Gradients, clip_norm: _Number) -> tuple[list[Gradient], tf.Tensor]:
+def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[list[Gradient], tf.Tensor]:
     """Clip gradients to a norm of all together, which keeps the direction of the step.
 
     The rule of `clip_by_norm`, for one norm over all gradients. `tf.clip_by_global_norm` makes every gradient NaN where
@@ -106,7 +106,7 @@ def clip_by_global_norm(grads: Gradients, clip_norm: _Number) -> tuple[list[Grad
         >>> [grad.numpy().tolist() for grad in clipped], float(norm)
         ([[3.0], [inf]], inf)
     """
-    _validate(grads)
+    grads = _validated(grads)
     norm = reductions.global_norm(grads)
     factor = _factors(norm, clip_norm)
     return [numerics.shrink(grad, factor) for grad in grads], norm
@@ -125,14 +125,10 @@ def _bound(name: str, value: _Number) -> tf.Tensor:
     return value if tf.is_tensor(value) else tf.constant(settings.number(name, value), tf.float64)
 
 
-def _validate(grads: Gradients) -> None:
-    if not isinstance(grads, Sequence):
-        raise TypeError(
-            f"grads must be a list of gradients, got a {type(grads).__name__}: pass [grad] for a single one."
-        )
-    if any(isinstance(grad, Sequence) for grad in grads):
-        raise TypeError("grads holds pairs or lists: pass the gradients alone, without their variables.")
+def _validated(given: Iterable[Gradient]) -> list[Gradient]:
+    grads = lists.gradients(given)
     if not grads:
         raise ValueError("grads is empty: pass the gradients, one for each variable.")
     if all(grad is None for grad in grads):
         raise ValueError("every gradient is None: the loss depends on none of the variables.")
+    return grads

@@ -1,11 +1,11 @@
 """What one optimizer does in a step, whatever host it is of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core import lists, numerics
 from tfmp.core.horovods import is_horovods
 from tfmp.core.overflow import KINDS
 from tfmp.core.verdicts import Seen
@@ -217,7 +217,7 @@ def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[
         NotImplementedError: A variable's "gradient" is its next value; or Keras' optimizer cannot step in the graph.
     """
     validate_optimizer(optimizer)
-    pairs = _pairs_of(grads_and_vars)
+    pairs = lists.pairs(grads_and_vars)
     if all(grad is None for grad, _ in pairs):
         raise ValueError(
             "there are no gradients to step with: pass pairs of a gradient and its variable, of which one gradient at "
@@ -264,6 +264,26 @@ def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
         )
 
 
+def validated_steps(steps: Iterable[tuple[Any, GradsAndVars]]) -> list[tuple[Any, GradsAndVars]]:
+    """Return pairs of an optimizer and what it is to step with, or say why these are none.
+
+    Args:
+        steps: What the user gave.
+
+    Raises:
+        TypeError: These are no pairs.
+        ValueError: There are none.
+    """
+    what, advice = "pairs of an optimizer and its grads_and_vars", "pass [(optimizer, zip(grads, variables)), ...]"
+    listed = lists.items("steps", steps, what, advice)
+    if not listed:
+        raise ValueError(f"there is no optimizer to step: pass {what}.")
+    for pair in listed:
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise TypeError(f"steps must be {what}, and it holds {pair!r} of type {type(pair).__name__}: {advice}.")
+    return listed
+
+
 def validate_kwargs(steps: Sequence[OptimizerStep]) -> None:
     """Refuse keyword arguments that not all of the optimizers take: some would step before another fails.
 
@@ -282,14 +302,3 @@ def validate_kwargs(steps: Sequence[OptimizerStep]) -> None:
                 f"{given} would be passed to each optimizer, and {kind} is not TF1's: leave it out, or step each "
                 "optimizer by itself."
             )
-
-
-def _pairs_of(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
-    # Of a tensor, iterating would give rows.
-    pairs = [] if tf.is_tensor(grads_and_vars) else list(grads_and_vars)
-    if tf.is_tensor(grads_and_vars) or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise TypeError(
-            "grads_and_vars must be pairs of a gradient and its variable, as zip(grads, variables) makes them, got "
-            f"{grads_and_vars if tf.is_tensor(grads_and_vars) else pairs!r}."
-        )
-    return pairs

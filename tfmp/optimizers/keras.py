@@ -1,14 +1,14 @@
 """What the front-ends for all versions of Keras share."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import call_sites, numerics
+from tfmp.core import call_sites, lists, numerics
 from tfmp.core.accumulation_settings import AccumulationSettings
 from tfmp.core.managers import (
     OWN_MANAGERS,
@@ -125,7 +125,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             return lambda: self._scaler.scale(loss())
         return self._scaler.scale(loss)
 
-    def get_unscaled_gradients(self, grads: Gradients) -> list[Gradient]:
+    def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """Divide gradients by the loss scale; `apply_gradients` then takes what this returned.
 
         Here is the place to clip gradients, by `tfmp.clip_by_global_norm` say, or to look at them.
@@ -135,7 +135,11 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
         Returns:
             The gradients in true magnitude, in float32 or float64.
+
+        Raises:
+            TypeError: These are no gradients.
         """
+        grads = lists.gradients(grads)
         if self._last_call is None:
             self._warn_once(
                 grads,
@@ -146,26 +150,45 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         return self._scaler.unscale(grads)
 
     def exclude_from_weight_decay(
-        self, var_list: Sequence[Any] | None = None, var_names: Sequence[str] | None = None
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
         """Exclude variables from the inner optimizer's weight decay.
 
         Args:
             var_list: Variables to exclude.
             var_names: Parts of names to exclude.
-        """
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
-    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        Raises:
+            TypeError: One of them is no list; a single variable or string is none.
+        """
+        self.inner_optimizer.exclude_from_weight_decay(
+            None if var_list is None else lists.variables("var_list", var_list),
+            None if var_names is None else lists.names("var_names", var_names),
+        )
+
+    def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
+        """Set the variables to their averages, if the inner optimizer keeps such.
+
+        Args:
+            var_list: The variables that were trained.
+
+        Raises:
+            TypeError: These are no variables.
+        """
+        self.inner_optimizer.finalize_variable_values(lists.variables("var_list", var_list))
+
+    def set_weights(self, weights: Iterable[np.ndarray]) -> None:
         """Set the values of `variables`, those of the inner optimizer included.
 
         Args:
             weights: The values, in the order of `variables`.
 
         Raises:
+            TypeError: `weights` is no list.
             ValueError: There are more or fewer values than variables, as there are before `build`.
         """
         variables = self.variables
+        weights = lists.items("weights", weights, "a list of values", "pass one array for each of the variables")
         if len(weights) != len(variables):
             raise ValueError(
                 f"the optimizer has {len(variables)} variables, got {len(weights)} values: build it first, for the "

@@ -1,11 +1,12 @@
 """The front-end for Keras 2 optimizers, whichever package Keras 2 comes in."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core import lists
 from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
@@ -143,29 +144,38 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         variables.extend(self.inner_optimizer.variables)
         return variables
 
-    def build(self, var_list: Sequence[tf.Variable]) -> None:
+    def build(self, var_list: Iterable[tf.Variable]) -> None:
         """Make the variables of the inner optimizer, and those of a window.
 
         Args:
             var_list: The variables to train.
+
+        Raises:
+            TypeError: These are no variables.
         """
+        var_list = lists.variables("var_list", var_list)
         self.inner_optimizer.build(var_list)
         self._accumulation.build(var_list, self._add_buffer)
         self._scaler.prepare([variable.name for variable in var_list])
 
     def compute_gradients(
-        self, loss: Loss, var_list: Sequence[tf.Variable], tape: tf.GradientTape | None = None
+        self, loss: Loss, var_list: Iterable[tf.Variable] | Callable[[], Any], tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, tf.Variable]]:
         """Return the gradients of a loss in true magnitude; the loss is scaled in between.
 
         Args:
             loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
-            var_list: The variables to train.
+            var_list: The variables to train, or a function that returns them.
             tape: The tape that recorded the loss.
 
         Returns:
             Pairs of a gradient and its variable, for `apply_gradients`.
+
+        Raises:
+            TypeError: `var_list` is no list of variables.
         """
+        if not callable(var_list):
+            var_list = lists.variables("var_list", var_list)
         tape = tape or tf.GradientTape()
         with tape:
             scaled = self.get_scaled_loss(loss)
@@ -185,8 +195,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
         Returns:
             The sums or means, and the variables.
+
+        Raises:
+            TypeError: These are no such pairs.
         """
-        summed = list(self.inner_optimizer.aggregate_gradients(grads_and_vars))
+        summed = list(self.inner_optimizer.aggregate_gradients(lists.pairs(grads_and_vars)))
         if not summed:
             return summed
         # Horovod's optimizer, inside this one or made of it, averages them when it computes them, and only then.
@@ -219,11 +232,12 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             `iterations`.
 
         Raises:
+            TypeError: These are no such pairs.
             ValueError: Every gradient is None.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
             NotImplementedError: The active strategy is not supported.
         """
-        grads_and_vars = list(grads_and_vars)
+        grads_and_vars = lists.pairs(grads_and_vars)
         if not grads_and_vars:
             # As in Keras: a model without weights trains nothing.
             return self.iterations
@@ -247,14 +261,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         accumulator = self._accumulation.accumulator_of(variables)
         self._scaler.step(true_grads, names, apply_fn, reduce_fn, self._count_skipped_step, accumulator=accumulator)
         return self.iterations
-
-    def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:
-        """Set the variables to their averages, if the inner optimizer keeps such.
-
-        Args:
-            var_list: The variables that were trained.
-        """
-        self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` makes the optimizer of again."""

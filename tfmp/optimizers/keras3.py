@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core import lists
 from tfmp.core.accumulation_settings import AccumulationSettings, accumulation_settings
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import running_horovod
@@ -23,7 +24,7 @@ from tfmp.optimizers.keras import (
 )
 from tfmp.optimizers.keras3_update import JitCompile, Keras3Update
 from tfmp.optimizers.keras_accumulation import is_overwritten, variables_of_each_replica
-from tfmp.types import Gradient, Gradients, Loss
+from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
 
@@ -127,15 +128,17 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         # Keras' own wrapper counts by itself before Keras 3.9.
         return self.inner_optimizer.iterations
 
-    def build(self, var_list: Sequence[keras.Variable]) -> None:
+    def build(self, var_list: Iterable[keras.Variable]) -> None:
         """Make the variables of the inner optimizer, and those of a window.
 
         Args:
             var_list: The variables to train.
 
         Raises:
+            TypeError: These are no variables.
             ValueError: Gradients are to be accumulated, and those of a variable are its next values (float8 scales).
         """
+        var_list = lists.variables("var_list", var_list)
         # First: Keras takes an optimizer for built, though an error follows.
         self._accumulation.build(var_list, self._add_buffer)
         self.inner_optimizer.build(var_list)
@@ -161,9 +164,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             Pairs of a gradient and its variable, for `apply_gradients`.
 
         Raises:
+            TypeError: `var_list` is no list of variables.
             ValueError: The loss is a tensor, and there is no tape.
         """
-        variables = list(var_list)
+        variables = lists.variables("var_list", var_list)
         grads = self.get_unscaled_gradients(self._scaled_gradients(loss, variables, tape))
         return list(zip(grads, variables, strict=True))
 
@@ -176,9 +180,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             tape: The tape that recorded the loss.
 
         Raises:
+            TypeError: `var_list` is no list of variables.
             ValueError: The loss is a tensor, and there is no tape.
         """
-        variables = list(var_list)
+        variables = lists.variables("var_list", var_list)
         self.apply(self._scaled_gradients(loss, variables, tape), variables)
 
     def _scaled_gradients(
@@ -217,11 +222,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             trainable_variables: The variables; by default those that the optimizer was built with.
 
         Raises:
+            TypeError: These are no gradients, or no variables.
             ValueError: Every gradient is None; or there are no variables.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
             NotImplementedError: The active strategy is not supported; or Horovod is to distribute the step.
         """
-        grads = list(grads)
+        grads = lists.gradients(grads)
         if not grads:
             # As in Keras: a model without weights trains nothing.
             return
@@ -258,6 +264,20 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         true_grads = self._true_gradients(grads, variables, scaled)
         self._scaler.step(true_grads, names, apply_fn, next_values=next_values, accumulator=accumulator)
 
+    def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
+        """Apply gradients as `apply` does, in the form of Keras 2.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable.
+
+        Returns:
+            `iterations`.
+
+        Raises:
+            TypeError: These are no such pairs.
+        """
+        return super().apply_gradients(lists.pairs(grads_and_vars))
+
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""
         raise NotImplementedError("stateless_apply is not for the TensorFlow backend: call apply.")
@@ -283,7 +303,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         return cls(optimizer.inner_optimizer, manager)
 
     def _built_with(self, trainable_variables: Iterable[keras.Variable] | None) -> list[keras.Variable]:
-        variables = None if trainable_variables is None else list(trainable_variables)
+        variables = None
+        if trainable_variables is not None:
+            variables = lists.variables("trainable_variables", trainable_variables)
         if not self.built:
             if variables is None:
                 raise ValueError("the optimizer is not built yet: pass trainable_variables, or call build with them.")

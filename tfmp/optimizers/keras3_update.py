@@ -1,5 +1,6 @@
 """What a Keras 3 optimizer does to the variables in a step that is applied, compiled where that pays."""
 
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -9,8 +10,11 @@ import tensorflow as tf
 
 from tfmp.core import numerics, reductions
 from tfmp.core.compilation import can_be_compiled, run_compiled, worth_compiling
+from tfmp.core.debugging import ops_are_watched
 from tfmp.core.xla import within_xla
 from tfmp.types import ApplyGradients, Gradients
+
+_logger = logging.getLogger("tfmp")
 
 #: Whether to compile an update, True or False, or "auto".
 JitCompile: TypeAlias = bool | str
@@ -27,7 +31,8 @@ class Keras3Update:
     Compiled is what a `tf.function` traces. With "auto" it is compiled if the variables are large, and if all that
     computes is Keras' own: a user's code may do what XLA cannot, such as printing. With True it is compiled whatever
     computes. It is never compiled for other variables than those that the optimizer was built with, nor where
-    `can_be_compiled` says no.
+    `can_be_compiled` says no; nor under `tf.debugging.enable_check_numerics`, whose ops XLA does not have, and which
+    is said once.
 
     Args:
         optimizer: The optimizer.
@@ -41,6 +46,7 @@ class Keras3Update:
         self._optimizer = optimizer
         self._variables = variables
         self._jit_compile = jit_compile
+        self._told_of_debugging = False
 
     def apply_fn(self, grads: Gradients, variables: Sequence[keras.Variable], loss_scale: tf.Tensor) -> ApplyGradients:
         """Return what applies the gradients; called before the conditional that it is to stand in.
@@ -50,7 +56,7 @@ class Keras3Update:
             variables: The variables.
             loss_scale: The scale.
         """
-        is_compiled = self._is_compiled(variables)
+        is_compiled = self._is_to_be_compiled(variables) and not self._is_debugged()
         clips = _clips_by_global_norm(self._optimizer) and (is_compiled or within_xla())
         norm = _true_norm(grads, loss_scale) if clips else None
 
@@ -72,12 +78,22 @@ class Keras3Update:
 
         return apply_fn
 
-    def _is_compiled(self, variables: Sequence[keras.Variable]) -> bool:
+    def _is_to_be_compiled(self, variables: Sequence[keras.Variable]) -> bool:
         if not can_be_compiled() or not _are_the_same(variables, self._variables):
             return False
         if self._jit_compile == "auto":
             return worth_compiling(list(map(_of_tensorflow, variables))) and _suits_xla(self._optimizer, variables)
         return bool(self._jit_compile)
+
+    def _is_debugged(self) -> bool:
+        watched = ops_are_watched()
+        if watched and not self._told_of_debugging:
+            self._told_of_debugging = True
+            _logger.warning(
+                "the update of the variables is not compiled, as with jit_compile=False: check numerics is on, or the "
+                "dump of debug info (tf.debugging), and XLA does not have the ops that they add."
+            )
+        return watched
 
     def _clip_and_apply(self, grads: Gradients, variables: Sequence[keras.Variable], norm: tf.Tensor) -> None:
         factor = tf.minimum(self._optimizer.global_clipnorm / norm, 1.0)

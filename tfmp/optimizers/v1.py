@@ -1,13 +1,13 @@
 """The front-end for TF1-style optimizers: graph mode, Estimator, and eager code with a callable loss."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import call_sites, numerics
+from tfmp.core import call_sites, lists, numerics
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.accumulators import Accumulators
@@ -128,7 +128,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         Args:
             loss: The loss, a floating-point tensor; or a function that returns it, as eager execution needs.
-            var_list: The variables; by default all trainable ones.
+            var_list: The variables; by default all trainable ones. A nest of them is taken too, and a single one.
             gate_gradients: As in `tf.compat.v1.train.Optimizer`.
             aggregation_method: As there.
             colocate_gradients_with_ops: As there.
@@ -148,7 +148,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._origin_known = True
         grads_and_vars = self._opt.compute_gradients(
             (lambda: self._scaler.scale(loss())) if callable(loss) else self._scaler.scale(loss),
-            var_list=var_list,
+            var_list=_flat(var_list),
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
             colocate_gradients_with_ops=colocate_gradients_with_ops,
@@ -187,13 +187,14 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             The op of the whole step; None in eager mode.
 
         Raises:
+            TypeError: These are no such pairs, or `global_step` is no variable.
             ValueError: There is no gradient at all; or is_distributed=True and nothing distributes; or a reference
                 variable meets control flow v2, which cannot update it conditionally; or a gradient is of a variable
                 that had none when another function, which ends the window, was traced.
             NotImplementedError: The active `tf.distribute` strategy is not supported; or is one of several workers, and
                 accumulates in a graph.
         """
-        pairs = tuple(grads_and_vars)
+        pairs = lists.pairs(grads_and_vars)
         variables = [variable for _, variable in pairs]
         grads = [grad for grad, _ in pairs]
         _validate(grads, variables, global_step)
@@ -321,6 +322,13 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             "manager, tf.train.Checkpoint(optimizer=opt, manager=manager), and, with accumulation_steps, "
             "accumulation=this_optimizer.accumulation."
         )
+
+
+def _flat(var_list: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes
+    """Return variables as a list. TensorFlow takes a nest of them, or a single one, in graphs; this also eagerly."""
+    if var_list is None or callable(var_list):
+        return var_list
+    return tf.nest.flatten(list(var_list) if isinstance(var_list, Iterator) else var_list)
 
 
 def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: tf.Variable | None) -> None:

@@ -81,9 +81,14 @@ class LossScaleManager(tf.Module, abc.ABC):
             state_dict: The numbers, by their names.
 
         Raises:
-            TypeError: One is no number.
+            TypeError: It is no mapping, or one is no number.
             ValueError: Some are missing, not known or out of range; then the state stays as it was.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                "state_dict must be a mapping from names to numbers, as state_dict() returns it, got "
+                f"{state_dict!r} of type {type(state_dict).__name__}."
+            )
         state = self._state_to_save()
         names = [] if state is None else list(state.numbers())
         if sorted(state_dict) != sorted(names):

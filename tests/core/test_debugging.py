@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfmp.core.debugging import ops_are_watched
+
+
+def test_check_of_numerics_watches_ops_until_it_is_disabled() -> None:
+    assert not ops_are_watched()
+    tf.debugging.enable_check_numerics()
+    try:
+        seen = []
+        tf.function(lambda: seen.append(ops_are_watched()))()
+        assert seen == [True]
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert not ops_are_watched()
+
+
+def test_dump_of_debug_info_watches_ops_until_it_is_disabled(tmp_path: Path) -> None:
+    tf.debugging.experimental.enable_dump_debug_info(str(tmp_path))
+    try:
+        assert ops_are_watched()
+    finally:
+        tf.debugging.experimental.disable_dump_debug_info()
+    assert not ops_are_watched()

@@ -1,0 +1,265 @@
+"""Every public entrance that takes gradients, variables, pairs or names: with what is a list, and what is none."""
+
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.bert.optimizers import AdamWeightDecayOptimizer
+
+# Makes of a list what is passed in its place.
+_Form = Callable[[list[Any]], Any]
+# Takes one form, and returns what became of it.
+_Take = Callable[[_Form], Any]
+
+
+class _Entrance(NamedTuple):
+    """A way to pass a list.
+
+    Attributes:
+        make: Makes what is called, outside of any function.
+        wrong: What is not to be passed there, of the table below.
+    """
+
+    make: Callable[[], _Take]
+    wrong: str
+
+
+def _variables() -> list[tf.Variable]:
+    return [tf.Variable([1.0, 2.0], name="a"), tf.Variable([3.0, 4.0], name="b")]
+
+
+def _grads() -> list[tf.Tensor]:
+    return [tf.constant([8.0, 16.0]), tf.constant([24.0, 32.0])]
+
+
+def _sgd() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+
+def _read(variables: list[tf.Variable]) -> list[tf.Tensor]:
+    return [variable.read_value() for variable in variables]
+
+
+def _unscale() -> _Take:
+    scaler = tfmp.GradScaler(8)
+    return lambda form: scaler.unscale(_sgd(), form(_grads()))
+
+
+def _unscale_disabled() -> _Take:
+    scaler = tfmp.GradScaler(enabled=False)
+    return lambda form: scaler.unscale(_sgd(), form(_grads()))
+
+
+def _step() -> _Take:
+    scaler, optimizer, variables = tfmp.GradScaler(8), _sgd(), _variables()
+
+    def take(form: _Form) -> Any:
+        scaler.step(optimizer, form(list(zip(_grads(), variables, strict=True))))
+        scaler.update()
+        return _read(variables)
+
+    return take
+
+
+def _step_all() -> _Take:
+    scaler, optimizers, variables = tfmp.GradScaler(8), [_sgd(), _sgd()], _variables()
+
+    def take(form: _Form) -> Any:
+        pairs = zip(_grads(), variables, strict=True)
+        scaler.step_all(form([(optimizer, [pair]) for optimizer, pair in zip(optimizers, pairs, strict=True)]))
+        scaler.update()
+        return _read(variables)
+
+    return take
+
+
+def _scale() -> _Take:
+    scaler = tfmp.GradScaler(8)
+    return lambda form: list(scaler.scale(form([tf.constant(1.0), tf.constant(2.0)])))
+
+
+def _prepare() -> _Take:
+    optimizer, variables = tf.compat.v1.train.MomentumOptimizer(1.0, 0.5), _variables()
+
+    def take(form: _Form) -> Any:
+        tfmp.GradScaler(8).prepare(optimizer, form(variables))
+        return len(optimizer.variables())
+
+    return take
+
+
+def _accumulator_of() -> _Take:
+    variables = _variables()
+    return lambda form: len(tfmp.GradientAccumulator(form(variables), 2).sums)
+
+
+def _add() -> _Take:
+    accumulator = tfmp.GradientAccumulator(_variables(), 2)
+
+    def take(form: _Form) -> Any:
+        accumulator.add(form(_grads()), 8.0)
+        return accumulator.mean()
+
+    return take
+
+
+def _of_v1_apply() -> _Take:
+    optimizer, variables = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8)), _variables()
+
+    def take(form: _Form) -> Any:
+        optimizer.apply_gradients(form(list(zip(_grads(), variables, strict=True))))
+        return _read(variables)
+
+    return take
+
+
+def _of_v1_minimize() -> _Take:
+    optimizer, variables = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8)), _variables()
+
+    def take(form: _Form) -> Any:
+        optimizer.minimize(lambda: tf.add_n(variables), var_list=form(variables))
+        return _read(variables)
+
+    return take
+
+
+def _of_bert_apply() -> _Take:
+    optimizer, variables = AdamWeightDecayOptimizer(0.125), _variables()
+
+    def take(form: _Form) -> Any:
+        optimizer.apply_gradients(form(list(zip(_grads(), variables, strict=True))))
+        return _read(variables)
+
+    return take
+
+
+def _of_bert_names() -> _Take:
+    variables = _variables()
+
+    def take(form: _Form) -> Any:
+        optimizer = AdamWeightDecayOptimizer(0.125, 0.5, exclude_from_weight_decay=form(["a", "b"]))
+        return [tf.constant(optimizer.decays(variable)) for variable in variables]
+
+    return take
+
+
+def _checkpoint_map() -> _Take:
+    def take(form: _Form) -> Any:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session, tempfile.TemporaryDirectory() as path:
+            variables = [tf.compat.v1.get_variable(name, initializer=[1.0]) for name in ("a", "b")]
+            session.run(tf.compat.v1.global_variables_initializer())
+            tf.compat.v1.train.Saver().save(session, f"{path}/model.ckpt")
+            return sorted(tfmp.checkpoint_variable_map(path, form(variables)))
+
+    return take
+
+
+_ENTRANCES = {
+    "GradScaler.unscale": _Entrance(_unscale, "grads"),
+    "GradScaler.unscale disabled": _Entrance(_unscale_disabled, "grads"),
+    "GradScaler.step": _Entrance(_step, "pairs"),
+    "GradScaler.step_all": _Entrance(_step_all, "steps"),
+    "GradScaler.scale": _Entrance(_scale, "none"),
+    "GradScaler.prepare": _Entrance(_prepare, "variables"),
+    "GradientAccumulator": _Entrance(_accumulator_of, "variables"),
+    "GradientAccumulator.add": _Entrance(_add, "grads"),
+    "clip_by_value": _Entrance(lambda: lambda form: tfmp.clip_by_value(form(_grads()), -9, 9), "grads"),
+    "clip_by_norm": _Entrance(lambda: lambda form: tfmp.clip_by_norm(form(_grads()), 1.0), "grads"),
+    "clip_by_global_norm": _Entrance(lambda: lambda form: tfmp.clip_by_global_norm(form(_grads()), 1.0), "grads"),
+    "v1 apply_gradients": _Entrance(_of_v1_apply, "pairs"),
+    "v1 minimize": _Entrance(_of_v1_minimize, "none"),
+    "bert apply_gradients": _Entrance(_of_bert_apply, "pairs"),
+    "bert exclude_from_weight_decay": _Entrance(_of_bert_names, "names"),
+    "checkpoint_variable_map": _Entrance(_checkpoint_map, "variables"),
+}
+
+_WRONG: dict[str, dict[str, _Form]] = {
+    "grads": {
+        "one tensor": lambda right: right[0],
+        "an array": lambda right: np.ones([2, 2], np.float32),
+        "a dict": lambda right: dict(enumerate(right)),
+        "a zip of pairs": lambda right: zip(right, _variables(), strict=True),
+        "pairs": lambda right: list(zip(right, _variables(), strict=True)),
+        "a list in a list": lambda right: [right],
+        "a string": lambda right: "grads",
+        "None": lambda right: None,
+    },
+    "pairs": {
+        "one tensor": lambda right: right[0][0],
+        "a dict": lambda right: dict(enumerate(right)),
+        "gradients": lambda right: [grad for grad, _ in right],
+        "two gradients in a pair": lambda right: [tuple(grad for grad, _ in right)],
+        "swapped": lambda right: [(variable, grad) for grad, variable in right],
+        "one pair": lambda right: right[0],
+        "two lists": lambda right: tuple(map(list, zip(*right, strict=True))),
+        "None": lambda right: None,
+    },
+    "steps": {
+        "a dict": dict,
+        "one step": lambda right: right[0],
+        "optimizers": lambda right: [optimizer for optimizer, _ in right],
+    },
+    "variables": {
+        "one variable": lambda right: right[0],
+        "a dict": lambda right: dict(enumerate(right)),
+        "names": lambda right: ["a", "b"],
+        "a name": lambda right: "a",
+        "gradients": lambda right: _grads(),
+    },
+    "names": {"a string": lambda right: "a", "a number": lambda right: 1},
+    "none": {},
+}
+
+_FORMS: dict[str, _Form] = {
+    "generator": lambda right: (each for each in right),
+    "map": lambda right: map(lambda each: each, right),  # noqa: C417 - the type is what matters
+    "tuple": tuple,
+    "values of a dict": lambda right: dict(enumerate(right)).values(),
+}
+_IN_EAGER_CODE_ALONE = (
+    "GradScaler.prepare",
+    "GradientAccumulator",
+    "bert exclude_from_weight_decay",
+    "checkpoint_variable_map",
+)
+
+
+def _result(entrance: _Entrance, form: _Form, in_function: bool) -> Any:
+    take = entrance.make()
+    found = tf.function(lambda: take(form), autograph=False)() if in_function else take(form)
+    return tf.nest.map_structure(lambda each: each.numpy().tolist() if tf.is_tensor(each) else each, found)
+
+
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("entrance", _ENTRANCES)
+def test_other_iterable_gives_what_a_list_gives(entrance: str, form: str, in_function: bool) -> None:
+    if in_function and entrance in _IN_EAGER_CODE_ALONE:
+        return
+    expected = _result(_ENTRANCES[entrance], list, in_function)
+    assert _result(_ENTRANCES[entrance], _FORMS[form], in_function) == expected
+
+
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    ("entrance", "wrong"), [(name, wrong) for name, each in _ENTRANCES.items() for wrong in _WRONG[each.wrong]]
+)
+def test_what_is_no_such_list_is_refused_with_its_value_and_what_to_do(
+    entrance: str, wrong: str, in_function: bool
+) -> None:
+    if in_function and entrance in _IN_EAGER_CODE_ALONE:
+        return
+    form = _WRONG[_ENTRANCES[entrance].wrong][wrong]
+    with pytest.raises(TypeError, match=r"must be (a list of|pairs of) .*(, got |, and it holds ).*: (pass|write) "):
+        _result(_ENTRANCES[entrance], form, in_function)
+
+
+def test_state_that_is_no_mapping_is_refused() -> None:
+    for state in ([("loss_scale", 8.0)], "loss_scale", None):
+        with pytest.raises(TypeError, match="state_dict must be a mapping from names to numbers"):
+            tfmp.GradScaler(8).load_state_dict(state)

@@ -1,0 +1,312 @@
+"""What a scaler says of gradients whose loss was not scaled, and where it must say nothing."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+_NEVER = (
+    "gradients are divided by the loss scale, and scale was not called before: differentiate what scale returns, not "
+    "the loss itself."
+)
+_OTHER = (
+    "gradients are divided by the loss scale, and what scale returned was not differentiated: differentiate that, not "
+    "the loss itself."
+)
+
+
+def _here() -> str:
+    """Return the line of the caller."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return f"test_scaler_warnings.py:{frame.f_back.f_lineno}"
+
+
+class _Training:
+    """A scaler with what it trains, and the lines that gradients were made in."""
+
+    def __init__(self, is_fixed: bool = False, **settings: Any) -> None:
+        self.scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8) if is_fixed else None, **settings)
+        self.optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        self.weight = tf.Variable([1.0, 2.0])
+        self.accumulator = tfmp.GradientAccumulator([self.weight], 1)
+        self.line = ""
+
+    def loss(self, data: Any = 3.0) -> tf.Tensor:
+        return tf.reduce_sum(self.weight * self.weight) * data
+
+    def step(self, grads: Any, unscales: bool = True) -> None:
+        if unscales:
+            grads = self.scaler.unscale(self.optimizer, grads)
+        self.scaler.step(self.optimizer, zip(grads, [self.weight], strict=True))
+        self.scaler.update()
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "tfmp"]
+
+
+def _eagerly(function: Callable[..., None]) -> Callable[..., None]:
+    return function
+
+
+def _in_function(function: Callable[..., None]) -> Callable[..., None]:
+    # AutoGraph would give the lines of what it makes of the test.
+    return tf.function(function, autograph=False)
+
+
+@pytest.mark.parametrize("mode", [_eagerly, _in_function], ids=["eager", "function"])
+@pytest.mark.parametrize("unscales", [True, False])
+def test_loss_that_was_never_scaled_is_warned_of_once_by_its_line(
+    mode: Callable[..., Any], unscales: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = _Training()
+
+    @mode
+    def iterate(data: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = training.loss(data)
+        grads, training.line = tape.gradient(loss, [training.weight]), _here()
+        if tf.executing_eagerly():
+            # There only the call is known.
+            training.line = "test_scaler_warnings.py:" + str(_line_of_unscale if unscales else _line_of_step)
+        training.step(grads, unscales)
+
+    for _ in range(3):
+        iterate(tf.constant(3.0))
+    assert _said(caplog) == [f"{training.line}: {_NEVER}"]
+
+
+_line_of_unscale = next(
+    number
+    for number, line in enumerate(inspect.getsource(_Training).splitlines(), inspect.getsourcelines(_Training)[1])
+    if "scaler.unscale" in line
+)
+_line_of_step = _line_of_unscale + 1
+
+
+@pytest.mark.graph
+def test_graph_of_a_session_warns_by_the_line_of_the_gradients(caplog: pytest.LogCaptureFixture) -> None:
+    for scales, message in ((False, _NEVER), (True, _OTHER)):
+        caplog.clear()
+        with tf.Graph().as_default():
+            scaler, weight = tfmp.GradScaler(), tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
+            loss = tf.reduce_sum(weight * weight)
+            if scales:
+                scaler.scale(loss)
+            grads, line = tf.gradients(loss, [weight]), _here()
+            optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+            for _ in range(2):
+                scaler.step(optimizer, zip(grads, [weight], strict=True))
+                scaler.update()
+        assert _said(caplog) == [f"{line}: {message}"]
+
+
+@pytest.mark.parametrize("jit_compile", [None, True])
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["exponential", "fixed"])
+@pytest.mark.parametrize("clips", [True, False])
+def test_function_that_differentiates_the_loss_beside_the_scaled_one_is_warned_of(
+    clips: bool, is_fixed: bool, jit_compile: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = _Training(is_fixed)
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def iterate(data: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = training.loss(data)
+            training.scaler.scale(loss)
+        grads, training.line = tape.gradient(loss, [training.weight]), _here()
+        if clips:
+            grads = tfmp.clip_by_norm(grads, 1e6)
+        training.step(grads)
+
+    for _ in range(2):
+        iterate(tf.constant(3.0))
+    assert _said(caplog) == [f"{training.line}: {_OTHER}"]
+
+
+def _scaled(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        scaled = training.scaler.scale(training.loss(data))
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _scaled_in_half_precision(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        scaled = training.scaler.scale(tf.cast(training.loss(data), tf.float16))
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _sum_of_scaled_losses(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        parts = training.scaler.scale([training.loss(data), training.loss(2.0)])
+        scaled = tf.add_n(parts)
+    training.step(tape.gradient(scaled, [training.weight]), unscales=False)
+
+
+def _penalty(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            loss = training.loss(data)
+        (grad,) = inner.gradient(loss, [training.weight])
+        scaled = training.scaler.scale(loss + tf.reduce_sum(grad * grad))
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _by_hand(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        scaled = training.loss(data) * training.scaler.loss_scale
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _by_hand_beside_another(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        loss = training.loss(data)
+        training.scaler.scale(loss)
+        scaled = loss * training.scaler.loss_scale
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _scaled_gradient_of_the_output(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        output = training.weight * data
+    of_output = training.scaler.scale(tf.ones_like(output))
+    training.step([tape.gradient(output, training.weight, output_gradients=of_output)])
+
+
+def _differentiated_in_another_function(training: _Training, data: tf.Tensor) -> None:
+    @tf.function
+    def gradients() -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            scaled = training.scaler.scale(training.loss(data))
+        return tape.gradient(scaled, [training.weight])
+
+    training.step(gradients())
+
+
+def _scaled_in_another_function(training: _Training, data: tf.Tensor) -> None:
+    training.scaler.scale(tf.constant(1.0))
+    scaled_loss = tf.function(lambda: training.scaler.scale(training.loss(data)))
+    with tf.GradientTape() as tape:
+        scaled = scaled_loss()
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _scaled_in_a_conditional(training: _Training, data: tf.Tensor) -> None:
+    training.scaler.scale(tf.constant(1.0))
+    with tf.GradientTape() as tape:
+        scaled = tf.cond(
+            data > 0, lambda: training.scaler.scale(training.loss(data)), lambda: training.scaler.scale(data)
+        )
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _scaled_in_a_loop(training: _Training, data: tf.Tensor) -> None:
+    training.scaler.scale(tf.constant(1.0))
+    with tf.GradientTape() as tape:
+        _, scaled = tf.while_loop(
+            lambda count, _: count < 2,
+            lambda count, total: (count + 1, total + training.scaler.scale(training.loss(data))),
+            [tf.constant(0), tf.constant(0.0)],
+        )
+    training.step(tape.gradient(scaled, [training.weight]))
+
+
+def _stepped_in_a_conditional(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        scaled = training.scaler.scale(training.loss(data))
+    grads = tape.gradient(scaled, [training.weight])
+    tf.cond(data > 0, lambda: training.step(grads) or 1, lambda: 0)
+
+
+def _accumulated(training: _Training, data: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        loss = training.loss(data)
+    training.accumulator.add(tape.gradient(loss, [training.weight]))
+    training.step(training.scaler.unscale(training.optimizer, training.accumulator), unscales=False)
+
+
+@pytest.mark.parametrize("mode", [_eagerly, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["exponential", "fixed"])
+@pytest.mark.parametrize(
+    "iterate",
+    [
+        _scaled,
+        _scaled_in_half_precision,
+        _sum_of_scaled_losses,
+        _penalty,
+        _by_hand,
+        _by_hand_beside_another,
+        _scaled_gradient_of_the_output,
+        _differentiated_in_another_function,
+        _scaled_in_another_function,
+        _scaled_in_a_conditional,
+        _scaled_in_a_loop,
+        _stepped_in_a_conditional,
+        _accumulated,
+    ],
+)
+def test_nothing_is_said_of_losses_that_are_scaled(
+    iterate: Callable[..., None], is_fixed: bool, mode: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    training = _Training(is_fixed)
+    mode(iterate)(training, tf.constant(3.0))
+    assert _said(caplog) == []
+    assert int(training.scaler.attempted_steps) == 1
+
+
+def test_nothing_is_said_of_gradients_that_a_function_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    training = _Training()
+    step = tf.function(lambda grad: training.step([grad * 1.0]))
+    # It is traced before anything is scaled.
+    step = step.get_concrete_function(tf.TensorSpec([2]))
+    with tf.GradientTape() as tape:
+        scaled = training.scaler.scale(training.loss())
+    step(tape.gradient(scaled, training.weight))
+    assert _said(caplog) == []
+
+
+@pytest.mark.parametrize("mode", [_eagerly, tf.function], ids=["eager", "function"])
+def test_nothing_is_said_where_nothing_is_scaled(mode: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    training = _Training(enabled=False)
+
+    def iterate() -> None:
+        with tf.GradientTape() as tape:
+            loss = training.loss()
+        training.step(tape.gradient(loss, [training.weight]))
+
+    mode(iterate)()
+    assert _said(caplog) == []
+
+
+def test_replicas_that_scale_are_not_warned_of(
+    two_replicas: tf.distribute.MirroredStrategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with two_replicas.scope():
+        training = _Training()
+
+    @tf.function
+    def iterate() -> None:
+        def take_step() -> None:
+            with tf.GradientTape() as tape:
+                scaled = training.scaler.scale(training.loss())
+            grads = training.scaler.unscale(training.optimizer, tape.gradient(scaled, [training.weight]))
+            training.scaler.step(training.optimizer, zip(grads, [training.weight], strict=True))
+
+        two_replicas.run(take_step)
+        training.scaler.update()
+
+    iterate()
+    assert _said(caplog) == []
+
+
+def test_graph_is_not_kept_alive_by_what_was_scaled_in_it() -> None:
+    scaler = tfmp.GradScaler()
+    with tf.Graph().as_default():
+        scaler.scale(tf.constant(1.0))
+    assert all(isinstance(name, str) for names in scaler._losses._behind_scales.values() for name in names)
