@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import re
 from types import ModuleType
 from typing import Any
 
@@ -157,7 +158,8 @@ def test_signature_and_help_of_the_front_door_are_for_people() -> None:
     assert {"inner_optimizer", "initial_scale", "name", "accumulation_steps"} <= set(parameters)
     text = pydoc.plain(pydoc.render_doc(tfmp.LossScaleOptimizer))
     for method in ("minimize", "compute_gradients", "apply_gradients", "scale_loss", "get_unscaled_gradients"):
-        assert f"| {method}(self" in text.replace("|  ", "| ")
+        # Python 3.13 breaks the lines of long signatures.
+        assert re.search(rf"^ \|  {method}\(\s*(\|\s+)?self", text, re.MULTILINE), method
 
 
 @for_every_keras()

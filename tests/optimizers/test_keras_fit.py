@@ -41,6 +41,8 @@ def test_fit_learns_where_keras_decides_to_compile(keras: ModuleType) -> None:
     _check_learning(keras, "auto")
 
 
+# Keras 3.5's own, with steps_per_execution.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("settings", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 @for_every_keras()
 def test_fit_skips_the_steps_that_overflow(keras: ModuleType, settings: dict[str, Any]) -> None:

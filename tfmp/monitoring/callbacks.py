@@ -40,9 +40,9 @@ class LossScaleCallback(keras.callbacks.Callback):
     callback puts itself in front of those that `fit` was given before it. The values are the optimizer's own after that
     batch, `skipped_steps` the total so far. Validation and `evaluate` are left as they are.
 
-    Keras 2 (tf_keras too) shows in its progress bar the mean over the epoch of all that is no metric of the model. For
-    the values themselves put `keras.callbacks.ProgbarLogger("steps", stateful_metrics=["loss_scale", "skipped_steps"])`
-    behind this callback, or use `verbose=2`.
+    Keras 2 (tf_keras too), and Keras 3 before 3.11, show in the progress bar the mean over the epoch of all that is no
+    metric of the model. For the values themselves use `verbose=2`, or in Keras 2 put
+    `keras.callbacks.ProgbarLogger("steps", stateful_metrics=["loss_scale", "skipped_steps"])` behind this callback.
 
     Keras 2 reads the logs of a batch only with `verbose=1` or for a callback that needs numbers. Where it does not,
     nothing is added for a batch: `TensorBoard(update_freq="batch")` alone shows the two by epochs.

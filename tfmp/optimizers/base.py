@@ -89,6 +89,7 @@ class LossScaleOptimizer(StepProperties):
         inner_optimizer: Any
         name: Any
         variables: Any
+        accumulation: Any
 
         @property
         def iterations(self) -> tf.Variable:

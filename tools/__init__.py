@@ -1,0 +1,1 @@
+"""Programs that check the project itself; no wheel has them."""
