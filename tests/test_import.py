@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import tfmp
-from tfmp.optional import require
+from tfmp.optional import refuse_old_keras, require
 
 
 def _python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -70,6 +72,24 @@ def test_remains_of_a_tensorflow_are_one_clear_error(tmp_path: Path) -> None:
         tmp_path,
     )
     assert "ImportError: tfmp found a TensorFlow that is not whole: pip install --force-reinstall" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"),
+    [("2.15.0", False), ("3.0.5", True), ("3.4.1", True), ("3.5.0", False), ("3.15.1", False)],
+)
+def test_old_keras_is_one_clear_error(version: str, is_refused: bool) -> None:
+    keras = types.ModuleType("keras")
+    keras.__version__ = version  # type: ignore[attr-defined]
+    if not is_refused:
+        refuse_old_keras(keras)
+        return
+    with pytest.raises(ImportError) as raised:
+        refuse_old_keras(keras)
+    assert str(raised.value) == (
+        f"tfmp needs Keras 3.5 or newer with TensorFlow {tf.__version__}, got Keras {version}: "
+        "pip install --upgrade keras."
+    )
 
 
 def test_missing_package_names_its_extra() -> None:
