@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from kerases import skip_before
 
 import tfmp
 
@@ -85,8 +86,7 @@ def test_metrics_stay_as_they_are_without_it(
     replicas: int,
     verbose_and_nan_check: list[tuple[int, bool]],
 ) -> None:
-    if keras.__version__.startswith("3.5."):
-        pytest.skip("needs Keras 3.6 or newer: 3.5 shows a step's logs for the epoch if a callback adds to them")
+    skip_before((3, 6), keras, "it shows a step's logs for the epoch if a callback adds to them")
 
     class OtherLogs(keras.Sequential):  # type: ignore[name-defined]
         """Returns other values from a step than the metrics, which are what Keras shows for the epoch."""
@@ -133,17 +133,12 @@ def _last_shown(output: str) -> tuple[float, float]:
     return float(found[-1][0]), float(found[-1][1])
 
 
-def _shows_means(keras: ModuleType) -> bool:
-    """Tell whether the progress bar shows the mean over the epoch of what is no metric of the model."""
-    return tuple(int(part) for part in keras.__version__.split(".")[:2]) < (3, 11)
-
-
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_progress_bar_shows_both(keras: ModuleType, verbose: int, capsys: pytest.CaptureFixture[str]) -> None:
     callbacks = [tfmp.LossScaleCallback()]
-    if _shows_means(keras) and verbose == 1:
-        if keras.__version__.startswith("3."):
-            pytest.skip(f"needs Keras 3.11 or newer, not {keras.__version__}: older bars show means")
+    if verbose == 1:
+        skip_before((3, 11), keras, "the bar shows the mean over the epoch")
+    if keras.__version__.startswith("2.") and verbose == 1:
         stateful = ["loss_scale", "skipped_steps"]
         callbacks.append(keras.callbacks.ProgbarLogger("steps", stateful_metrics=stateful))
     _fit(_model(keras), [1, _OVERFLOW, 1, _OVERFLOW], *callbacks, verbose=verbose)

@@ -53,6 +53,20 @@ def for_every_keras(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("keras", rows or [_skipped(name, 1) for name in names])
 
 
+def skip_before(release: tuple[int, int], keras: ModuleType, why: str) -> None:
+    """Skip a test with a Keras 3 that is older than what the test needs.
+
+    Args:
+        release: The oldest Keras 3 that will do.
+        keras: The Keras.
+        why: What is different in older ones.
+    """
+    found = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if (3,) <= found < release:
+        needed = ".".join(map(str, release))
+        pytest.skip(f"needs Keras {needed} or newer, not {keras.__version__}: {why}")
+
+
 def for_every_optimizer(*option_names: str) -> pytest.MarkDecorator:
     """Run a test with each `keras`, `name` of an optimizer and `options` for it; a Keras that is missing is skipped.
 

@@ -10,12 +10,11 @@ import keras as keras_of_tensorflow
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, gradients, kernel_and_bias, optimizer, take_step, values, wrap
+from kerases import for_every_keras, gradients, kernel_and_bias, optimizer, skip_before, take_step, values, wrap
 
 import tfmp
 
 _KERAS_3 = keras_of_tensorflow.__version__.startswith("3.")
-_RELEASE = tuple(int(part) for part in keras_of_tensorflow.__version__.split(".")[:2])
 
 
 def _rule(opt: Any) -> list[float]:
@@ -131,8 +130,7 @@ def test_front_door_makes_an_optimizer_of_the_configuration_of_kerass_own(keras:
 
 @for_every_keras()
 def test_kerass_own_does_not_wrap_ours(keras: ModuleType) -> None:
-    if keras.__version__.startswith("3.") and _RELEASE < (3, 10):
-        pytest.skip(f"needs Keras 3.10 or newer, not {keras.__version__}: its wrapper does not touch what it wraps")
+    skip_before((3, 10), keras, "its wrapper does not touch the optimizer that it wraps")
     opt = wrap(optimizer(keras))
     with pytest.raises((TypeError, ValueError), match=r"scaled twice|already wrapped by a LossScaleOptimizer"):
         keras.mixed_precision.LossScaleOptimizer(opt)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras
+from kerases import for_every_keras, skip_before
 from replica_training import OVERFLOWS, ReplicaTraining, inputs, ours, values
 
 import tfmp
@@ -76,6 +76,7 @@ def test_replicas_stay_one_through_200_random_overflows(
 def test_sparse_gradients_of_all_replicas_are_applied_or_none(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, overflow: str
 ) -> None:
+    skip_before((3, 8), keras, "fit does not divide the loss by the number of replicas")
     kinds = []
 
     class Detector(tfmp.NonFiniteDetector):
@@ -147,6 +148,7 @@ def test_gradients_that_the_loop_summed_are_not_summed_again(
 
 @for_every_keras()
 def test_strategy_of_one_device_changes_nothing(keras: ModuleType) -> None:
+    skip_before((3, 9), keras, "fit takes no distributed data")
     strategy, fed = tf.distribute.OneDeviceStrategy("cpu:1"), inputs("random")[:40]
     without = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(fed)
     assert ReplicaTraining(keras, strategy).by_fit(fed) == without
@@ -156,6 +158,7 @@ def test_strategy_of_one_device_changes_nothing(keras: ModuleType) -> None:
 @for_every_keras()
 @pytest.mark.parametrize("way", ["loop", "fit"])
 def test_untested_strategy_is_refused_by_name(keras: ModuleType, way: str) -> None:
+    skip_before((3, 9), keras, "fit takes no distributed data")
     strategy = tf.distribute.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0")
     training = ReplicaTraining(keras, strategy)
     before = values(strategy, training.model.weights)

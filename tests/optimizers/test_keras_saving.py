@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import dense_model, for_every_keras, optimizer, state, values, wrap
+from kerases import dense_model, for_every_keras, optimizer, skip_before, state, values, wrap
 
 import tfmp
 
@@ -317,19 +317,14 @@ def test_fresh_process_loads_the_model_once_tfmp_is_imported(keras: ModuleType, 
 
 @for_every_keras()
 def test_process_that_imported_keras_first_loads_what_an_earlier_tfmp_saved(keras: ModuleType) -> None:
-    if (3,) <= _release(keras) < (3, 12):
-        pytest.skip(f"needs Keras 3.12 or newer, whose layers the file holds, not {keras.__version__}")
+    skip_before((3, 12), keras, "the file holds layers of a newer Keras")
     recorded = Path(__file__).parent.parent / "recordings" / "scales"
-    path = recorded / ("keras3_own" if _release(keras) >= (3,) else "keras2_own") / "model.keras"
+    path = recorded / f"keras{keras.__version__[0]}_own" / "model.keras"
     loaded = _load_and_train(keras, path, f"import {keras.__name__}\nimport tfmp", [4, 1])
     # Loaded here, where the front-end is imported.
     model = keras.saving.load_model(path)
     model.train_on_batch(np.ones([4, 1]), np.ones([4, 1]))
     assert loaded == values([*model.weights, *model.optimizer.variables])
-
-
-def _release(keras: ModuleType) -> tuple[int, ...]:
-    return tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 @for_every_keras()
