@@ -88,7 +88,7 @@ _RULES_SEE = {"tfmp.migrate.results", "tfmp.migrate.import_edits", *_READING, *_
 # `settings` checks what users pass.
 _ALLOWED = {
     "tfmp": {"tfmp.keras_registration", "tfmp.optional"},
-    "tfmp.keras_registration": set(),
+    "tfmp.keras_registration": {"tfmp.optional"},
     "tfmp.types": set(),
     "tfmp.optional": set(),
     "tfmp.core.numerics": {"tfmp.core.xla", "tfmp.types"},
@@ -178,6 +178,7 @@ _ALLOWED = {
     "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.optional", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {
         "tfmp.core.call_sites",
+        "tfmp.core.settings",
         "tfmp.optimizers.base",
         "tfmp.optimizers.keras_accumulation",
         "tfmp.types",
@@ -201,7 +202,7 @@ _ALLOWED = {
         *_CORE,
     },
     "tfmp.optimizers.tf_keras": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
-    "tfmp.optimizers.v1": {"tfmp.core.call_sites", "tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.optimizers.v1": {"tfmp.core.call_sites", "tfmp.core.settings", "tfmp.optimizers.base", "tfmp.types", *_CORE},
     "tfmp.monitoring.callbacks": {
         "tfmp.core.call_sites",
         "tfmp.core.step_properties",

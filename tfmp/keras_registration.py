@@ -5,6 +5,8 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
+from tfmp.optional import refuse_old_keras
+
 #: The class for the optimizers of each Keras, by the package and its major version.
 _FRONT_ENDS = {
     ("keras", "2"): ("tfmp.optimizers.keras215", "LossScaleOptimizerKeras215"),
@@ -17,12 +19,13 @@ class _FrontEndOnDemand:
     """Stands for a front-end in a Keras' registry until a saved model names it; then the front-end takes its place.
 
     Args:
+        keras: The Keras.
         module: The module of the front-end.
         name: The name of its class.
     """
 
-    def __init__(self, module: str, name: str) -> None:
-        self._module, self._name = module, name
+    def __init__(self, keras: ModuleType, module: str, name: str) -> None:
+        self._keras, self._module, self._name = keras, module, name
 
     def from_config(self, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
         """Import the front-end, and make an optimizer of it.
@@ -30,7 +33,11 @@ class _FrontEndOnDemand:
         Args:
             config: What its `get_config` returned.
             custom_objects: Classes that are not registered, by their names.
+
+        Raises:
+            ImportError: The Keras is too old.
         """
+        refuse_old_keras(self._keras)
         front_end = getattr(importlib.import_module(self._module), self._name)
         return front_end.from_config(config, custom_objects)
 
@@ -53,5 +60,5 @@ def _register(keras: ModuleType) -> None:
     front_end = _FRONT_ENDS.get((keras.__name__, getattr(keras, "__version__", "").split(".")[0]))
     if front_end is not None and hasattr(keras, "saving"):
         keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(
-            _FrontEndOnDemand(*front_end)
+            _FrontEndOnDemand(keras, *front_end)
         )

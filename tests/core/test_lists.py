@@ -227,6 +227,13 @@ _IN_EAGER_CODE_ALONE = (
     "bert exclude_from_weight_decay",
     "checkpoint_variable_map",
 )
+#: Each entrance, and whether it is called in a function.
+_PLACES = [
+    (name, in_function)
+    for name in _ENTRANCES
+    for in_function in (False, True)
+    if not (in_function and name in _IN_EAGER_CODE_ALONE)
+]
 
 
 def _result(entrance: _Entrance, form: _Form, in_function: bool) -> Any:
@@ -235,25 +242,20 @@ def _result(entrance: _Entrance, form: _Form, in_function: bool) -> Any:
     return tf.nest.map_structure(lambda each: each.numpy().tolist() if tf.is_tensor(each) else each, found)
 
 
-@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("form", _FORMS)
-@pytest.mark.parametrize("entrance", _ENTRANCES)
+@pytest.mark.parametrize(("entrance", "in_function"), _PLACES)
 def test_other_iterable_gives_what_a_list_gives(entrance: str, form: str, in_function: bool) -> None:
-    if in_function and entrance in _IN_EAGER_CODE_ALONE:
-        return
     expected = _result(_ENTRANCES[entrance], list, in_function)
     assert _result(_ENTRANCES[entrance], _FORMS[form], in_function) == expected
 
 
-@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize(
-    ("entrance", "wrong"), [(name, wrong) for name, each in _ENTRANCES.items() for wrong in _WRONG[each.wrong]]
+    ("entrance", "in_function", "wrong"),
+    [(*place, wrong) for place in _PLACES for wrong in _WRONG[_ENTRANCES[place[0]].wrong]],
 )
 def test_what_is_no_such_list_is_refused_with_its_value_and_what_to_do(
-    entrance: str, wrong: str, in_function: bool
+    entrance: str, in_function: bool, wrong: str
 ) -> None:
-    if in_function and entrance in _IN_EAGER_CODE_ALONE:
-        return
     form = _WRONG[_ENTRANCES[entrance].wrong][wrong]
     with pytest.raises(TypeError, match=r"must be (a list of|pairs of) .*(, got |, and it holds ).*: (pass|write) "):
         _result(_ENTRANCES[entrance], form, in_function)

@@ -1,6 +1,8 @@
 """What a scaler says of gradients whose loss was not scaled, and where it must say nothing."""
 
+import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.scaled_losses import ScaledLosses
 
 _NEVER = (
     "gradients are divided by the loss scale, and scale was not called before: differentiate what scale returns, not "
@@ -306,7 +309,22 @@ def test_replicas_that_scale_are_not_warned_of(
 
 
 def test_graph_is_not_kept_alive_by_what_was_scaled_in_it() -> None:
-    scaler = tfmp.GradScaler()
-    with tf.Graph().as_default():
-        scaler.scale(tf.constant(1.0))
-    assert all(isinstance(name, str) for names in scaler._losses._behind_scales.values() for name in names)
+    losses = ScaledLosses()
+    with tf.Graph().as_default() as graph:
+        losses.note(tf.constant(1.0) * tf.constant(8.0))
+    kept = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert kept() is None
+
+
+def test_loss_is_scaled_under_the_debugger_of_a_graph() -> None:
+    scaler = tfmp.GradScaler(8)
+    tf.debugging.enable_check_numerics()
+    try:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            scaled = scaler.scale(tf.constant(2.0))
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert session.run(scaled) == 16
+    finally:
+        tf.debugging.disable_check_numerics()

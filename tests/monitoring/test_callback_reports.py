@@ -178,4 +178,4 @@ def test_kerass_own_wrapper_in_float32_is_warned_of(keras: ModuleType, caplog: p
     model = _model(keras, keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD()))
     _fit(model, [1], tfmp.LossScaleCallback())
     (warning,) = _messages(caplog)
-    assert "trains was compiled with Keras' own LossScaleOptimizer, which tfmp does not watch" in warning
+    assert "trains was compiled with Keras' own LossScaleOptimizer, which tfmp does not watch." in warning

@@ -220,7 +220,10 @@ def test_model_that_needs_no_scaling_is_warned_of_once_and_trains(
     assert [set(history) for history in histories] == [{"loss"}, {"loss"}]
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
     assert warning.startswith("the model that test_callbacks.py:")
-    assert "was compiled with SGD alone, as float32 and bfloat16 need. To train it in float16, write" in warning
+    assert (
+        "was compiled with SGD alone, which is enough for float32 and bfloat16. To train it in float16, write"
+        in warning
+    )
 
 
 def test_callback_is_one_of_the_keras_that_is_loaded() -> None:

@@ -44,12 +44,31 @@ def test_legacy_optimizer_of_keras_is_refused_by_name() -> None:
         tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), tfmp.FixedLossScaleManager(8))
 
 
-@pytest.mark.parametrize("bad", [None, 8, "dynamic", tfmp.FixedLossScaleManager])
+@pytest.mark.parametrize("bad", [None, True, tfmp.FixedLossScaleManager])
 def test_what_is_no_manager_is_refused(bad: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"must be a tfmp\.LossScaleManager, got .*tfmp\.FixedLossScaleManager\(scale\)"
-    ):
+    with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager, .*number.*got "):
         tfmp.LossScaleOptimizer(_inner(), bad)
+
+
+def test_number_that_stands_for_another_argument_is_refused() -> None:
+    # Keras 3's own wrapper takes initial_scale and dynamic_growth_steps in these places.
+    with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
+        tfmp.LossScaleOptimizer(_inner(), 2.0**15, 2000)
+
+
+def test_methods_of_keras_are_not_there_around_a_tf1_optimizer() -> None:
+    opt = tfmp.LossScaleOptimizer(_inner())
+    for name in ("scale_loss", "get_scaled_loss", "get_unscaled_gradients", "apply"):
+        assert not hasattr(opt, name)
+        with pytest.raises(AttributeError, match="are for Keras' optimizers: call minimize, or compute_gradients"):
+            getattr(opt, name)
+    with pytest.raises(NotImplementedError, match="LossScaleOptimizerV1 wraps no optimizer of Keras"):
+        type(opt).from_config({})
+
+
+def test_configuration_of_another_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"config must be what get_config of a LossScaleOptimizer .*got name"):
+        tfmp.LossScaleOptimizer.from_config({"name": "sgd"})
 
 
 @pytest.mark.parametrize("bad", [65504, tfmp.NonFiniteDetector])

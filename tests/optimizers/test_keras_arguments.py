@@ -86,7 +86,8 @@ def test_manager_of_another_rule_tells_none_of_keras(keras: ModuleType) -> None:
         ([None], {}, r'"dynamic", or a number for a fixed scale, got None'),
         ([8], {"initial_scale": 8}, r"loss_scale_manager=8 decides the scale by settings of its own"),
         (["quick"], {}, r"the mode of a loss scale is one of dynamic, .*got 'quick'"),
-        ([], {"initial_scale": 0.5}, r"init_loss_scale must be .* at least 1, got 0.5"),
+        ([], {"initial_scale": 0.5}, r"initial_scale must be .* at least 1, got 0.5"),
+        ([], {"dynamic_growth_steps": 0}, r"dynamic_growth_steps must be a whole number from 1"),
     ],
 )
 @for_every_keras()
@@ -103,6 +104,8 @@ def test_fixed_scale_of_keras_2_is_taken(keras: ModuleType) -> None:
     assert (float(opt.loss_scale), opt.dynamic, opt.dynamic_growth_steps) == (256, False, None)
     with pytest.raises(ValueError, match=r"write tfmp\.LossScaleOptimizer\(optimizer, scale\)"):
         tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False)
+    with pytest.raises(ValueError, match="give that alone"):
+        tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False, initial_scale=8, dynamic_growth_steps=5)
     with pytest.raises(AttributeError, match=r"read the state of the loss-scale manager instead"):
         _ = opt.dynamic_counter
 

@@ -36,11 +36,18 @@ def test_class_is_no_optimizer(keras: ModuleType) -> None:
         wrap(keras.optimizers.SGD)
 
 
-@pytest.mark.parametrize("bad", [None, 8, "dynamic", tfmp.FixedLossScaleManager])
+@pytest.mark.parametrize("bad", [None, True, tfmp.FixedLossScaleManager])
 @for_every_keras()
 def test_what_is_no_manager_is_refused(keras: ModuleType, bad: Any) -> None:
-    with pytest.raises(TypeError, match=r"must be a tfmp\.LossScaleManager, got .*FixedLossScaleManager\(scale\)"):
+    with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager, .*number.*got "):
         tfmp.LossScaleOptimizer(optimizer(keras), bad)
+
+
+@for_every_keras()
+def test_number_that_stands_for_another_argument_is_refused(keras: ModuleType) -> None:
+    # Keras 3's own wrapper takes initial_scale and dynamic_growth_steps in these places.
+    with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
+        tfmp.LossScaleOptimizer(optimizer(keras), 2.0**15, 2000)
 
 
 @for_every_keras()

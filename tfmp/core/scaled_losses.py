@@ -13,11 +13,11 @@ from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
-#: Ops looked at on the way back from gradients; what is behind a model with more is not known. It is once for a trace.
+#: Ops looked at on the way back from gradients. Larger graphs are not searched, and nothing is said of them.
 _MOST_OPS = 50_000
-#: Parts of the types of ops whose values other ops put there than those that they depend on.
+#: Parts of the types of ops whose values do not come from their inputs.
 _GIVEN_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray")
-#: Parts of the types of ops that hold what a function is given, and what it is given by its surroundings.
+#: Parts of the types of ops that stand for a function's arguments and captures.
 _SOURCES = ("Placeholder", "VarHandleOp", "Variable")
 #: Files of TensorFlow that differentiate, and the ops that they begin with: ones, in the form of the loss.
 _DIFFERENTIATES = ("gradients_impl.py", "backprop.py")
@@ -57,7 +57,8 @@ class ScaledLosses:
         if hasattr(scaled, "numpy"):
             # Eager tensors have no past.
             return
-        behind = _past([scaled.op.inputs[1].op])
+        # Another op than the product stands for it under `tf.debugging.enable_check_numerics`.
+        behind = _past([scaled.op.inputs[1].op]) if len(scaled.op.inputs) == 2 else None
         if behind is None:
             self._scale_was_read = True
             return

@@ -182,7 +182,9 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     def _add_to(self, logs: dict[str, Any] | None) -> None:
         if logs is not None and self._opt is not None:
-            logs.update(loss_scale=float(self._opt.loss_scale), skipped_steps=int(self._opt.skipped_steps))
+            # The manager's, since a scaler takes a read of its own `loss_scale` for scaling by hand.
+            loss_scale = self._opt._loss_scale_manager.get_loss_scale()
+            logs.update(loss_scale=float(loss_scale), skipped_steps=int(self._opt.skipped_steps))
 
     def _report(self, logs: dict[str, Any] | None) -> None:
         if self._opt is None:
@@ -268,11 +270,11 @@ def _advice(model: Any, opt: Any, line: str) -> str:  # noqa: ANN401 - of any Ke
     inner = getattr(opt, "inner_optimizer", None)
     in_float16 = _computes_in_float16(model)
     if inner is not None:
-        found = "Keras' own LossScaleOptimizer, which tfmp does not watch, and whose limits docs/keras.md names"
+        found = "Keras' own LossScaleOptimizer, which tfmp does not watch"
     elif in_float16:
         found = f"{type(opt).__name__} alone: small gradients become zero"
     else:
-        found = f"{type(opt).__name__} alone, as float32 and bfloat16 need"
+        found = f"{type(opt).__name__} alone, which is enough for float32 and bfloat16"
     return (
         f"the model that {line} trains {'computes in float16' if in_float16 else 'was compiled'} with {found}. "
         f"{'Write' if in_float16 else 'To train it in float16, write'} model.compile(tfmp.LossScaleOptimizer("

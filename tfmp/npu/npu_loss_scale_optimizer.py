@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.managers import LossScaleManager
+from tfmp.core.managers import LossScaleManager, validated_manager
 from tfmp.core.overflow import OverflowDetector
 from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager
 from tfmp.optimizers.v1 import LossScaleOptimizerV1
@@ -40,6 +40,8 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
         (array([0.5, 1.5], dtype=float32), 0.5)
     """
 
+    _public_name = "npu.NPULossScaleOptimizer"
+
     def __init__(
         self,
         opt: tf.compat.v1.train.Optimizer,
@@ -48,6 +50,7 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
         *,
         sparse_as_dense: bool = False,
     ) -> None:
+        validated_manager(loss_scale_manager)
         checks = (
             not isinstance(loss_scale_manager, FixedLossScaleManager) or loss_scale_manager.get_enable_overflow_check()
         )

@@ -63,8 +63,8 @@ class LossScaleOptimizer(StepProperties):
     Raises:
         TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` describes no
             manager; a number is none; or an argument is not for this kind of optimizer.
-        ValueError: `opt` is wrapped already; or `aggregation_dtype` is not to be had; or `opt` is one of Horovod's that
-            does not average the gradients of each step; or a setting is out of range.
+        ValueError: `opt` is wrapped already; or `aggregation_dtype` cannot be used here; or `opt` is one of Horovod's
+            that does not average the gradients of each step; or a setting is out of range.
         ImportError: The optimizer is of a Keras that is too old.
 
     Example:
@@ -110,6 +110,22 @@ class LossScaleOptimizer(StepProperties):
         def dynamic_growth_steps(self) -> int | None:
             """For Keras: after how many finite steps in a row the scale grows."""
 
+        @property
+        def dynamic(self) -> bool:
+            """For Keras: whether the scale changes."""
+
+        def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
+            """For TF1: return a slot of the wrapped optimizer."""
+
+        def get_slot_names(self) -> list[str]:
+            """For TF1: return the names of the wrapped optimizer's slots."""
+
+        def get_name(self) -> str:
+            """For TF1: return the name of the wrapped optimizer."""
+
+        def set_weights(self, weights: Sequence[Any]) -> None:
+            """For Keras: set the values of `variables`."""
+
         def build(self, var_list: Sequence[Any]) -> None:
             """For Keras: make the variables of the wrapped optimizer."""
 
@@ -151,7 +167,8 @@ class LossScaleOptimizer(StepProperties):
     # `inspect.signature` and `help` would show those of `__new__`.
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
 
-    # The methods below pass to those of the host's own class, which come after this class among a front-end's bases.
+    # The first three methods pass to those of the host's own class, which comes after this one among the bases of a
+    # front-end. The front-ends for which the other four are override them; around other optimizers they are not there.
 
     def minimize(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's
         """Take one step down the gradient of a loss: scale it, differentiate, unscale, and apply if all is finite.
@@ -213,11 +230,8 @@ class LossScaleOptimizer(StepProperties):
 
         Returns:
             The scaled loss, in float32 or float64.
-
-        Raises:
-            NotImplementedError: The wrapped optimizer is TF1's.
         """
-        raise _only_for_keras("scale_loss", self)
+        raise NotImplementedError
 
     def get_scaled_loss(self, loss: Loss) -> Loss:
         """For Keras: multiply a loss by the loss scale, for a loop that calls `get_unscaled_gradients`.
@@ -227,11 +241,8 @@ class LossScaleOptimizer(StepProperties):
 
         Returns:
             The scaled loss, in float32 or float64, or a function that returns it.
-
-        Raises:
-            NotImplementedError: The wrapped optimizer is TF1's.
         """
-        raise _only_for_keras("get_scaled_loss", self)
+        raise NotImplementedError
 
     def get_unscaled_gradients(self, grads: Gradients) -> list[Gradient]:
         """For Keras: divide gradients by the loss scale; `apply_gradients` then takes what this returned.
@@ -241,11 +252,8 @@ class LossScaleOptimizer(StepProperties):
 
         Returns:
             The gradients in true magnitude, in float32 or float64.
-
-        Raises:
-            NotImplementedError: The wrapped optimizer is TF1's.
         """
-        raise _only_for_keras("get_unscaled_gradients", self)
+        raise NotImplementedError
 
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Any] | None = None) -> Any:  # noqa: ANN401
         """For Keras 3: as `apply_gradients`, with gradients and variables in two lists.
@@ -253,11 +261,8 @@ class LossScaleOptimizer(StepProperties):
         Args:
             grads: The gradients, one for each variable.
             trainable_variables: The variables; by default those that the optimizer was built with.
-
-        Raises:
-            NotImplementedError: The wrapped optimizer is not Keras 3's.
         """
-        raise _only_for_keras("apply", self)
+        raise NotImplementedError
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "LossScaleOptimizer":
@@ -267,12 +272,17 @@ class LossScaleOptimizer(StepProperties):
             config: The configuration.
             custom_objects: Classes that are not registered with Keras, by their names.
 
+        Raises:
+            ValueError: It is the configuration of something else.
+
         Example:
             >>> import keras, tfmp
             >>> opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(256))
             >>> float(tfmp.LossScaleOptimizer.from_config(opt.get_config()).loss_scale)
             256.0
         """
+        if cls is not LossScaleOptimizer:
+            raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
         return _front_end_of_config(config).from_config(config, custom_objects)
 
     @classmethod
@@ -312,13 +322,6 @@ class LossScaleOptimizer(StepProperties):
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
         raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
-
-
-def _only_for_keras(method: str, opt: LossScaleOptimizer) -> NotImplementedError:
-    return NotImplementedError(
-        f"{method} is for other optimizers than {type(opt).__name__} wraps: call minimize, or compute_gradients and "
-        "apply_gradients, which scale and unscale by themselves."
-    )
 
 
 def validated_aggregation_dtype(
@@ -393,6 +396,11 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
 
 
 def _front_end_of_config(config: Mapping[str, Any]) -> type[LossScaleOptimizer]:
+    if "inner_optimizer" not in config:
+        raise ValueError(
+            "config must be what get_config of a LossScaleOptimizer of tfmp or Keras returned, with an "
+            f"inner_optimizer, got {', '.join(config) or 'nothing'}."
+        )
     # tf_keras writes "keras" for its name too; what tells them apart is a setting that all optimizers of Keras 2 have.
     of_keras2 = "is_legacy_optimizer" in config["inner_optimizer"]["config"]
     keras = importlib.import_module("keras")

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import call_sites, lists, numerics
+from tfmp.core import call_sites, lists, numerics, settings
 from tfmp.core.accumulation_settings import AccumulationSettings
+from tfmp.core.autograph import without_autograph
 from tfmp.core.managers import (
     OWN_MANAGERS,
     FixedLossScaleManager,
@@ -57,7 +58,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         aggregation_dtype: tf.DType | None = None,
     ) -> None:
         self._loss_scale_manager = manager
-        self._is_distributed = is_distributed
+        self._is_distributed = settings.flag("is_distributed", is_distributed)
         detector = validated_detector(overflow_detector)
         self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, aggregation_dtype)
         self._accumulation = KerasAccumulation(accumulation, detector)
@@ -125,6 +126,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             return lambda: self._scaler.scale(loss())
         return self._scaler.scale(loss)
 
+    @without_autograph
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """Divide gradients by the loss scale; `apply_gradients` then takes what this returned.
 
@@ -234,8 +236,12 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         return {}
 
     def _settings_to_show(self) -> list[str]:
-        settings = {"is_distributed": self._is_distributed, **self._accumulation.get_config()}
-        return settings_to_show(self.inner_optimizer, settings)
+        shown = {"is_distributed": self._is_distributed, **self._accumulation.get_config(), **self._own_settings()}
+        return settings_to_show(self.inner_optimizer, shown)
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Return the settings that only the front-end of this Keras has, as `get_config` has them."""
+        raise NotImplementedError
 
     def _are_scaled(self, grads: Gradients, scaled_by_default: bool) -> bool:
         """Tell whether the gradients that `apply_gradients` was given are those of a scaled loss."""
@@ -320,7 +326,7 @@ def manager_of_keras(
         TypeError: A manager is not described, or a number is none.
         ValueError: A setting is out of range; or both a manager and settings for another are given.
     """
-    rule: dict[str, Any] = {"initial_scale": initial_scale, "growth_steps": dynamic_growth_steps}
+    rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
     if given and loss_scale_manager != "dynamic":
         raise ValueError(

@@ -82,7 +82,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         validate_inner_optimizer(self._keras, inner_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         if not dynamic:
-            loss_scale_manager, initial_scale = _fixed(loss_scale_manager, initial_scale), None
+            loss_scale_manager = _fixed(loss_scale_manager, initial_scale, dynamic_growth_steps)
+            initial_scale = None
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         self._inner_optimizer = inner_optimizer
         # It assigns to what is the inner optimizer's.
@@ -266,6 +267,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         """Return what `from_config` makes the optimizer of again."""
         return {
             **super().get_config(),
+            **self._own_settings(),
+        }
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {
             "aggregation_dtype": None if self._aggregation_dtype is None else self._aggregation_dtype.name,
             "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
         }
@@ -285,6 +291,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         # The legacy formats, .h5 among them, find no class by the module or the package that it is registered with.
         known = (*vars(cls._keras.optimizers).values(), *OWN_MANAGERS)
         return {value.__name__: value for value in known if isinstance(value, type)}
+
+    @property
+    def apply(self) -> NoReturn:
+        """Absent: it is Keras 3's."""
+        raise AttributeError("apply is Keras 3's: call apply_gradients(zip(grads, variables)).")
 
     @property
     def dynamic_counter(self) -> NoReturn:
@@ -319,11 +330,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             return self.add_variable(shape, dtype, tf.zeros, name)
 
 
-def _fixed(loss_scale_manager: Specification, initial_scale: float | None) -> float:
+def _fixed(loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None) -> float:
     """Return the fixed scale that `dynamic=False` asks for, as it does in Keras' own wrapper."""
-    if loss_scale_manager != "dynamic" or initial_scale is None:
+    if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
         raise ValueError(
-            "dynamic=False asks for a fixed scale, which is initial_scale: give that, and no loss_scale_manager; or "
-            "write tfmp.LossScaleOptimizer(optimizer, scale)."
+            "dynamic=False asks for a fixed scale, which is initial_scale: give that alone; or write "
+            "tfmp.LossScaleOptimizer(optimizer, scale)."
         )
     return initial_scale

@@ -106,8 +106,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self._jit_compile = jit_compile
         self.inner_optimizer = inner_optimizer
-        _turn_loss_scale_factor_off(inner_optimizer)
         self._set_up(manager, is_distributed, overflow_detector, accumulation)
+        # Last: an optimizer of the user's is changed, as Keras' own wrapper changes it, only if there is a wrapper.
+        _turn_loss_scale_factor_off(inner_optimizer)
 
     @classmethod
     def from_config(
@@ -148,7 +149,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` makes the optimizer of again."""
-        return {**super().get_config(), "jit_compile": self._jit_compile}
+        return {**super().get_config(), **self._own_settings()}
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {"jit_compile": self._jit_compile}
 
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
@@ -198,7 +202,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @property
     def loss_scale_factor(self) -> NoReturn:
-        """Not there: the scale is the manager's."""
+        """Absent: the manager decides the scale."""
         # No None: Keras does not call a setter with the value that the attribute has.
         raise AttributeError("a tfmp.LossScaleOptimizer has no loss_scale_factor: read its loss_scale.")
 
@@ -264,7 +268,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         true_grads = self._true_gradients(grads, variables, scaled)
         self._scaler.step(true_grads, names, apply_fn, next_values=next_values, accumulator=accumulator)
 
-    def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
+    @without_autograph
+    def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:
         """Apply gradients as `apply` does, in the form of Keras 2.
 
         Args:
@@ -276,7 +281,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         Raises:
             TypeError: These are no such pairs.
         """
-        return super().apply_gradients(lists.pairs(grads_and_vars))
+        # What Keras returns is the wrapper's own count, which nothing moves.
+        super().apply_gradients(lists.pairs(grads_and_vars))
+        return self.iterations
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
         """Refuse: it is for backends without variables."""

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import call_sites, lists, numerics
+from tfmp.core import call_sites, lists, numerics, settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.accumulators import Accumulators
@@ -78,7 +78,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._opt = opt
         self._loss_scale_manager = manager_of_wrapper(loss_scale_manager)
         self._sparse_as_dense = sparse_as_dense
-        self._is_distributed = is_distributed
+        self._is_distributed = settings.flag("is_distributed", is_distributed)
         # Whether it is known that gradients come from `compute_gradients`, or the user was told that they do not.
         self._origin_known = False
         refuse_unsupported_horovods(opt)
@@ -91,6 +91,15 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._accumulation_settings = accumulation
         self._accumulators = Accumulators(accumulation, detector, keeps_float32=self._takes_float32)
+
+    @property
+    def _of_keras(self) -> NoReturn:
+        raise AttributeError(
+            "scale_loss, get_scaled_loss, get_unscaled_gradients and apply are for Keras' optimizers: call minimize, "
+            "or compute_gradients and apply_gradients, which scale and unscale by themselves."
+        )
+
+    scale_loss = get_scaled_loss = get_unscaled_gradients = apply = _of_keras
 
     @property
     def accumulation(self) -> Accumulators:
@@ -285,13 +294,13 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             return current_distribution(self._is_distributed).once(advance)
 
     def _settings_to_show(self) -> list[str]:
-        settings = {
+        shown = {
             "is_distributed": self._is_distributed,
             "sparse_as_dense": self._sparse_as_dense,
             "aggregation_dtype": self._aggregation_dtype and self._aggregation_dtype.name,
             **self._accumulation_settings._asdict(),
         }
-        return settings_to_show(self._opt, settings)
+        return settings_to_show(self._opt, shown)
 
     def get_name(self) -> str:
         """Return the name of the wrapped optimizer."""

@@ -120,22 +120,30 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
 
 
 def dynamic_manager(
-    initial_scale: float = _INITIAL_SCALE, growth_steps: int = _GROWTH_STEPS
+    initial_scale: float = _INITIAL_SCALE, dynamic_growth_steps: int = _GROWTH_STEPS
 ) -> ExponentialUpdateLossScaleManager:
     """Return a manager that halves at each overflow and doubles after some finite steps, as Keras' wrappers do.
 
     Args:
         initial_scale: The scale to start from.
-        growth_steps: Finite steps in a row after which the scale doubles.
+        dynamic_growth_steps: Finite steps in a row after which the scale doubles.
+
+    Raises:
+        TypeError: One is no number.
+        ValueError: One is out of range.
 
     Example:
         >>> dynamic_manager()
         <ExponentialUpdateLossScaleManager(init_loss_scale=32768.0, incr_every_n_steps=2000,
         decr_every_n_nan_or_inf=1, decr_ratio=0.5): loss_scale=32768.0, good_steps=0, bad_steps=0>
     """
-    return ExponentialUpdateLossScaleManager(
-        initial_scale, growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
-    )
+    try:
+        return ExponentialUpdateLossScaleManager(
+            initial_scale, dynamic_growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
+        )
+    except (TypeError, ValueError) as error:
+        message = str(error).replace("init_loss_scale", "initial_scale")
+        raise type(error)(message.replace("incr_every_n_steps", "dynamic_growth_steps")) from None
 
 
 def _manager_of_mode(name: object, given: Mapping[str, Any]) -> LossScaleManager:
