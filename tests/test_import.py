@@ -48,6 +48,13 @@ def test_wrapping_a_tf1_optimizer_loads_no_keras_and_public_names_nothing_else_t
     assert done.stdout.strip() == "['tfmp']", done.stderr
 
 
+@pytest.mark.parametrize("content", ["", "__version__ = '3.15.1'\n", "__version__ = '1.2'\nsaving = None\n"])
+def test_package_that_only_has_the_name_of_keras_is_imported_as_ever(tmp_path: Path, content: str) -> None:
+    (tmp_path / "keras.py").write_text(content)
+    done = _python("import tfmp, keras; print(keras.__file__)", tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "keras.py"), done.stderr
+
+
 def test_missing_tensorflow_is_one_clear_error() -> None:
     # Python without what pip installed.
     done = _python(
