@@ -88,7 +88,7 @@ _RULES_SEE = {"tfmp.migrate.results", "tfmp.migrate.import_edits", *_READING, *_
 # `settings` checks what users pass.
 _ALLOWED = {
     "tfmp": {"tfmp.keras_registration", "tfmp.optional"},
-    "tfmp.keras_registration": {"tfmp.optional"},
+    "tfmp.keras_registration": set(),
     "tfmp.types": set(),
     "tfmp.optional": set(),
     "tfmp.core.numerics": {"tfmp.core.xla", "tfmp.types"},
@@ -290,7 +290,8 @@ _ALLOWED = {
 }
 # Only inside a function: importing the front door must not import what it opens to.
 _ALLOWED_INSIDE_FUNCTIONS = {
-    "tfmp.optimizers.base": {f"tfmp.optimizers.{name}" for name in ("v1", "keras3", "keras215", "tf_keras")}
+    "tfmp.keras_registration": {"tfmp.optimizers.base"},
+    "tfmp.optimizers.base": {f"tfmp.optimizers.{name}" for name in ("v1", "keras3", "keras215", "tf_keras")},
 }
 _ALLOWED_PACKAGES = {"numpy", "tensorflow"}
 _ALLOWED_PACKAGES_OF = {

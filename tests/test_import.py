@@ -87,7 +87,7 @@ def test_remains_of_a_tensorflow_are_one_clear_error(tmp_path: Path) -> None:
 )
 def test_old_keras_is_one_clear_error(version: str, is_refused: bool) -> None:
     keras = types.ModuleType("keras")
-    keras.__version__ = version  # type: ignore[attr-defined]
+    vars(keras)["__version__"] = version
     if not is_refused:
         refuse_old_keras(keras)
         return

@@ -129,7 +129,7 @@ class GradScaler(StepProperties, tf.Module):
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 where scaling is not enabled."""
         self._losses.note_read()
-        return super().loss_scale if self._enabled else tf.constant(1.0)
+        return self._scale_to_divide_by()
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
         """Make an optimizer's variables, such as its momenta, before a `tf.function` is traced.
@@ -416,6 +416,10 @@ class GradScaler(StepProperties, tf.Module):
         if self._enabled:
             self.manager.load_state_dict(state_dict)
 
+    def _scale_to_divide_by(self) -> tf.Tensor:
+        # Not the property, whose reads are taken for the user's.
+        return super().loss_scale if self._enabled else tf.constant(1.0)
+
     def _settings_to_show(self) -> list[str]:
         shown = {"enabled": (self._enabled, True), "is_distributed": (self._is_distributed, False)}
         return [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
@@ -447,8 +451,7 @@ class GradScaler(StepProperties, tf.Module):
 
         grads = [grad for step in steps for grad in step.typed_grads()]
         applied, verdict = self._scaler.attempt(grads, names, apply_fn, seen=seen_together(steps))
-        # Not its property, by which users read it.
-        loss_scale = super().loss_scale if self._enabled else tf.constant(1.0)
+        loss_scale = self._scale_to_divide_by()
         own = [step.apply_scaled(loss_scale, verdict.applied) for step in steps]
         before = [op for op in [applied, *own, *self._calls.ops()] if op is not None]
 

@@ -5,27 +5,16 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
-from tfmp.optional import refuse_old_keras
-
-#: The class for the optimizers of each Keras, by the package and its major version.
-_FRONT_ENDS = {
-    ("keras", "2"): ("tfmp.optimizers.keras215", "LossScaleOptimizerKeras215"),
-    ("keras", "3"): ("tfmp.optimizers.keras3", "LossScaleOptimizerKeras3"),
-    ("tf_keras", "2"): ("tfmp.optimizers.tf_keras", "LossScaleOptimizerTfKeras"),
-}
-
 
 class _FrontEndOnDemand:
     """Stands for a front-end in a Keras' registry until a saved model names it; then the front-end takes its place.
 
     Args:
         keras: The Keras.
-        module: The module of the front-end.
-        name: The name of its class.
     """
 
-    def __init__(self, keras: ModuleType, module: str, name: str) -> None:
-        self._keras, self._module, self._name = keras, module, name
+    def __init__(self, keras: ModuleType) -> None:
+        self._keras = keras
 
     def from_config(self, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
         """Import the front-end, and make an optimizer of it.
@@ -37,9 +26,10 @@ class _FrontEndOnDemand:
         Raises:
             ImportError: The Keras is too old.
         """
-        refuse_old_keras(self._keras)
-        front_end = getattr(importlib.import_module(self._module), self._name)
-        return front_end.from_config(config, custom_objects)
+        # Not at the top: it imports TensorFlow.
+        from tfmp.optimizers.base import front_end_of
+
+        return front_end_of(self._keras).from_config(config, custom_objects)
 
 
 def register_when_imported() -> None:
@@ -57,8 +47,5 @@ def register_when_imported() -> None:
 def _register(keras: ModuleType) -> None:
     # An error here would end the user's `import keras`. What only has the name, such as a directory left behind, is no
     # Keras.
-    front_end = _FRONT_ENDS.get((keras.__name__, getattr(keras, "__version__", "").split(".")[0]))
-    if front_end is not None and hasattr(keras, "saving"):
-        keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(
-            _FrontEndOnDemand(keras, *front_end)
-        )
+    if hasattr(getattr(keras, "saving", None), "register_keras_serializable"):
+        keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(_FrontEndOnDemand(keras))

@@ -387,7 +387,7 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
         # A user who has an optimizer of Keras has imported Keras; nobody else should pay for that.
         keras = sys.modules.get(package)
         if keras is not None and isinstance(opt, keras.optimizers.Optimizer):
-            return _front_end_of(keras)
+            return front_end_of(keras)
     advice = ": take it from keras.optimizers, without legacy" if ".legacy." in type(opt).__module__ else ""
     raise TypeError(
         "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
@@ -406,10 +406,18 @@ def _front_end_of_config(config: Mapping[str, Any]) -> type[LossScaleOptimizer]:
     keras = importlib.import_module("keras")
     if of_keras2 and not keras.__version__.startswith("2."):
         keras = importlib.import_module("tf_keras")
-    return _front_end_of(keras)
+    return front_end_of(keras)
 
 
-def _front_end_of(keras: ModuleType) -> type[LossScaleOptimizer]:
+def front_end_of(keras: ModuleType) -> type[LossScaleOptimizer]:
+    """Return the front-end for the optimizers of a Keras, importing it.
+
+    Args:
+        keras: The package `keras` or `tf_keras`.
+
+    Raises:
+        ImportError: It is too old.
+    """
     refuse_old_keras(keras)
     if keras.__name__ == "tf_keras":
         from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras

@@ -43,6 +43,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
     #: The Keras that the front-end is for.
     _keras: ClassVar[ModuleType]
+    #: What a configuration may hold and no front-end takes.
+    _settings_without_effect: ClassVar[frozenset[str]] = frozenset()
     # Keras' own:
     name: str
     inner_optimizer: Any
@@ -228,7 +230,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         }
         # As `cls(...)`, but for Keras 2's metaclass, which gives the inner optimizer by position: Horovod's subclass
         # takes it by name only.
-        return type.__call__(cls, **{**config, **parts})
+        used = {name: value for name, value in config.items() if name not in cls._settings_without_effect}
+        return type.__call__(cls, **{**used, **parts})
 
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:

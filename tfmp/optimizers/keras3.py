@@ -81,6 +81,13 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     """
 
     _keras = keras
+    # What the configuration of Keras' own wrapper has of its base class, before Keras 3.10.
+    _settings_without_effect = frozenset(
+        {
+            *("clipnorm", "clipvalue", "ema_momentum", "ema_overwrite_frequency", "global_clipnorm"),
+            *("gradient_accumulation_steps", "loss_scale_factor", "use_ema", "weight_decay"),
+        }
+    )
 
     def __init__(
         self,
@@ -109,19 +116,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._set_up(manager, is_distributed, overflow_detector, accumulation)
         # Last: an optimizer of the user's is changed, as Keras' own wrapper changes it, only if there is a wrapper.
         _turn_loss_scale_factor_off(inner_optimizer)
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "LossScaleOptimizerKeras":
-        """Make an optimizer from what `get_config` returned, that of Keras' own wrapper included.
-
-        Args:
-            config: The configuration.
-            custom_objects: Classes that are not registered, by their names.
-        """
-        used = {name: value for name, value in config.items() if name not in _SETTINGS_WITHOUT_EFFECT}
-        return super().from_config(used, custom_objects)
 
     @property
     def iterations(self) -> keras.Variable:
@@ -336,12 +330,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         with variables_of_each_replica():
             return self.add_variable(shape, "zeros", dtype.name, aggregation="sum", name=name).value
 
-
-#: What the configuration of Keras' own wrapper has of its base class, before Keras 3.10.
-_SETTINGS_WITHOUT_EFFECT = {
-    *("clipnorm", "clipvalue", "ema_momentum", "ema_overwrite_frequency", "global_clipnorm"),
-    *("gradient_accumulation_steps", "loss_scale_factor", "use_ema", "weight_decay"),
-}
 
 #: What Keras' own wrapper holds before the inner optimizer's variables.
 _VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
