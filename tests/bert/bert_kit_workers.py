@@ -112,7 +112,9 @@ def _own_verdicts(hvd: Any, fed: list[list[np.ndarray]]) -> dict[str, float]:
         finite = tf.reduce_all(tf.math.is_finite(grad))
         update = tf.where(tf.math.is_finite(mean[0]), mean[0], 0.0) / (1.0 + tf.cast(step, tf.float32))
         counted = tf.cond(finite, lambda: step + 1, lambda: step)
-        train_op = tf.group(weight.assign(before - update), global_step.assign(counted))
+        # The variables are references: without this order the rate could be that of the step after.
+        with tf.control_dependencies([weight.assign(before - update)]):
+            train_op = global_step.assign(counted)
         session.run(tf1.global_variables_initializer())
         for grads in fed:
             session.run(train_op, {grad: grads[1]})
