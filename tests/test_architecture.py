@@ -34,7 +34,7 @@ _CORE = {
     )
 }
 _MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "log", "stuck")}
-_BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES}
+_BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.step_counters", "tfmp.core.state", *_LEAVES}
 _RULES = {
     f"tfmp.migrate.rules.{name}"
     for name in (
@@ -103,7 +103,7 @@ _ALLOWED = {
     "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
     "tfmp.core.inspection": {"tfmp.core.numerics", "tfmp.core.overflow", "tfmp.core.reductions", "tfmp.types"},
     "tfmp.core.overflow_counts": {"tfmp.core.overflow", "tfmp.core.state"},
-    "tfmp.core.outcomes": set(),
+    "tfmp.core.step_counters": set(),
     "tfmp.core.managers": {
         f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed", "log_max", "specification")
     },
@@ -174,8 +174,8 @@ _ALLOWED = {
         *(f"tfmp.core.{name}" for name in ("iteration", "managers", "settings", "step_properties")),
         "tfmp.grad_scaler",
     },
-    "tfmp.core.step_properties": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
-    "tfmp.optimizers.base": {"tfmp.core.step_properties", "tfmp.optional", "tfmp.types", *_CORE},
+    "tfmp.core.status": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
+    "tfmp.optimizers.base": {"tfmp.core.status", "tfmp.optional", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {
         "tfmp.core.call_sites",
         "tfmp.core.settings",
@@ -205,7 +205,7 @@ _ALLOWED = {
     "tfmp.optimizers.v1": {"tfmp.core.call_sites", "tfmp.core.settings", "tfmp.optimizers.base", "tfmp.types", *_CORE},
     "tfmp.monitoring.callbacks": {
         "tfmp.core.call_sites",
-        "tfmp.core.step_properties",
+        "tfmp.core.status",
         "tfmp.optimizers.base",
         *_MONITORING,
         *_LEAVES,

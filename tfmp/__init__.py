@@ -11,7 +11,6 @@ from tfmp.keras_registration import register_when_imported
 from tfmp.optional import require_tensorflow
 
 if TYPE_CHECKING:
-    from tfmp.batch_replay import replay as replay
     from tfmp.checkpoints.names import checkpoint_variable_map as checkpoint_variable_map
     from tfmp.checkpoints.states import read_loss_scale_state as read_loss_scale_state
     from tfmp.core.accumulation import GradientAccumulator as GradientAccumulator
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
     from tfmp.core.managers import get_loss_scale_manager as get_loss_scale_manager
-    from tfmp.core.optimizer_steps import ScaledGradientsOptimizer as ScaledGradientsOptimizer
-    from tfmp.core.outcomes import LossScaleStatus as LossScaleStatus
     from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
     from tfmp.core.overflow import OverflowDetector as OverflowDetector
     from tfmp.core.overflow import SaturationDetector as SaturationDetector
     from tfmp.core.overflow_counts import OverflowReport as OverflowReport
-    from tfmp.grad_scaler import GradScaler as GradScaler
+    from tfmp.core.step_counters import LossScaleStatus as LossScaleStatus
+    from tfmp.grad_scaler.replay import replay as replay
+    from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer as ScaledGradientsOptimizer
+    from tfmp.grad_scaler.scaler import GradScaler as GradScaler
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
-    "GradScaler": "tfmp.grad_scaler",
+    "GradScaler": "tfmp.grad_scaler.scaler",
     "GradientAccumulator": "tfmp.core.accumulation",
     "LogMaxLossScaleManager": "tfmp.core.managers",
     "LossScaleCallback": "tfmp.monitoring.callbacks",
@@ -49,12 +49,12 @@ _MODULE_OF = {
     "LossScaleManager": "tfmp.core.managers",
     "LossScaleOptimizer": "tfmp.optimizers.base",
     "LossScaleStuckError": "tfmp.monitoring.stuck",
-    "LossScaleStatus": "tfmp.core.outcomes",
+    "LossScaleStatus": "tfmp.core.step_counters",
     "NonFiniteDetector": "tfmp.core.overflow",
     "OverflowDetector": "tfmp.core.overflow",
     "OverflowReport": "tfmp.core.overflow_counts",
     "SaturationDetector": "tfmp.core.overflow",
-    "ScaledGradientsOptimizer": "tfmp.core.optimizer_steps",
+    "ScaledGradientsOptimizer": "tfmp.grad_scaler.scaled_gradients",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
     "clip_by_global_norm": "tfmp.core.clipping",
     "clip_by_norm": "tfmp.core.clipping",
@@ -62,7 +62,7 @@ _MODULE_OF = {
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "read_loss_scale_state": "tfmp.checkpoints.states",
-    "replay": "tfmp.batch_replay",
+    "replay": "tfmp.grad_scaler.replay",
 }
 
 __all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings

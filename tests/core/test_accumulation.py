@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from function_steps import take_step
 from gradient_forms import TYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,14 +57,14 @@ class _Training:
         self.scaler.prepare(["weight", "other"])
 
     def step(self, grad: tf.Tensor) -> None:
-        self.scaler.step([grad, None], ["weight", "other"], self._apply, accumulator=self.accumulator)
+        take_step(self.scaler, [grad, None], ["weight", "other"], self._apply, accumulator=self.accumulator)
 
     def _apply(self, grads: Gradients) -> tf.Operation:
         assert grads[1] is None
         return tf.group(self.weight.assign(grads[0]))
 
     def told(self) -> tuple[float, float, int, int]:
-        outcomes = self.manager.get_step_outcomes()
+        outcomes = self.manager.get_status()
         scale = float(self.manager.get_loss_scale())
         return float(self.weight), scale, int(outcomes.applied_steps), int(outcomes.skipped_steps)
 
@@ -119,7 +120,7 @@ def test_102_micro_batches_in_windows_of_4_end_with_a_mean_of_2() -> None:
         means.append(float(training.weight))
     assert means[3:100:4] == [4 * window + 1.5 for window in range(25)]
     assert means[100:] == [97.5, 100.5, 100.5, 100.5, 100.5, 1.5]
-    assert int(training.manager.get_step_outcomes().applied_steps) == 27
+    assert int(training.manager.get_status().applied_steps) == 27
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -149,7 +150,9 @@ def test_mean_of_float64_has_the_precision_of_float64() -> None:
     accumulator.reset()
     for value in values:
         grad = tf.constant(value, tf.float64)
-        scaler.step([grad], ["w"], lambda grads: opt.apply_gradients([(grads[0], variable)]), accumulator=accumulator)
+        take_step(
+            scaler, [grad], ["w"], lambda grads: opt.apply_gradients([(grads[0], variable)]), accumulator=accumulator
+        )
     assert float(variable) == -sum(values) / 3
 
 
@@ -294,7 +297,7 @@ def test_log_max_follows_the_largest_micro_batch_not_the_mean() -> None:
 
     @tf.function
     def step(grad: tf.Tensor) -> None:
-        scaler.step([grad], ["w"], lambda _: tf.no_op(), accumulator=accumulator)
+        take_step(scaler, [grad], ["w"], lambda _: tf.no_op(), accumulator=accumulator)
 
     for window in ([1.0, -8.0, 2.0, 0.5], [0.25, 0.5, 0.0, 2.0]):
         for value in window:
@@ -318,8 +321,12 @@ def test_replicas_share_a_window_whatever_overflowed_on_one(
     def of_replica(values: tf.Tensor) -> None:
         # A replica's gradient is its share of the mean.
         share = values[tf.distribute.get_replica_context().replica_id_in_sync_group] / 2
-        scaler.step(
-            [share], ["weight"], lambda grads: opt.apply_gradients([(grads[0], weight)]), accumulator=accumulator
+        take_step(
+            scaler,
+            [share],
+            ["weight"],
+            lambda grads: opt.apply_gradients([(grads[0], weight)]),
+            accumulator=accumulator,
         )
 
     step = _MODES[mode](lambda values: two_replicas.run(of_replica, args=(values,)))
@@ -332,7 +339,7 @@ def test_replicas_share_a_window_whatever_overflowed_on_one(
     # The means are 4 and 5.
     moved = [-4.0, -9.0] if overflow_drops == "micro_batch" else [0.0, -5.0]
     assert seen == [[value] * 2 for value in (0.0, moved[0], moved[0], moved[1], moved[1], moved[1])]
-    outcomes = manager.get_step_outcomes()
+    outcomes = manager.get_status()
     assert int(outcomes.applied_steps) == (2 if overflow_drops == "micro_batch" else 1)
     assert float(manager.get_loss_scale()) == _SCALE / 4
     (report,) = scaler.overflow_reports()
@@ -400,8 +407,12 @@ def test_part_of_a_window_that_is_larger_than_a_micro_batch_may_be_is_not_satura
     scaler = LossScaler(manager, detector, is_distributed=False)
 
     def of_replica(values: tf.Tensor) -> None:
-        scaler.step(
-            [_own(values)], ["w"], lambda grads: opt.apply_gradients([(grads[0], weight)]), accumulator=accumulator
+        take_step(
+            scaler,
+            [_own(values)],
+            ["w"],
+            lambda grads: opt.apply_gradients([(grads[0], weight)]),
+            accumulator=accumulator,
         )
 
     step = tf.function(lambda values: two_replicas.run(of_replica, args=(values,)))
@@ -420,8 +431,8 @@ def test_graph_accumulates_as_eager_code_does(session: tf.compat.v1.Session, ove
     manager = tfmp.ExponentialUpdateLossScaleManager(_SCALE, 10**6, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=overflow_drops, micro_batches_per_epoch=5)
     scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
-    train_op = scaler.step([grad], ["weight"], lambda grads: weight.assign(grads[0]), accumulator=accumulator)
-    outcomes = manager.get_step_outcomes()
+    train_op = take_step(scaler, [grad], ["weight"], lambda grads: weight.assign(grads[0]), accumulator=accumulator)
+    outcomes = manager.get_status()
     told = [weight, manager.get_loss_scale(), outcomes.applied_steps, outcomes.skipped_steps]
     session.run(tf.compat.v1.global_variables_initializer())
     tf.compat.v1.get_default_graph().finalize()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from function_steps import take_step
 from gradient_forms import FORMS, TYPES, gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -233,7 +234,7 @@ def test_each_replica_clips_its_own_and_all_skip(two_replicas: tf.distribute.Mir
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         # On the second replica the norm is below the one to clip, or not finite.
         grad = tf.where(tf.equal(replica, 0), [3.0, 4.0], [value, 0.0])
-        scaler.step(_by_global_norm([grad], 2.5), ["weight"], lambda grads: tf.group(weight.assign_sub(grads[0])))
+        take_step(scaler, _by_global_norm([grad], 2.5), ["weight"], lambda grads: tf.group(weight.assign_sub(grads[0])))
 
     for value in (1.0, math.inf):
         two_replicas.run(step, args=(tf.constant(value),))

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfmp.core.conditionals import call_either
+from tfmp.core.conditionals import conditional_update
 from tfmp.types import Gradients
 
 _MODES: dict[str, Callable[..., Any]] = {
@@ -27,7 +27,7 @@ def test_one_of_two_functions_is_called_or_one_or_none(mode: str, has_other: boo
         return tf.group(other.assign_add(grads[0][1]))
 
     def step(flag: tf.Tensor, grad: tf.Tensor) -> None:
-        call_either(flag, [grad, None], if_true, if_false if has_other else None)
+        conditional_update(flag, [grad, None], if_true, if_false if has_other else None)
 
     step = _MODES[mode](step)
     seen = []
@@ -42,7 +42,7 @@ def test_one_of_two_functions_is_called_or_one_or_none(mode: str, has_other: boo
 def test_op_of_a_graph_calls_one_function_at_each_run(session: tf.compat.v1.Session) -> None:
     flag, total = tf.compat.v1.placeholder(tf.bool, []), tf.compat.v1.get_variable("total", initializer=0.0)
     one, other = (
-        call_either(flag, [tf.constant(2.0)], lambda grads: total.assign_add(grads[0]), otherwise)
+        conditional_update(flag, [tf.constant(2.0)], lambda grads: total.assign_add(grads[0]), otherwise)
         for otherwise in (None, lambda grads: total.assign_sub(10 * grads[0]))
     )
     session.run(tf.compat.v1.global_variables_initializer())
@@ -59,7 +59,7 @@ def test_sparse_gradient_reaches_the_function_as_one_where_xla_compiles() -> Non
     @tf.function(jit_compile=True)
     def step(flag: tf.Tensor, rows: tf.Tensor) -> None:
         slices = tf.IndexedSlices(rows, tf.constant([2, 2]), tf.constant([3, 1]))
-        call_either(flag, [slices], lambda grads: table.scatter_add(grads[0]))
+        conditional_update(flag, [slices], lambda grads: table.scatter_add(grads[0]))
 
     for flag in (True, False):
         step(tf.constant(flag), tf.constant([[1.0], [2.0]]))

@@ -1,5 +1,6 @@
 import pytest
 import tensorflow as tf
+from function_steps import take_step
 
 import tfmp
 from tfmp.core.distribute import Mirrored, SingleProcess, current_distribution
@@ -58,14 +59,14 @@ def test_overflow_on_one_replica_skips_all(
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         overflows = tf.equal(replica, -1 if bad_replica is None else bad_replica)
         grad = tf.where(overflows, float("inf"), 2.0)
-        scaler.step([grad], ["weight"], lambda grads: tf.group(weight.assign_add(grads[0])))
+        take_step(scaler, [grad], ["weight"], lambda grads: tf.group(weight.assign_add(grads[0])))
 
     run = (lambda: two_replicas.run(step)) if not compiled else tf.function(lambda: two_replicas.run(step))
     run()
     applied = bad_replica is None
     assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [5.0 if applied else 1.0] * 2
     assert float(manager.get_loss_scale()) == (16 if applied else 4)
-    counts = manager.get_step_outcomes()
+    counts = manager.get_status()
     assert (int(counts.applied_steps), int(counts.skipped_steps)) == ((1, 0) if applied else (0, 1))
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import tensorflow as tf
+from function_steps import take_step
 
 import tfmp
 from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
@@ -23,14 +24,14 @@ def _numbers(report: OverflowReport) -> tuple[list[str], list[list[int]], list[i
 def test_last_skipped_step_is_kept_and_all_are_counted() -> None:
     scaler = _scaler(tfmp.NonFiniteDetector())
     for kernel, bias in [([math.nan, 1.0], math.inf), ([math.inf, math.nan], 0.0), ([1.0, 1.0], 1.0)]:
-        scaler.step([tf.constant(kernel), tf.constant(bias)], _NAMES, lambda grads: None)
+        take_step(scaler, [tf.constant(kernel), tf.constant(bias)], _NAMES, lambda grads: None)
     (report,) = scaler.overflow_reports()
     assert _numbers(report) == (_NAMES, [[1, 1, 0], [0, 0, 0]], [2, 1])
 
 
 def test_saturated_values_name_their_variable() -> None:
     scaler = _scaler(tfmp.SaturationDetector(dtype="float8_e4m3fn"))
-    scaler.step([tf.constant([448.0, -448.0]) / 1024, tf.constant(1.0) / 1024], _NAMES, lambda grads: None)
+    take_step(scaler, [tf.constant([448.0, -448.0]) / 1024, tf.constant(1.0) / 1024], _NAMES, lambda grads: None)
     assert _numbers(*scaler.overflow_reports()) == (_NAMES, [[0, 0, 2], [0, 0, 0]], [1, 0])
 
 
@@ -38,15 +39,15 @@ def test_saturated_values_name_their_variable() -> None:
 def test_scaled_gradients_are_counted_in_true_magnitude(detector: tfmp.OverflowDetector) -> None:
     # 65504 is the scaled value: saturated for the one that asks, ordinary for the other, which sees the NaN.
     scaler = _scaler(detector)
-    scaler.step([tf.constant([65504.0, math.nan]), None], _NAMES, lambda grads: None, scaled=True)
+    take_step(scaler, [tf.constant([65504.0, math.nan]), None], _NAMES, lambda grads: None, are_scaled=True)
     saturated = int(isinstance(detector, tfmp.SaturationDetector))
     assert _numbers(*scaler.overflow_reports()) == (_NAMES, [[0, 1, saturated], [0, 0, 0]], [1, 0])
 
 
 def test_each_list_of_variables_has_a_report() -> None:
     scaler = _scaler(tfmp.NonFiniteDetector())
-    scaler.step([tf.constant(math.inf)], ["generator"], lambda grads: None)
-    scaler.step([tf.constant(math.nan)], ["discriminator"], lambda grads: None)
+    take_step(scaler, [tf.constant(math.inf)], ["generator"], lambda grads: None)
+    take_step(scaler, [tf.constant(math.nan)], ["discriminator"], lambda grads: None)
     assert [_numbers(report) for report in scaler.overflow_reports()] == [
         (["generator"], [[1, 0, 0]], [1]),
         (["discriminator"], [[0, 1, 0]], [1]),
@@ -62,9 +63,9 @@ def test_good_steps_count_nothing() -> None:
             return super().counts(*args)
 
     scaler = _scaler(Detector())
-    scaler.step([tf.constant(1.0), None], _NAMES, lambda grads: None)
+    take_step(scaler, [tf.constant(1.0), None], _NAMES, lambda grads: None)
     assert seen == []
-    scaler.step([tf.constant(math.inf), None], _NAMES, lambda grads: None)
+    take_step(scaler, [tf.constant(math.inf), None], _NAMES, lambda grads: None)
     assert len(seen) == 1
 
 
@@ -75,7 +76,7 @@ def test_variables_that_steps_need_are_made_in_any_trace_and_cost_none() -> None
     @tf.function
     def step(grad: tf.Tensor, name: str) -> None:
         traces.append(1)
-        scaler.step([grad], [name], lambda grads: tf.no_op())
+        take_step(scaler, [grad], [name], lambda grads: tf.no_op())
 
     for name in ("kernel", "bias"):
         step(tf.constant(math.inf), name)

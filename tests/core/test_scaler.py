@@ -2,10 +2,11 @@ import math
 
 import pytest
 import tensorflow as tf
+from function_steps import take_step
 
 import tfmp
+from tfmp.core.graph_records import managers_of_graph
 from tfmp.core.scaler import LossScaler
-from tfmp.core.steps_of_graph import managers_of_graph
 from tfmp.types import Gradients
 
 
@@ -31,7 +32,7 @@ def test_step_applies_finite_gradients_and_skips_others(compiled: bool, bad: flo
         return tf.group(weight.assign_add(grads[0]))
 
     def step(grad: tf.Tensor) -> None:
-        scaler.step([grad, None], ["kernel", "bias"], apply)
+        take_step(scaler, [grad, None], ["kernel", "bias"], apply)
 
     run = tf.function(step) if compiled else step
     for grad in [1.0, bad, 2.0]:
@@ -42,7 +43,9 @@ def test_step_applies_finite_gradients_and_skips_others(compiled: bool, bad: flo
 
 def test_detector_decides_what_is_skipped() -> None:
     scaler, manager = _scaler(tfmp.SaturationDetector())
-    scaler.step([tf.constant(65504.0 / 8)], ["kernel"], lambda grads: pytest.fail("a saturated gradient was applied"))
+    take_step(
+        scaler, [tf.constant(65504.0 / 8)], ["kernel"], lambda grads: pytest.fail("a saturated gradient was applied")
+    )
     assert float(manager.get_loss_scale()) == 4
 
 
@@ -52,5 +55,5 @@ def test_graph_knows_the_managers_of_its_steps_once_each(session: tf.compat.v1.S
     other_scaler, other_manager = _scaler()
     assert managers_of_graph() == []
     for each in (scaler, scaler, other_scaler):
-        each.step([tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
+        take_step(each, [tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
     assert managers_of_graph() == [manager, other_manager]

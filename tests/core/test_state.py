@@ -97,7 +97,7 @@ def test_default_saver_keeps_the_state_and_nothing_else(session: tf.compat.v1.Se
 def test_counts_start_anew_in_each_session(session: tf.compat.v1.Session) -> None:
     manager = _manager()
     count = manager.note_step(tf.constant(True))
-    applied = manager.get_step_outcomes().applied_steps
+    applied = manager.get_status().applied_steps
     session.run([count])
     assert session.run(applied) == 1
     with tf.compat.v1.Session() as other:
@@ -127,7 +127,7 @@ def test_manager_does_not_keep_old_graphs_alive() -> None:
 
 
 def _reads(manager: tfmp.LossScaleManager) -> list[tf.Tensor]:
-    return [manager.get_loss_scale(), *manager.get_step_outcomes()]
+    return list(manager.get_status())
 
 
 @pytest.mark.parametrize("make_manager", [lambda: tfmp.FixedLossScaleManager(1024), _manager], ids=["fixed", "exp"])
@@ -147,7 +147,7 @@ def test_value_after_a_step_is_read_after_it(session: tf.compat.v1.Session) -> N
         after = _reads(manager)
     _initialize(session)
     for steps in (1, 2, 3):
-        assert session.run(after) == [1024 / 2**steps, 0, steps, steps, False]
+        assert session.run(after) == [1024 / 2**steps, False, False, steps, 0, steps, steps]
 
 
 def test_saved_graph_is_loaded_restored_trained_and_saved(

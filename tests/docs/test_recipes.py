@@ -108,7 +108,7 @@ def test_a_window_is_one_large_batch_and_an_overflow_in_it_drops_it(
     # The last window has two batches.
     _close(_weights(names["variables"]), _trained([_joined(good), _joined(good[:2])]))
     assert float(names["scaler"].loss_scale) == _SCALE / 2
-    assert [int(count) for count in names["scaler"].manager.get_step_outcomes()][:2] == [2, 1]
+    assert [int(count) for count in names["scaler"].manager.get_status()[4:6]] == [2, 1]
 
 
 @_of_recipe(["Gradient penalty"])

@@ -168,5 +168,5 @@ def test_state_of_a_graph_is_the_savers(session: tf1.Session, verb: str) -> None
 
 
 def test_replay_is_refused_in_a_graph(session: tf1.Session) -> None:
-    with pytest.raises(RuntimeError, match="while the optimizer's last_step_finite is False"):
+    with pytest.raises(RuntimeError, match="while the optimizer's last_step_applied is False"):
         tfmp.replay(lambda: None, tfmp.GradScaler(8), 2)

@@ -72,7 +72,7 @@ def test_each_optimizer_that_can_steps(host: str, mode: str) -> None:
         if mode == "updated_outside":
             scaler.update()
         assert loop.state == expected
-    assert [int(count) for count in scaler.manager.get_step_outcomes()] == [2, 1, 0, True]
+    assert [int(count) for count in scaler.manager.get_status()[1:]] == [True, True, 3, 2, 1, 0]
 
 
 @_for_every_host
@@ -109,7 +109,7 @@ def test_overflow_on_the_second_replica_alone_skips_both(
         if mode == "updated_outside":
             scaler.update()
         assert loop.state == state
-    assert [int(count) for count in scaler.manager.get_step_outcomes()] == [2, 1, 0, True]
+    assert [int(count) for count in scaler.manager.get_status()[1:]] == [True, True, 3, 2, 1, 0]
 
 
 def test_optimizer_may_step_in_some_iterations_only() -> None:

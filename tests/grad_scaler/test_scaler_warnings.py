@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.scaled_losses import ScaledLosses
+from tfmp.grad_scaler.scaled_losses import ScaledLosses
 
 _NEVER = (
     "gradients are divided by the loss scale, and scale was not called before: differentiate what scale returns, not "

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.outcomes import LossScaleStatus
+from tfmp.core.step_counters import LossScaleStatus
 from tfmp.monitoring.stuck import StuckWatch, several_processes, why_stuck
 
 tf1 = tf.compat.v1
@@ -30,7 +30,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:
-    return LossScaleStatus(scale, skips == 0, applied + skips, applied, skips, skips)
+    return LossScaleStatus(scale, skips == 0, skips == 0, applied + skips, applied, skips, skips)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class _StateHook(tf1.train.SessionRunHook):
         self._fetches = {
             variable.op.name: [part.read_value() for part in results(variable)] for variable in tf1.global_variables()
         }
-        self._fetches |= {name: [count] for name, count in self._manager.get_step_outcomes()._asdict().items()}
+        self._fetches |= {name: [count] for name, count in self._manager.get_status()._asdict().items()}
 
     def after_run(self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues) -> None:
         del run_values

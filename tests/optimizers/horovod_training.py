@@ -26,7 +26,7 @@ import tensorflow as tf
 
 import tfmp
 import tfmp.npu
-from tfmp.core.steps_of_graph import overflow_reports_of_graph
+from tfmp.core.graph_records import overflow_reports_of_graph
 
 tf1 = tf.compat.v1
 
@@ -71,7 +71,7 @@ class SessionTraining:
         loss = _loss(weights, ranks, self._inputs) + (weights[-1] if with_bias else 0)
         self._train_op = opt.minimize(loss, tf1.train.get_or_create_global_step(), weights)
         self._variables = tf1.global_variables()
-        self._outcomes = loss_scale_manager.get_step_outcomes()
+        self._outcomes = loss_scale_manager.get_status()
         (report,) = overflow_reports_of_graph(loss_scale_manager)
         self._overflows = [report.last, report.steps]
         self._saver = tf1.train.Saver()
@@ -133,7 +133,7 @@ def eager_states(
         slots = [opt.get_slot(weight, name) for weight in weights[:2] for name in opt.get_slot_names()]
         yield {
             "variables": [variable.numpy().tolist() for variable in [*weights, *counts, *slots]],
-            "outcomes": [value.numpy().tolist() for value in loss_scale_manager.get_step_outcomes()],
+            "outcomes": [value.numpy().tolist() for value in loss_scale_manager.get_status()],
         }
 
 

@@ -15,14 +15,14 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.managers import LossScaleState
-from tfmp.core.outcomes import StepOutcomes
+from tfmp.core.step_counters import StepCounters
 
 #: The scale that a manager starts from.
 SCALE = 1024.0
 
 _VERSIONS = {"keras3": ("keras", "3."), "keras2": ("keras", "2."), "tf_keras": ("tf_keras", "2.")}
 _WITH_OPTIONS = {"SGD", "AdamW", "MultiOptimizer"}
-_STATE = {*LossScaleState._fields, *StepOutcomes._fields}
+_STATE = {*LossScaleState._fields, *StepCounters._fields}
 
 
 def _find(name: str) -> ModuleType | str:

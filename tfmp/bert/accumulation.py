@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.conditionals import call_either
+from tfmp.core.conditionals import conditional_update
 from tfmp.types import Gradients
 
 tf1 = tf.compat.v1
@@ -79,7 +79,7 @@ class NamedWindow:
             return tf.group(*(total.assign_add(value) for total, value in zip(totals, values, strict=True)))
 
         # A run that fails for want of gradients, as at the end of the input, is to count nothing.
-        with tf.control_dependencies([call_either(begins, given, begin, go_on)]):
+        with tf.control_dependencies([conditional_update(begins, given, begin, go_on)]):
             counted = tf.group(
                 self._local_step.assign(taken), self._batch_finite.assign(tf.logical_and(so_far, finite))
             )
@@ -91,4 +91,4 @@ class NamedWindow:
                 [None if grad is None else total.read_value() for total, grad in zip(self._sums, grads, strict=True)]
             )
 
-        return call_either(ends, [], end)
+        return conditional_update(ends, [], end)

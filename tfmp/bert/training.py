@@ -267,7 +267,7 @@ def _kind(optimizer_type: str) -> _Kind:
 class _SharesWindows(LossScaleOptimizerV1):
     """Averages over Horovod's processes the gradients that it applies, in place of those that it computes."""
 
-    def _shares_windows(self) -> bool:
+    def _averages_windows(self) -> bool:
         return True
 
 

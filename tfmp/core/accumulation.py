@@ -8,10 +8,10 @@ import tensorflow as tf
 from tfmp.core import lists, numerics, settings
 from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.autograph import without_autograph
-from tfmp.core.conditionals import call_either
-from tfmp.core.inspection import Inspection
+from tfmp.core.conditionals import conditional_update
+from tfmp.core.gradient_check import GradientCheck
 from tfmp.core.overflow import KINDS, OverflowDetector, validated_detector
-from tfmp.core.verdicts import Seen
+from tfmp.core.result import LocalCheck
 from tfmp.types import AddBuffer, Gradient, Gradients
 
 
@@ -169,14 +169,14 @@ class GradientAccumulator(tf.Module):
 
     @without_autograph
     def add_unscaled(
-        self, grads: Iterable[Gradient], loss_scale: tf.Tensor, *, keeps_largest: bool = True
+        self, grads: Iterable[Gradient], loss_scale: tf.Tensor, *, keeps_max_abs: bool = True
     ) -> tf.Operation:
         """Add gradients that are in true magnitude already; else as `add`.
 
         Args:
             grads: The replica's gradients.
             loss_scale: The scale that they were found with, for the overflow detector.
-            keeps_largest: Whether someone will ask for the largest magnitude.
+            keeps_max_abs: Whether someone will ask for the largest magnitude.
 
         Returns:
             The op that does it; None in eager mode.
@@ -184,18 +184,18 @@ class GradientAccumulator(tf.Module):
         grads = lists.gradients(grads)
         self._refuse_outside_of_replicas()
         self._validate(grads)
-        inspection = Inspection(self._detector, loss_scale)
-        seen = [inspection.max_abs(grads)] if keeps_largest else []
+        check = GradientCheck(self._detector, loss_scale)
+        max_abs = [check.max_abs(grads)] if keeps_max_abs else []
 
         def keep(grads: Gradients) -> tf.Operation:
-            largest = [self.largest.assign(tf.reduce_max([self.largest.read_value(), *seen]))] if seen else []
+            largest = [self.largest.assign(tf.reduce_max([self.largest.read_value(), *max_abs]))] if max_abs else []
             return tf.group(*map(_add_to, self.sums, grads), self.kept.assign_add(1.0), *largest)
 
         def drop(grads: Gradients) -> tf.Operation:
-            return tf.group(self.overflows.assign_add(tf.cast(inspection.counts(grads), tf.float64)))
+            return tf.group(self.overflows.assign_add(tf.cast(check.counts(grads), tf.float64)))
 
         # In a graph, a run that fails for want of gradients, as at the end of the input, must count nothing.
-        with tf.control_dependencies([call_either(inspection.all_finite(grads), grads, keep, drop)]):
+        with tf.control_dependencies([conditional_update(check.all_finite(grads), grads, keep, drop)]):
             return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
     @without_autograph
@@ -252,7 +252,7 @@ class GradientAccumulator(tf.Module):
             self.tried_in_epoch.assign(next_in_epoch),
         )
 
-    def take(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], Seen]:
+    def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], LocalCheck]:
         """Return what the window holds, and empty it.
 
         Args:
@@ -277,8 +277,15 @@ class GradientAccumulator(tf.Module):
         grads = self._divided_sums(lambda values: tf.math.divide_no_nan(values, tf.cast(kept / replicas, values.dtype)))
         with tf.control_dependencies([*numerics.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
-        usable = complete if self._settings.overflow_drops == "window" else kept > 0
-        return grads, Seen(usable, complete, overflows, emptied, largest, judged=True)
+        drops_window = self._settings.overflow_drops == "window"
+        return grads, LocalCheck(
+            usable=complete if drops_window else kept > 0,
+            complete=None if drops_window else complete,
+            overflow_counts=overflows,
+            max_abs=largest,
+            emptied=emptied,
+            already_checked=True,
+        )
 
     def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:
         given = self._given_now()
@@ -325,9 +332,8 @@ class GradientAccumulator(tf.Module):
                 f"there are {len(grads)} gradients for {len(self.sums)} variables: pass one for each, None where the "
                 "loss does not depend on it."
             )
+        lists.refuse_all_none(grads)
         given = {index for index, grad in enumerate(grads) if grad is not None}
-        if not given:
-            raise ValueError("every gradient is None: the loss depends on none of the variables.")
         lost = ", ".join(self._names[index] for index in sorted(given & self._left_out))
         if lost:
             raise ValueError(

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.accumulation_settings import AccumulationSettings
+from tfmp.core.graph_registry import OncePerGraph
 from tfmp.core.overflow import OverflowDetector
-from tfmp.core.state import OncePerGraph
 
 
 class Accumulators(tf.Module):

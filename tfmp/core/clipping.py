@@ -129,6 +129,5 @@ def _validated(given: Iterable[Gradient]) -> list[Gradient]:
     grads = lists.gradients(given)
     if not grads:
         raise ValueError("grads is empty: pass the gradients, one for each variable.")
-    if all(grad is None for grad in grads):
-        raise ValueError("every gradient is None: the loss depends on none of the variables.")
+    lists.refuse_all_none(grads)
     return grads

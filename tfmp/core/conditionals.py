@@ -9,7 +9,7 @@ from tfmp.core.xla import within_xla
 from tfmp.types import ApplyGradients, Gradients
 
 
-def call_either(
+def conditional_update(
     flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients | None = None
 ) -> tf.Operation:
     """Call one of two functions with gradients, or one or none.
@@ -25,7 +25,7 @@ def call_either(
 
     Example:
         >>> total = tf.Variable(0.0)
-        >>> call_either(tf.constant(True), [tf.constant(2.0)], lambda grads: total.assign_add(grads[0]))
+        >>> conditional_update(tf.constant(True), [tf.constant(2.0)], lambda grads: total.assign_add(grads[0]))
         >>> float(total)
         2.0
     """

@@ -42,6 +42,27 @@ def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
     return listed
 
 
+def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> None:
+    """Refuse gradients of a loss that depends on none of the variables.
+
+    Args:
+        grads: The gradients.
+        names: The names of the variables, for the error.
+
+    Raises:
+        ValueError: Every gradient is None.
+
+    Example:
+        >>> refuse_all_none([None], ["kernel"])
+        Traceback (most recent call last):
+            ...
+        ValueError: every gradient is None: the loss depends on none of the variables kernel.
+    """
+    if all(grad is None for grad in grads):
+        which = " ".join(["the variables", ", ".join(names)]).strip()
+        raise ValueError(f"every gradient is None: the loss depends on none of {which}.")
+
+
 def variables(name: str, given: Iterable[Any]) -> list[Any]:
     """Return variables as a list.
 

@@ -280,3 +280,19 @@ def values_of(grads: Gradients) -> list[tf.Tensor]:
         for grad in grads
         if grad is not None
     ]
+
+
+def without(grads: Gradients, others: Gradients) -> list[Gradient]:
+    """Return the gradients whose values are none of the tensors of others.
+
+    Args:
+        grads: The gradients; None is left out.
+        others: The gradients to leave out.
+
+    Example:
+        >>> grads = [tf.constant(1.0), None, tf.constant(2.0)]
+        >>> [float(grad) for grad in without(grads, grads[:1])]
+        [2.0]
+    """
+    known = {id(values) for values in values_of(others)}
+    return [grad for grad in grads if grad is not None and id(values_of([grad])[0]) not in known]

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.overflow import KINDS
-from tfmp.core.state import OfProgram, StateVariables
+from tfmp.core.state import NotCheckpointed, StateVariables
 
 
 class OverflowReport(NamedTuple):
@@ -77,7 +77,7 @@ class OverflowCounts(tf.Module):
         return OverflowReport(list(self._names), *self._state.read())
 
 
-class AllOverflowCounts(OfProgram):
+class AllOverflowCounts(NotCheckpointed):
     """The counts for every list of variables that steps are taken for.
 
     A front-end whose host tracks objects holds it, so that a function that takes steps can be exported. No checkpoint

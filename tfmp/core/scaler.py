@@ -1,55 +1,76 @@
-"""The one path that a gradient takes, whatever the host."""
+"""The path of a gradient through a step, the same for every host framework."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfmp.core import numerics
 from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.autograph import without_autograph
-from tfmp.core.distribute import current_distribution
+from tfmp.core.distribute import Distribution, current_distribution
+from tfmp.core.gradient_check import GradientCheck, Scaling
+from tfmp.core.graph_records import overflow_counts_of_graph, record_loss, record_step
 from tfmp.core.horovods import running_horovod
-from tfmp.core.inspection import Inspection
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.noted_losses import note_loss
 from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow_counts import AllOverflowCounts, OverflowReport
-from tfmp.core.steps_of_graph import counts_of_graph, note_in_graph
-from tfmp.core.verdicts import Seen, Verdict
-from tfmp.types import ApplyGradients, Gradient, Gradients
+from tfmp.core.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.result import LocalCheck, StepResult
+from tfmp.types import Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
+
+
+class Step(NamedTuple):
+    """One step of an optimizer: the gradients of one replica, and who applies them.
+
+    Attributes:
+        adapter: The optimizer and its variables.
+        grads: This replica's gradients, one for each variable.
+        scaling: In which magnitude the gradients are, and in which they are checked.
+        loss_scale: What the adapter divides the gradients by when it applies them; None if it applies them as they are.
+        averages: Whether the gradients are to be averaged over Horovod's workers.
+    """
+
+    adapter: OptimizerAdapter
+    grads: Gradients
+    scaling: Scaling = Scaling.TRUE
+    loss_scale: tf.Tensor | None = None
+    averages: bool = False
 
 
 class LossScaler:
     """Scales losses, unscales gradients, and applies those that are finite everywhere.
 
-        scale      loss * scale                          float32
-        share      the mean over the workers, where no optimizer sees to it
-        unscale    grads / scale                         float32, true magnitude
-        step       grads = reduce_fn(grads)
-                   finite = all replicas agree that the detector saw no overflow
-                   apply_fn(grads) if finite, else count by variable what overflowed
-                   manager.update_loss_scale(finite)
+        scale       loss * loss_scale                                         float32
+        unscale     grads / loss_scale                                        float32
+        run         check            this replica's gradients                 LocalCheck
+                    agree            the same answer on all replicas          StepResult
+                    apply or count   the optimizer applies the gradients, or what overflowed is counted
+        advance     the manager moves the loss scale, and the step is counted
 
-    The state is the manager's, and the distribution is looked up at each step.
+    The state is the manager's.
 
     Args:
         manager: Decides the scale.
-        detector: Tells which gradients overflowed.
-        is_distributed: Whether the user says that more than one device takes part.
-        aggregation_dtype: The type that gradients travel in between workers; by default their own.
+        detector: Decides which gradients overflowed.
+        is_distributed: Whether the user says that several processes train together.
+        aggregation_dtype: The type of gradients on their way between Horovod's workers; by default their own.
 
     Example:
         >>> import tfmp
+        >>> from tfmp.core.distribute import SingleProcess
         >>> manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
         >>> scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
         >>> float(scaler.scale(tf.constant(3.0)))
         24.0
-        >>> scaler.step([tf.constant(float("inf"))], ["kernel"], print)
-        >>> float(manager.get_loss_scale())
-        4.0
+        >>> w = tf.Variable(1.0)
+        >>> adapter = OptimizerAdapter(tf.compat.v1.train.GradientDescentOptimizer(0.5), [w])
+        >>> scaler.step(Step(adapter, [tf.constant(float("inf"))]), SingleProcess())
+        >>> float(manager.get_loss_scale()), float(w)
+        (4.0, 1.0)
     """
 
     def __init__(
@@ -63,9 +84,13 @@ class LossScaler:
         self._detector = detector
         self._is_distributed = is_distributed
         self._aggregation_dtype = aggregation_dtype
-        self._told_of_horovod = False
-        #: Which variables' gradients overflowed.
+        self._warned_of_horovod = False
+        #: Counts which variables' gradients overflowed.
         self.overflow_counts = AllOverflowCounts()
+
+    def distribution(self) -> Distribution:
+        """Return how the replicas of the step that is being built act together."""
+        return current_distribution(self._is_distributed)
 
     @without_autograph
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
@@ -74,44 +99,8 @@ class LossScaler:
         Args:
             loss: The loss, of a floating-point type.
         """
-        note_loss(self._manager, loss)
+        record_loss(self._manager, loss)
         return numerics.scale(loss, self._manager.get_loss_scale())
-
-    @without_autograph
-    def share(self, grads: Gradients, names: Sequence[str], *, scaled: bool = True) -> list[Gradient]:
-        """Return the mean of the gradients over the workers, if the user says that there are some.
-
-        For an optimizer that does not share gradients itself. In half precision they travel scaled: small ones would
-        be lost otherwise.
-
-        Args:
-            grads: This worker's gradients.
-            names: The names of their variables.
-            scaled: Whether they are those of a scaled loss.
-        """
-        distribution = current_distribution(self._is_distributed)
-        self.warn_if_nothing_averages()
-        if scaled or self._aggregation_dtype is None:
-            return distribution.mean(grads, names, self._aggregation_dtype)
-        loss_scale = self._manager.get_loss_scale()
-        scale_up = [numerics.map_values(lambda values: numerics.scale(values, loss_scale), grad) for grad in grads]
-        means = self.unscale(distribution.mean(scale_up, names, self._aggregation_dtype))
-        return [
-            mean if grad is None else numerics.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)
-        ]
-
-    def warn_if_nothing_averages(self) -> None:
-        """Warn, once, if Horovod runs several processes and the user does not say that they train together."""
-        horovod = running_horovod()
-        if self._is_distributed or self._told_of_horovod or horovod is None or horovod.size() == 1:
-            return
-        # Once: eager code comes here at every step.
-        self._told_of_horovod = True
-        _logger.warning(
-            "Horovod runs %d processes, and nothing averages the gradients over them: pass is_distributed=True to "
-            "tfmp.LossScaleOptimizer, or wrap the optimizer in hvd.DistributedOptimizer.",
-            horovod.size(),
-        )
 
     @without_autograph
     def unscale(self, grads: Gradients) -> list[Gradient]:
@@ -123,190 +112,262 @@ class LossScaler:
         return numerics.unscale(grads, self._manager.get_loss_scale())
 
     @without_autograph
-    def step(
-        self,
-        grads: Gradients,
-        names: Sequence[str],
-        apply_fn: ApplyGradients,
-        reduce_fn: Callable[[Gradients], Gradients] | None = None,
-        note_fn: Callable[[tf.Tensor], tf.Operation] | None = None,
-        *,
-        scaled: bool = False,
-        next_values: Collection[int] = (),
-        accumulator: GradientAccumulator | None = None,
-    ) -> tf.Operation:
-        """Apply the gradients if they are finite on every replica, and move the scale.
+    def average_over_workers(
+        self, grads: Gradients, names: Sequence[str], distribution: Distribution, *, are_scaled: bool = True
+    ) -> list[Gradient]:
+        """Return the mean of the gradients over Horovod's workers, for an optimizer that does not average them itself.
+
+        Gradients travel scaled if they travel in half precision: small ones would be lost otherwise.
 
         Args:
-            grads: This replica's unscaled gradients.
+            grads: This worker's gradients.
             names: The names of their variables.
-            apply_fn: Applies one replica's gradients; called on all replicas or on none.
-            reduce_fn: Sums the gradients over the replicas, for a host that does so before it applies them.
-            note_fn: Told of every step, once for all replicas, whether it was applied; for a host that keeps books.
-            scaled: Whether the gradients are those of a scaled loss, which `apply_fn` then unscales.
-            next_values: Indices of those that are no gradients but the next values of their variables, never scaled.
-            accumulator: Takes the gradients, those of a micro-batch; a step is taken when its window ends.
+            distribution: How the workers act together. Where there are none, the gradients are returned as they are.
+            are_scaled: Whether they are the gradients of a scaled loss.
+        """
+        self.warn_if_nothing_averages()
+        dtype = self._aggregation_dtype
+        if are_scaled or dtype is None:
+            return distribution.mean(grads, names, dtype)
+        loss_scale = self._manager.get_loss_scale()
+        scaled = [numerics.map_values(lambda values: numerics.scale(values, loss_scale), grad) for grad in grads]
+        means = self.unscale(distribution.mean(scaled, names, dtype))
+        return [
+            mean if grad is None else numerics.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)
+        ]
+
+    def warn_if_nothing_averages(self) -> None:
+        """Warn, once, if Horovod runs several processes and the user does not say that they train together."""
+        horovod = running_horovod()
+        if self._is_distributed or self._warned_of_horovod or horovod is None or horovod.size() == 1:
+            return
+        # Eager code comes here at every step.
+        self._warned_of_horovod = True
+        _logger.warning(
+            "Horovod runs %d processes, and nothing averages the gradients over them: pass is_distributed=True to "
+            "tfmp.LossScaleOptimizer, or wrap the optimizer in hvd.DistributedOptimizer.",
+            horovod.size(),
+        )
+
+    @without_autograph
+    def step(self, step: Step, distribution: Distribution, known: LocalCheck | None = None) -> tf.Operation:
+        """Run a step, and advance the loss scale by its result.
+
+        Args:
+            step: The step.
+            distribution: How the replicas act together.
+            known: What this replica knows of the gradients already.
 
         Returns:
             The op of the whole step; None in eager mode.
         """
-        distribution = current_distribution(self._is_distributed)
+        done, result = self.run(step, distribution, known)
 
-        def take_step(grads: Gradients, *, scaled: bool, seen: Seen | None = None) -> tf.Operation:
-            applied, verdict = self.attempt(
-                grads, names, apply_fn, reduce_fn, scaled=scaled, next_values=next_values, seen=seen
-            )
+        def advance() -> tf.Operation:
+            on_step = step.adapter.on_step(result.applied)
+            return tf.group(self.advance(result), *([] if on_step is None else [on_step]))
 
-            def update() -> tf.Operation:
-                noted = [] if note_fn is None else [note_fn(verdict.applied)]
-                return tf.group(self.update(verdict), *noted)
-
-            return tf.group(applied, distribution.once(update))
-
-        def end_window(_: Gradients) -> tf.Operation:
-            assert accumulator is not None
-            grads, seen = self.take(accumulator)
-            return take_step(grads, scaled=False, seen=seen)
-
-        if accumulator is None:
-            return take_step(grads, scaled=scaled)
-        true_grads = self.unscale(grads) if scaled else grads
-        loss_scale, needs_max_abs = self._manager.get_loss_scale(), self._manager.needs_max_abs
-        with tf.control_dependencies([accumulator.add_unscaled(true_grads, loss_scale, keeps_largest=needs_max_abs)]):
-            is_full = accumulator.is_full
-        return distribution.call_either(is_full, [], end_window, lambda _: tf.no_op())
+        return tf.group(done, distribution.once(advance))
 
     @without_autograph
-    def take(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], Seen]:
-        """Return the gradients of a window, this replica's part, and what is known of them; empty the accumulator.
+    def accumulate(self, step: Step, distribution: Distribution, accumulator: GradientAccumulator) -> tf.Operation:
+        """Add the gradients of a micro-batch, and run a step with their mean when the window ends.
 
         Args:
-            accumulator: The accumulator.
-        """
-        distribution = current_distribution(self._is_distributed)
-        return accumulator.take(lambda values: distribution.total(values, "micro_batches"))
-
-    @without_autograph
-    def look_at(self, grads: Gradients, *, judged: bool = False) -> Seen:
-        """Return what is found of unscaled gradients, for a step that may be attempted with others made of them.
-
-        Args:
-            grads: This replica's gradients.
-            judged: As in `Seen`.
-        """
-        addends = current_distribution(self._is_distributed).addends
-        inspection = Inspection(self._detector_of(judged), self._manager.get_loss_scale(), addends=addends)
-        return Seen(usable=inspection.all_finite(grads))
-
-    @without_autograph
-    def attempt(
-        self,
-        grads: Gradients,
-        names: Sequence[str],
-        apply_fn: ApplyGradients,
-        reduce_fn: Callable[[Gradients], Gradients] | None = None,
-        *,
-        scaled: bool = False,
-        next_values: Collection[int] = (),
-        seen: Seen | None = None,
-    ) -> tuple[tf.Operation, Verdict]:
-        """Apply the gradients if they are finite on every replica; the scale stays.
-
-        Args:
-            grads: This replica's gradients.
-            names: As in `step`.
-            apply_fn: As there.
-            reduce_fn: As there.
-            scaled: As there.
-            next_values: As there.
-            seen: What was found of them before.
-
-        Returns:
-            The op that does it, None in eager mode; and what was found, the same on each replica, for `update`.
-        """
-        distribution = current_distribution(self._is_distributed)
-        counts = self.overflow_counts.of(names)
-        addends = distribution.addends
-        if reduce_fn is not None:
-            grads, addends = reduce_fn(grads), 1
-        detector = self._detector_of(seen is not None and seen.judged)
-        # Whether it is finite, scaling does not change, unless by less than 1.
-        stays_scaled = scaled and detector.ignores_scale and self._manager.lowest_loss_scale >= 1
-        inspection = Inspection(
-            detector,
-            self._manager.get_loss_scale(),
-            unscales=scaled and not stays_scaled,
-            stays_scaled=stays_scaled,
-            addends=addends,
-            next_values=next_values,
-        )
-        usable = inspection.all_finite(grads)
-        if seen is not None:
-            usable = tf.logical_and(usable, seen.usable)
-        applied = distribution.all_true(usable, grads, names)
-        finite = applied
-        if seen is not None and seen.complete is not None:
-            finite = tf.logical_and(applied, seen.complete)
-        max_abs = None
-        if self._manager.needs_max_abs:
-            largest = None if seen is None else seen.largest
-            largest = inspection.max_abs(grads) if largest is None else largest
-            max_abs = distribution.maximum(largest, "largest_gradient")
-
-        def record(found: tf.Tensor) -> tf.Operation:
-            of_all = distribution.maximum(found, "overflow_counts")
-
-            def store() -> tf.Operation:
-                # Once: replicas may have a manager each, of which one is used.
-                note_in_graph(self._manager, counts)
-                return counts.record(of_all)
-
-            return distribution.once(store)
-
-        # Counts that are known go with the gradients: both differ between replicas.
-        known = [] if seen is None or seen.overflows is None else [seen.overflows]
-
-        def apply(held: Gradients) -> tf.Operation:
-            return tf.group(apply_fn(held[: len(names)]), *map(record, held[len(names) :]))
-
-        def count(held: Gradients) -> tf.Operation:
-            return record(tf.add_n([inspection.counts(held[: len(names)]), *held[len(names) :]]))
-
-        step = distribution.call_either(applied, [*grads, *known], apply, count)
-        done = step if seen is None or seen.done is None else tf.group(step, seen.done)
-        return done, Verdict(applied, finite, max_abs)
-
-    def _detector_of(self, judged: bool) -> OverflowDetector:
-        return NonFiniteDetector() if judged else self._detector
-
-    @without_autograph
-    def update(self, verdict: Verdict) -> tf.Operation:
-        """Move the scale, and count the step; once for all replicas.
-
-        Args:
-            verdict: What was found of the step's gradients.
+            step: The step of a micro-batch alone.
+            distribution: How the replicas act together.
+            accumulator: Keeps the sums.
 
         Returns:
             The op that does it; None in eager mode.
         """
-        seen = [verdict.finite] if verdict.max_abs is None else [verdict.finite, verdict.max_abs]
-        return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(verdict.applied))
+        needs_max_abs = self._manager.needs_max_abs
+        added = accumulator.add_unscaled(step.grads, self._manager.get_loss_scale(), keeps_max_abs=needs_max_abs)
+        with tf.control_dependencies([added]):
+            is_full = accumulator.is_full
+
+        def end_window(_: Gradients) -> tf.Operation:
+            grads, local_check = self.drain(accumulator, distribution)
+            # A host that can unscale where it applies does so by 1, for the sake of the program that it has for that.
+            loss_scale = tf.ones([]) if step.adapter.unscales(grads) else None
+            return self.step(step._replace(grads=grads, loss_scale=loss_scale), distribution, local_check)
+
+        return distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
+
+    @without_autograph
+    def drain(self, accumulator: GradientAccumulator, distribution: Distribution) -> tuple[list[Gradient], LocalCheck]:
+        """Return this replica's part of a window's mean and what is known of it; empty the accumulator.
+
+        Args:
+            accumulator: The accumulator.
+            distribution: How the replicas act together.
+        """
+        return accumulator.drain(lambda values: distribution.total(values, "micro_batches"))
+
+    def scaled_step(self, adapter: OptimizerAdapter, grads: Gradients) -> Step:
+        """Return a step with the gradients of a scaled loss, which are unscaled as late as they can be.
+
+        Args:
+            adapter: The optimizer.
+            grads: This replica's gradients.
+        """
+        if not adapter.unscales(grads):
+            return Step(adapter, adapter.typed(self.true_grads(adapter, grads)))
+        # A scale of 1 or more cannot hide an overflow, so scaled gradients can be checked directly.
+        check_scaled = self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
+        scaling = Scaling.CHECK_SCALED if check_scaled else Scaling.UNSCALE_FIRST
+        return Step(adapter, grads, scaling, self._manager.get_loss_scale())
+
+    def true_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> list[Gradient]:
+        """Return the gradients of a scaled loss in true magnitude; the next values of variables stay as they are.
+
+        Args:
+            adapter: The optimizer.
+            grads: This replica's gradients.
+        """
+        unscaled = self.unscale(grads)
+        return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(unscaled)]
+
+    @without_autograph
+    def check(self, grads: Gradients, distribution: Distribution, *, already_checked: bool = False) -> LocalCheck:
+        """Check unscaled gradients now, for a step that will be run with them or with what the user makes of them.
+
+        Args:
+            grads: This replica's gradients.
+            distribution: How the replicas act together.
+            already_checked: As in `LocalCheck`.
+        """
+        detector, loss_scale = self._detector_for(already_checked=already_checked), self._manager.get_loss_scale()
+        check = GradientCheck(detector, loss_scale, num_summed=distribution.num_summed)
+        return LocalCheck(check.all_finite(grads), checked=grads)
+
+    @without_autograph
+    def run(
+        self, step: Step, distribution: Distribution, known: LocalCheck | None = None
+    ) -> tuple[tf.Operation, StepResult]:
+        """Apply the gradients if they are finite on every replica; the loss scale stays.
+
+        Args:
+            step: The step.
+            distribution: How the replicas act together.
+            known: What this replica knows of the gradients already.
+
+        Returns:
+            The op that does it, None in eager mode; and the result, for `advance`.
+        """
+        step = step._replace(grads=self._reduce(step, distribution))
+        check = self._gradient_check(step, distribution, known)
+        local_check = self._check(step.grads, check, known)
+        result = self._agree(step, local_check, distribution)
+        done = self._apply_or_count(step, check, local_check, result.applied, distribution)
+        return done, result
+
+    def _reduce(self, step: Step, distribution: Distribution) -> Gradients:
+        """Return the gradients summed over replicas or averaged over workers, if the optimizer will not do that."""
+        grads = step.adapter.reduce(step.grads)
+        return (
+            self.average_over_workers(grads, step.adapter.names, distribution, are_scaled=False)
+            if step.averages
+            else grads
+        )
+
+    def _gradient_check(self, step: Step, distribution: Distribution, known: LocalCheck | None) -> GradientCheck:
+        num_summed = 1 if step.adapter.sums_first else distribution.num_summed
+        detector = self._detector_for(already_checked=known is not None and known.already_checked)
+        loss_scale = self._manager.get_loss_scale()
+        return GradientCheck(detector, loss_scale, step.scaling, num_summed, step.adapter.overwritten)
+
+    def _detector_for(self, *, already_checked: bool) -> OverflowDetector:
+        return NonFiniteDetector() if already_checked else self._detector
+
+    def _check(self, grads: Gradients, check: GradientCheck, known: LocalCheck | None) -> LocalCheck:
+        """Check this replica's gradients, each of which is read once: not those that were checked before."""
+        grads = check.checked_form(grads)
+        if known is None:
+            local_check = LocalCheck(check.all_finite(grads))
+        else:
+            changed = numerics.without(grads, known.checked)
+            usable = tf.logical_and(check.all_finite(changed), known.usable) if changed else known.usable
+            local_check = known._replace(usable=usable)
+        if self._manager.needs_max_abs and local_check.max_abs is None:
+            return local_check._replace(max_abs=check.max_abs(grads))
+        return local_check
+
+    def _agree(self, step: Step, local_check: LocalCheck, distribution: Distribution) -> StepResult:
+        """Find what holds for all replicas."""
+        max_abs = local_check.max_abs if self._manager.needs_max_abs else None
+        applied, max_abs = distribution.agree(local_check.usable, max_abs, step.grads, step.adapter.names)
+        complete = local_check.complete
+        return StepResult(applied, applied if complete is None else tf.logical_and(applied, complete), max_abs)
+
+    def _apply_or_count(
+        self, step: Step, check: GradientCheck, local_check: LocalCheck, applied: tf.Tensor, distribution: Distribution
+    ) -> tf.Operation:
+        """Apply the gradients, or count which variables overflowed, on all replicas alike."""
+        names, kept = step.adapter.names, self.overflow_counts.of(step.adapter.names)
+        known_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
+        measures = step.adapter.measure(step.grads, step.loss_scale)
+
+        # What differs between replicas comes as an argument: a strategy calls the first replica's functions for all.
+        def apply(held: Gradients) -> tf.Operation:
+            grads, counts, measures = _split(held, len(names), len(known_counts))
+            done = step.adapter.apply(grads, step.loss_scale, measures)
+            return tf.group(done, *(self._record_overflows(kept, each, distribution) for each in counts))
+
+        def count(held: Gradients) -> tf.Operation:
+            grads, counts, _ = _split(held, len(names), len(known_counts))
+            found = tf.add_n([check.counts(check.checked_form(grads)), *counts])
+            return self._record_overflows(kept, found, distribution)
+
+        held = [*step.grads, *known_counts, *measures]
+        done = distribution.conditional_update(applied, held, apply, count)
+        return done if local_check.emptied is None else tf.group(done, local_check.emptied)
+
+    def _record_overflows(self, kept: OverflowCounts, counts: tf.Tensor, distribution: Distribution) -> tf.Operation:
+        of_all = distribution.maximum(counts, "overflow_counts")
+
+        def store() -> tf.Operation:
+            # Here, where only one replica comes: each replica may have made a manager, and one of them is used.
+            record_step(self._manager, kept)
+            return kept.record(of_all)
+
+        return distribution.once(store)
+
+    @without_autograph
+    def advance(self, result: StepResult) -> tf.Operation:
+        """Move the loss scale and count the step; once for all replicas.
+
+        Args:
+            result: The result of the step.
+
+        Returns:
+            The op that does it; None in eager mode.
+        """
+        seen = [result.finite] if result.max_abs is None else [result.finite, result.max_abs]
+        applied = [result.applied] if result.finite is result.applied else [result.applied, result.finite]
+        return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(*applied))
 
     def overflow_reports(self) -> list[OverflowReport]:
         """Return whose gradients overflowed, a report for each list of variables that steps were taken for.
 
-        In a graph they hold tensors, to be fetched, of the steps that were built in it.
+        In a graph the reports hold tensors to be fetched, of the steps that were built in that graph.
         """
         with tf.init_scope():
-            here = list(self.overflow_counts) if tf.executing_eagerly() else counts_of_graph(self._manager)
+            eager = tf.executing_eagerly()
+            here = list(self.overflow_counts) if eager else overflow_counts_of_graph(self._manager)
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Make what a step needs for a list of variables, so that a SavedModel has it that is exported before any step.
+        """Make the variables that a step needs, so that a SavedModel exported before any step has them.
 
         Args:
-            names: The names of the variables.
+            names: The names of the variables that will be trained.
         """
-        # Replicas would each make their own.
+        # Each replica would make variables of its own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()
+
+
+def _split(held: Gradients, num_grads: int, num_counts: int) -> tuple[Gradients, Gradients, Gradients]:
+    """Return the gradients, the known counts and the measures of what a conditional holds."""
+    return held[:num_grads], held[num_grads : num_grads + num_counts], held[num_grads + num_counts :]

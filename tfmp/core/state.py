@@ -9,50 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import graph_variables
+from tfmp.core.graph_registry import OncePerGraph
 from tfmp.types import AddVariable
 
 State = TypeVar("State", bound=NamedTuple)
 Kept = TypeVar("Kept")
-
-
-class OncePerGraph(Generic[Kept]):
-    """Makes something once for each graph, outside any control context, and keeps it there.
-
-    A manager may be made in one graph and used in another: Estimator builds a graph of its own for every call of
-    `train`, and a manager may stand at the top of a script. What belongs to a graph lives in the graph, in a
-    collection whose key is this object: it goes when the graph goes, and TensorFlow exports no collection whose key is
-    not a string.
-
-    Args:
-        make: Called in the graph, with no control dependency and in no conditional.
-
-    Example:
-        >>> answer = OncePerGraph(lambda: tf.constant(42.0))
-        >>> with tf.Graph().as_default():
-        ...     answer.get() is answer.get()
-        True
-    """
-
-    def __init__(self, make: Callable[[], Kept]) -> None:
-        self._make = make
-
-    def get(self) -> Kept:
-        """Return what is kept in the current graph, making it on the first call; in eager code, make it."""
-        with tf.init_scope():
-            if tf.executing_eagerly():
-                return self._make()
-            kept = tf.compat.v1.get_collection_ref(self)
-            if not kept:
-                # Replicas build in lockstep: each comes here before the first has stored what all of them share.
-                kept[:] = [self._make()]
-            return kept[0]
-
-    def read(self) -> Kept:
-        """Return what is kept where nothing says when to read; under control dependencies and the like, make it anew.
-
-        For tensors: in a graph a loop that asks again and again then does not grow it, also once it is final.
-        """
-        return self.get() if graph_variables.at_top_level_of_graph() else self._make()
 
 
 class _InGraph(NamedTuple):
@@ -198,8 +159,11 @@ def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
     return made[0]
 
 
-class OfProgram(tf.Module):
-    """Holds what belongs to a program, not to a training: no checkpoint has it; a SavedModel does, so that it runs."""
+class NotCheckpointed(tf.Module):
+    """Holds variables that no checkpoint has, for they belong to a program and not to a training.
+
+    A SavedModel has them: the functions that it holds use them.
+    """
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # Private, for want of a public way to be in a SavedModel and in no checkpoint.

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.call_sites import line_of_call
-from tfmp.core.outcomes import LossScaleStatus
 from tfmp.core.overflow_counts import OverflowReport
-from tfmp.core.step_properties import StepProperties
+from tfmp.core.status import StepProperties
+from tfmp.core.step_counters import LossScaleStatus
 from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
@@ -183,13 +183,13 @@ class LossScaleCallback(keras.callbacks.Callback):
     def _add_to(self, logs: dict[str, Any] | None) -> None:
         if logs is not None and self._opt is not None:
             # The manager's, since a scaler takes a read of its own `loss_scale` for scaling by hand.
-            loss_scale = self._opt._loss_scale_manager.get_loss_scale()
+            loss_scale = self._opt.manager.get_loss_scale()
             logs.update(loss_scale=float(loss_scale), skipped_steps=int(self._opt.skipped_steps))
 
     def _report(self, logs: dict[str, Any] | None) -> None:
         if self._opt is None:
             return
-        manager = self._opt._loss_scale_manager
+        manager = self._opt.manager
         status = _numbers(manager.get_status())
         if self._summary_dir is not None:
             self._write_summaries(status)
@@ -239,8 +239,7 @@ class LossScaleCallback(keras.callbacks.Callback):
 
 def _numbers(status: LossScaleStatus) -> LossScaleStatus:
     """Return a status as numbers of Python."""
-    loss_scale, last_step_finite, *counts = status
-    return LossScaleStatus(float(loss_scale), bool(last_step_finite), *map(int, counts))
+    return LossScaleStatus(*(np.asarray(value).item() for value in status))
 
 
 def _computes_in_float16(layer: Any) -> bool:  # noqa: ANN401 - of any Keras

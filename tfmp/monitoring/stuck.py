@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from tfmp.core import settings
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
-from tfmp.core.outcomes import LossScaleStatus
+from tfmp.core.step_counters import LossScaleStatus
 
 OnStuck: TypeAlias = Literal["warn", "raise", "stop"]
 
@@ -57,12 +57,12 @@ def why_stuck(
         loss: The unscaled loss of the last step; None if it is not known.
 
     Example:
-        >>> status = LossScaleStatus(1.0, False, 40, 30, 10, 10)
+        >>> status = LossScaleStatus(1.0, False, False, 40, 30, 10, 10)
         >>> why_stuck(status, lowest_loss_scale=1.0, skips_per_backoff=2, stuck_after=64, skips_at_floor=3)
         'the loss scale is at its floor, 1, and 3 steps in a row overflowed all the same: the gradients are too large
          for float16 by themselves; lower the learning rate, or look for bad data or an unstable layer.'
     """
-    if status.last_step_finite:
+    if status.last_step_applied:
         return None
     skips = int(status.consecutive_skipped_steps)
     if loss is not None and not math.isfinite(loss):
@@ -151,7 +151,7 @@ class StuckWatch:
         >>> import tfmp
         >>> watch = StuckWatch("stop", stuck_after=64)
         >>> manager = tfmp.ExponentialUpdateLossScaleManager(1, 1000)
-        >>> watch.wants_stop(manager, LossScaleStatus(1.0, True, 1, 1, 0, 0))
+        >>> watch.wants_stop(manager, LossScaleStatus(1.0, True, True, 1, 1, 0, 0))
         False
     """
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import tensorflow as tf
 
 from tfmp.core.autograph import without_autograph
-from tfmp.core.managers import Specification
+from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow import OverflowDetector
-from tfmp.core.step_properties import StepProperties
+from tfmp.core.status import StepProperties
 from tfmp.optional import refuse_old_keras
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
@@ -163,6 +163,11 @@ class LossScaleOptimizer(StepProperties):
             f"{type(self).__name__} subclasses tfmp.LossScaleOptimizer, which only picks a front-end: subclass "
             "the front-end for your optimizer instead, such as tfmp.optimizers.v1.LossScaleOptimizerV1."
         )
+
+    @property
+    def manager(self) -> LossScaleManager:  # type: ignore[override] # Keras would save an attribute a second time
+        """The loss-scale manager, which decides the loss scale."""
+        return self._loss_scale_manager
 
     # `inspect.signature` and `help` would show those of `__new__`.
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it

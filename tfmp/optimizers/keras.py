@@ -1,15 +1,16 @@
 """What the front-ends for all versions of Keras share."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import call_sites, lists, numerics, settings
+from tfmp.core import call_sites, lists, settings
 from tfmp.core.accumulation_settings import AccumulationSettings
+from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.autograph import without_autograph
 from tfmp.core.managers import (
     OWN_MANAGERS,
@@ -20,9 +21,9 @@ from tfmp.core.managers import (
     manager_of_wrapper,
 )
 from tfmp.core.overflow import OverflowDetector, validated_detector
-from tfmp.core.scaler import LossScaler
+from tfmp.core.scaler import LossScaler, Step
 from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
-from tfmp.optimizers.keras_accumulation import KerasAccumulation, is_overwritten
+from tfmp.optimizers.keras_accumulation import KerasAccumulation
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -248,8 +249,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
     def _are_scaled(self, grads: Gradients, scaled_by_default: bool) -> bool:
         """Tell whether the gradients that `apply_gradients` was given are those of a scaled loss."""
-        if all(grad is None for grad in grads):
-            raise ValueError("every gradient is None: the loss depends on none of the trainable variables.")
+        lists.refuse_all_none(grads)
         scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
         if scaled and self._last_call is None:
             self._warn_once(
@@ -273,18 +273,16 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         self._told.add(message)
         _logger.warning("%s: %s", call_sites.line_of_gradients(grads), message)
 
-    def _true_gradients(self, grads: Gradients, variables: Sequence[Any], scaled: bool) -> list[Gradient]:
-        """Return the gradients in true magnitude, and in the variables' types unless they are to be accumulated."""
-        true_grads = self._scaler.unscale(grads) if scaled else list(grads)
-        if self._accumulation.is_on:
-            return true_grads
-        return [
-            grad
-            if is_overwritten(variable)
-            # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
-            else numerics.cast(true_grad, tf.as_dtype(variable.dtype))
-            for grad, true_grad, variable in zip(grads, true_grads, variables, strict=True)
-        ]
+    def _step(self, adapter: OptimizerAdapter, grads: Gradients, *, are_scaled: bool, averages: bool = False) -> None:
+        """Take a step with gradients, or add them to the window."""
+        distribution = self._scaler.distribution()
+        accumulator = self._accumulation.accumulator_of(adapter.variables)
+        if accumulator is not None:
+            true_grads = self._scaler.true_grads(adapter, grads) if are_scaled else list(grads)
+            self._scaler.accumulate(Step(adapter, true_grads, averages=averages), distribution, accumulator)
+            return
+        step = self._scaler.scaled_step(adapter, grads) if are_scaled else Step(adapter, adapter.typed(grads))
+        self._scaler.step(step._replace(averages=averages), distribution)
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.accumulation_settings import accumulation_settings
+from tfmp.core.adapters import Keras2Adapter, names_of
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
@@ -21,7 +22,7 @@ from tfmp.optimizers.keras import (
     validate_inner_optimizer,
 )
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
-from tfmp.types import Gradient, Gradients, Loss
+from tfmp.types import Gradient, Loss
 
 
 class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
@@ -157,7 +158,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         var_list = lists.variables("var_list", var_list)
         self.inner_optimizer.build(var_list)
         self._accumulation.build(var_list, self._add_buffer)
-        self._scaler.prepare([variable.name for variable in var_list])
+        self._scaler.prepare(names_of(var_list))
 
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[tf.Variable] | Callable[[], Any], tape: tf.GradientTape | None = None
@@ -203,13 +204,20 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         summed = list(self.inner_optimizer.aggregate_gradients(lists.pairs(grads_and_vars)))
         if not summed:
             return summed
-        # Horovod's optimizer, inside this one or made of it, averages them when it computes them, and only then.
-        of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
-        if of_horovod and self._last_call == "compute_gradients":
+        if not self._averages():
             return summed
         grads, variables = zip(*summed, strict=True)
-        means = self._scaler.share(grads, [variable.name for variable in variables], scaled=False)
+        names, distribution = names_of(variables), self._scaler.distribution()
+        means = self._scaler.average_over_workers(grads, names, distribution, are_scaled=False)
         return list(zip(means, variables, strict=True))
+
+    def _averages(self) -> bool:
+        """Tell whether the mean over Horovod's workers is still to be taken.
+
+        Horovod's optimizer, inside this one or made of it, averages gradients when it computes them, and only then.
+        """
+        of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
+        return not (of_horovod and self._last_call == "compute_gradients")
 
     @without_autograph
     def apply_gradients(
@@ -246,21 +254,16 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         with tf.init_scope():
             self.build(variables)
 
-        def reduce_fn(grads: Gradients) -> Gradients:
-            if skip_gradients_aggregation or not experimental_aggregate_gradients:
-                return grads
-            return [grad for grad, _ in self.aggregate_gradients(zip(grads, variables, strict=True))]
-
-        def apply_fn(grads: Gradients) -> tf.Operation:
-            self.inner_optimizer.apply_gradients(
-                zip(grads, variables, strict=True), name=name, skip_gradients_aggregation=True
-            )
-            return tf.no_op()
-
-        true_grads = self._true_gradients(grads, variables, self._are_scaled(grads, scaled_by_default=False))
-        names = [variable.name for variable in variables]
-        accumulator = self._accumulation.accumulator_of(variables)
-        self._scaler.step(true_grads, names, apply_fn, reduce_fn, self._count_skipped_step, accumulator=accumulator)
+        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        adapter = Keras2Adapter(
+            self.inner_optimizer,
+            variables,
+            {"name": name},
+            sums_first=not is_reduced,
+            counts_skipped_steps=self._iterations_include_skipped_steps,
+        )
+        are_scaled = self._are_scaled(grads, scaled_by_default=False)
+        self._step(adapter, grads, are_scaled=are_scaled, averages=not is_reduced and self._averages())
         return self.iterations
 
     def get_config(self) -> dict[str, Any]:
@@ -314,11 +317,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         else:
             manager = FixedLossScaleManager(nearest_allowed(optimizer.initial_scale))
         return cls(optimizer.inner_optimizer, manager, iterations_include_skipped_steps=True)
-
-    def _count_skipped_step(self, finite: tf.Tensor) -> tf.Operation:
-        if not self._iterations_include_skipped_steps:
-            return tf.no_op()
-        return tf.group(self.iterations.assign_add(tf.cast(tf.logical_not(finite), self.iterations.dtype)))
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         return self.add_variable(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.accumulation_settings import AccumulationSettings, accumulation_settings
+from tfmp.core.adapters import Keras3Adapter, names_of
 from tfmp.core.autograph import without_autograph
 from tfmp.core.horovods import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
@@ -23,8 +24,8 @@ from tfmp.optimizers.keras import (
     validate_inner_optimizer,
 )
 from tfmp.optimizers.keras3_update import JitCompile, Keras3Update
-from tfmp.optimizers.keras_accumulation import is_overwritten, variables_of_each_replica
-from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
+from tfmp.optimizers.keras_accumulation import variables_of_each_replica
+from tfmp.types import Gradient, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
 
@@ -138,7 +139,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._accumulation.build(var_list, self._add_buffer)
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
-        self._scaler.prepare(_names(var_list))
+        self._scaler.prepare(names_of(var_list))
         self._update = Keras3Update(self.inner_optimizer, self._trainable_variables, self._jit_compile)
 
     def get_config(self) -> dict[str, Any]:
@@ -237,30 +238,13 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 "Horovod is supported for optimizers of Keras 2.15 and TF1, not for those of Keras 3: distribute the "
                 "training by tf.distribute.MultiWorkerMirroredStrategy."
             )
-        names = _names(variables)
         if len(grads) != len(variables):
             raise ValueError(
                 f"there are {len(grads)} gradients for {len(variables)} variables: pass one for each, None where the "
                 "loss does not depend on it."
             )
-        scaled = self._are_scaled(grads, scaled_by_default=True)
-        accumulator = self._accumulation.accumulator_of(variables)
-        by_update = not tf.distribute.has_strategy() and all(map(_can_be_unscaled_late, grads, variables))
-        if scaled and by_update and accumulator is None:
-            # Where they are applied, which costs nothing there. Replicas ask whether true gradients overflow in a sum.
-            self._scaler.step(grads, names, self._update.apply_fn(grads, variables, self.loss_scale), scaled=True)
-            return
-
-        def apply_fn(grads: Gradients) -> tf.Operation:
-            if by_update and accumulator is not None:
-                # The mean of a window, which is known only here, and not scaled.
-                return self._update.apply_fn(grads, variables, tf.ones([]))(grads)
-            self.inner_optimizer.apply(list(grads), variables)
-            return tf.no_op()
-
-        next_values = [index for index, variable in enumerate(variables) if is_overwritten(variable)]
-        true_grads = self._true_gradients(grads, variables, scaled)
-        self._scaler.step(true_grads, names, apply_fn, next_values=next_values, accumulator=accumulator)
+        are_scaled = self._are_scaled(grads, scaled_by_default=True)
+        self._step(Keras3Adapter(self.inner_optimizer, variables, self._update), grads, are_scaled=are_scaled)
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:
@@ -368,16 +352,3 @@ def _turn_loss_scale_factor_off(inner_optimizer: keras.optimizers.Optimizer) -> 
                 optimizer.loss_scale_factor,
             )
             optimizer.loss_scale_factor = None
-
-
-def _names(variables: Iterable[keras.Variable]) -> list[str]:
-    # Keras' variables have paths; it also takes TensorFlow's own.
-    return [getattr(variable, "path", variable.name) for variable in variables]
-
-
-def _can_be_unscaled_late(grad: Gradient, variable: keras.Variable) -> bool:
-    """Tell whether a scaled gradient, if finite, is so unscaled, in the variable's type; and is a gradient at all."""
-    if is_overwritten(variable):
-        return False
-    dtype = tf.as_dtype(variable.dtype)
-    return dtype == tf.float64 or (dtype == tf.float32 and (grad is None or grad.dtype != tf.float64))

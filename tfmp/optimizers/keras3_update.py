@@ -2,7 +2,7 @@
 
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import keras
@@ -12,7 +12,7 @@ from tfmp.core import numerics, reductions
 from tfmp.core.compilation import can_be_compiled, run_compiled, worth_compiling
 from tfmp.core.debugging import ops_are_watched
 from tfmp.core.xla import within_xla
-from tfmp.types import ApplyGradients, Gradients
+from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
@@ -48,19 +48,42 @@ class Keras3Update:
         self._jit_compile = jit_compile
         self._told_of_debugging = False
 
-    def apply_fn(self, grads: Gradients, variables: Sequence[keras.Variable], loss_scale: tf.Tensor) -> ApplyGradients:
-        """Return what applies the gradients; called before the conditional that it is to stand in.
+    def measure(self, grads: Gradients, variables: Sequence[keras.Variable], loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        """Return what clipping by the global norm needs to know of scaled gradients, which the check computes too.
 
         Args:
             grads: The gradients of the scaled loss.
             variables: The variables.
-            loss_scale: The scale.
-        """
-        is_compiled = self._is_to_be_compiled(variables) and not self._is_debugged()
-        clips = _clips_by_global_norm(self._optimizer) and (is_compiled or within_xla())
-        norm = _true_norm(grads, loss_scale) if clips else None
+            loss_scale: The loss scale.
 
-        def apply(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+        Returns:
+            Nothing if the optimizer is to clip by itself, or not at all. Within XLA the norm of the unscaled gradients:
+            in the loop that a step is there it would be slow, and out here it costs little in a skipped step. Otherwise
+            the sums of squares that `reductions.half_squares` returns.
+        """
+        if not self._clips(variables):
+            return []
+        squares = reductions.half_squares(grads)
+        return [_true_norm(grads, squares, loss_scale)] if within_xla() else [squares]
+
+    def apply(
+        self,
+        grads: Gradients,
+        variables: Sequence[keras.Variable],
+        loss_scale: tf.Tensor,
+        measures: Sequence[tf.Tensor],
+    ) -> None:
+        """Divide the gradients by the loss scale and apply them.
+
+        Args:
+            grads: The gradients of the scaled loss.
+            variables: The variables.
+            loss_scale: The loss scale.
+            measures: What `measure` returned of the gradients.
+        """
+        norms = list(measures) if within_xla() else [_true_norm(grads, squares, loss_scale) for squares in measures]
+
+        def unscale_and_apply(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
             loss_scale, *norms = tensors
             true_grads = numerics.unscale(grads, loss_scale)
             if norms:
@@ -68,15 +91,17 @@ class Keras3Update:
             else:
                 self._optimizer.apply(true_grads, variables)
 
-        def apply_fn(grads: Gradients) -> tf.Operation:
-            tensors = [loss_scale] if norm is None else [loss_scale, norm()]
-            if is_compiled:
-                run_compiled(apply, grads, tensors)
-            else:
-                apply(grads, tensors)
-            return tf.no_op()
+        if self._compiles(variables):
+            run_compiled(unscale_and_apply, grads, [loss_scale, *norms])
+        else:
+            unscale_and_apply(grads, [loss_scale, *norms])
 
-        return apply_fn
+    def _clips(self, variables: Sequence[keras.Variable]) -> bool:
+        """Tell whether the gradients are clipped here: where XLA would sum the squares in the optimizer on one core."""
+        return _clips_by_global_norm(self._optimizer) and (self._compiles(variables) or within_xla())
+
+    def _compiles(self, variables: Sequence[keras.Variable]) -> bool:
+        return self._is_to_be_compiled(variables) and not self._is_debugged()
 
     def _is_to_be_compiled(self, variables: Sequence[keras.Variable]) -> bool:
         if not can_be_compiled() or not _are_the_same(variables, self._variables):
@@ -135,19 +160,9 @@ def _is_positive(norm: float | None) -> bool:
     return norm is not None and norm > 0
 
 
-def _true_norm(grads: Gradients, loss_scale: tf.Tensor) -> Callable[[], tf.Tensor]:
-    """Return what gives the global norm of unscaled gradients, in a step that is applied."""
-    # The check for overflows needs these too.
-    squares = reductions.half_squares(grads)
-
-    def norm() -> tf.Tensor:
-        return tf.cast(reductions.global_norm(grads, squares) / tf.cast(loss_scale, tf.float64), tf.float32)
-
-    if not within_xla():
-        return norm
-    # In the loop that a step is there it would be slow, and now costs little in one that is skipped.
-    known = norm()
-    return lambda: known
+def _true_norm(grads: Gradients, squares: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+    """Return the global norm of scaled gradients after unscaling."""
+    return tf.cast(reductions.global_norm(grads, squares) / tf.cast(loss_scale, tf.float64), tf.float32)
 
 
 def _without_clipping(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

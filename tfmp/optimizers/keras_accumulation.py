@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.accumulation_settings import AccumulationSettings
+from tfmp.core.adapters import is_overwritten
 from tfmp.core.overflow import OverflowDetector
 from tfmp.types import AddBuffer
 
@@ -87,15 +88,6 @@ class KerasAccumulation:
                 "in every micro-batch, None where the loss does not depend on it."
             )
         return self._accumulator
-
-
-def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
-    """Tell whether the "gradient" of a variable is its next value (float8 scales), and was never scaled.
-
-    Args:
-        variable: The variable.
-    """
-    return getattr(variable, "overwrite_with_gradient", False)
 
 
 def variables_of_each_replica() -> AbstractContextManager[None]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
@@ -11,12 +10,13 @@ from tfmp.core import call_sites, lists, numerics, settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.accumulation_settings import accumulation_settings
 from tfmp.core.accumulators import Accumulators
+from tfmp.core.adapters import StepCounter, TF1Adapter
 from tfmp.core.autograph import without_autograph
-from tfmp.core.distribute import MirroredWorkers, current_distribution
+from tfmp.core.distribute import Distribution, MirroredWorkers
 from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods, without_horovods
 from tfmp.core.managers import Specification, manager_of_wrapper
 from tfmp.core.overflow import OverflowDetector, validated_detector
-from tfmp.core.scaler import LossScaler
+from tfmp.core.scaler import LossScaler, Step
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
     refuse_wrapped,
@@ -171,8 +171,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         if is_horovods(self._opt) or called_by_horovods(self):
             # That optimizer averages gradients itself, inside this one or around it.
             validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
-        elif not self._shares_windows():
-            grads = self._scaler.share(grads, [variable.name for variable in variables])
+        elif not self._averages_windows():
+            names, distribution = [variable.name for variable in variables], self._scaler.distribution()
+            grads = self._scaler.average_over_workers(grads, names, distribution)
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
     @without_autograph
@@ -208,35 +209,29 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grads = [grad for grad, _ in pairs]
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
-        self._make_slots([variable for grad, variable in pairs if grad is not None])
-        accumulator = self._accumulator(variables)
-        if accumulator is None and not self._takes_float32:
-            # An unscaled gradient can overflow the type of its variable: then the step must be skipped.
-            grads = [
-                numerics.cast(grad, variable.dtype.base_dtype) for grad, variable in zip(grads, variables, strict=True)
-            ]
-        # tf.contrib's names: what the wrapped optimizer makes stands under the conditional's scope
-        # (`cond/beta1_power`). Branches of control flow v2 are graphs of their own and do not know that scope.
-        scope = tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
-
-        def apply_fn(grads: Gradients) -> tf.Operation:
-            with tf.name_scope(scope):
-                return self._apply(list(zip(grads, variables, strict=True)), global_step, name)
-
-        names = [variable.name for variable in variables]
-        reduce_fn = None
-        if self._shares_windows() and not (is_horovods(self._opt) or called_by_horovods(self)):
-            reduce_fn = partial(self._scaler.share, names=names, scaled=False)
-        step = self._scaler.step(grads, names, apply_fn, reduce_fn, accumulator=accumulator)
+        distribution = self._scaler.distribution()
+        adapter = TF1Adapter(
+            self._opt,
+            variables,
+            {"name": name},
+            counter=None if global_step is None else StepCounter(global_step, distribution),
+            name_scope=_scope_of_conditional(),
+            keeps_float32=self._takes_float32,
+        )
+        adapter.prepare([variable for grad, variable in pairs if grad is not None])
+        averages = self._averages_windows() and not (is_horovods(self._opt) or called_by_horovods(self))
+        if self._accumulators.is_on:
+            accumulator = self._accumulator(variables, distribution)
+            step = self._scaler.accumulate(Step(adapter, grads, averages=averages), distribution, accumulator)
+        else:
+            step = self._scaler.step(Step(adapter, adapter.typed(grads), averages=averages), distribution)
         _note_train_op(step)
         return step
 
-    def _accumulator(self, variables: Sequence[tf.Variable]) -> GradientAccumulator | None:
-        if not self._accumulators.is_on:
-            return None
+    def _accumulator(self, variables: Sequence[tf.Variable], distribution: Distribution) -> GradientAccumulator:
         with tf.init_scope():
             in_graph = not tf.executing_eagerly()
-        if in_graph and isinstance(current_distribution(self._is_distributed), MirroredWorkers):
+        if in_graph and isinstance(distribution, MirroredWorkers):
             raise NotImplementedError(
                 "accumulation_steps under MultiWorkerMirroredStrategy in a graph, as Estimator builds: the worker that "
                 "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
@@ -244,8 +239,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             )
         return self._accumulators.of(variables)
 
-    def _shares_windows(self) -> bool:
-        """Tell whether gradients are shared once for each window, and not those of every micro-batch.
+    def _averages_windows(self) -> bool:
+        """Tell whether Horovod's workers average the mean of each window, and not the gradients of every micro-batch.
 
         Under a strategy the wrapped optimizer sums them, when they are applied.
         """
@@ -267,31 +262,6 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             "place of tf.gradients(loss, variables) or a tape.",
             line,
         )
-
-    def _make_slots(self, variables: Sequence[tf.Variable]) -> None:
-        """Make the wrapped optimizer's variables in eager code, also if the first step is skipped.
-
-        A `tf.train.Checkpoint` restores them when they are made, and would save the next one without them.
-        """
-        with tf.init_scope():
-            if tf.executing_eagerly() and not tf.distribute.has_strategy():
-                # What its subclasses override; a user's own optimizer may do without.
-                self._opt._create_slots(variables)
-
-    def _apply(self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None, name: str | None) -> tf.Operation:
-        """Apply one replica's gradients; see that the step is counted once."""
-        if global_step is None:
-            return tf.group(self._opt.apply_gradients(grads_and_vars, name=name))
-        target = global_step.read_value() + 1
-        with tf.control_dependencies([target]):
-            applied = tf.group(self._opt.apply_gradients(grads_and_vars, global_step=global_step, name=name))
-
-        def advance() -> tf.Operation:
-            missing = tf.less(global_step.read_value(), target)
-            return tf.group(global_step.assign_add(tf.cast(missing, target.dtype)))
-
-        with tf.control_dependencies([applied]):
-            return current_distribution(self._is_distributed).once(advance)
 
     def _settings_to_show(self) -> list[str]:
         shown = {
@@ -343,9 +313,7 @@ def _flat(var_list: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes
 def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: tf.Variable | None) -> None:
     if not variables:
         raise ValueError("grads_and_vars is empty: pass what compute_gradients returned.")
-    if all(grad is None for grad in grads):
-        names = ", ".join(variable.name for variable in variables)
-        raise ValueError(f"every gradient is None: the loss depends on none of the variables {names}.")
+    lists.refuse_all_none(grads, [variable.name for variable in variables])
     if global_step is not None and not hasattr(global_step, "assign_add"):
         raise TypeError(
             f"global_step must be a variable, got {global_step!r}: pass tf.compat.v1.train.get_or_create_global_step()."
@@ -358,6 +326,15 @@ def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: t
                 f"{variable.name} is a reference variable, which control flow v2 cannot update conditionally: call "
                 "tf.compat.v1.disable_v2_behavior() at the top of the script, or make resource variables."
             )
+
+
+def _scope_of_conditional() -> str:
+    """Return the name scope of the conditional that the step will stand in, as tf.contrib named it: `cond`.
+
+    What the wrapped optimizer makes stands below it (`cond/beta1_power`). It must be opened by its name: branches of
+    control flow v2 are graphs of their own, which do not know the scope.
+    """
+    return tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
 
 
 def _note_train_op(step: tf.Operation) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.outcomes import LossScaleStatus, StepOutcomes
+from tfmp.core.step_counters import LossScaleStatus
 
 
 class _Legacy(tfmp.LossScaleManager):
@@ -73,11 +73,29 @@ def test_every_manager_counts_steps(make_manager: Callable[[], tfmp.LossScaleMan
     manager = make_manager()
     for finite in [True, False, True, False, False]:
         manager.note_step(tf.constant(finite))
-    outcomes = manager.get_step_outcomes()
-    assert outcomes == StepOutcomes(
-        applied_steps=2, skipped_steps=3, consecutive_skipped_steps=2, last_step_finite=False
+    status = manager.get_status()
+    assert status == LossScaleStatus(
+        loss_scale=8,
+        last_step_applied=False,
+        last_step_finite=False,
+        attempted_steps=5,
+        applied_steps=2,
+        skipped_steps=3,
+        consecutive_skipped_steps=2,
     )
-    assert [field.dtype for field in outcomes] == [tf.int64, tf.int64, tf.int64, tf.bool]
+    assert [field.dtype for field in status[1:]] == [tf.bool, tf.bool, *[tf.int64] * 4]
+
+
+@_each(_MANAGERS)
+def test_every_manager_tells_a_dropped_micro_batch_from_a_skipped_step(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    manager, told = make_manager(), []
+    for applied, finite in [(True, None), (True, False), (True, None), (True, True), (False, False)]:
+        manager.note_step(tf.constant(applied), None if finite is None else tf.constant(finite))
+        status = manager.get_status()
+        told.append((bool(status.last_step_applied), bool(status.last_step_finite)))
+    assert told == [(True, True), (True, False), (True, True), (True, True), (False, False)]
 
 
 @_each(_MANAGERS)
@@ -91,6 +109,7 @@ def test_every_manager_tells_its_status_anew_in_eager_code_and_in_functions(
         assert manager.get_status() == asked_in_function()
     assert manager.get_status() == LossScaleStatus(
         loss_scale=8,
+        last_step_applied=False,
         last_step_finite=False,
         attempted_steps=3,
         applied_steps=1,
@@ -155,12 +174,12 @@ def test_every_manager_works_in_a_graph_it_was_not_made_in(make_manager: Callabl
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             finite = tf.compat.v1.placeholder(tf.bool, [])
             step = [_update(manager, finite), manager.note_step(finite)]
-            watched = [manager.get_loss_scale(), *manager.get_step_outcomes()]
+            watched = list(manager.get_status())
             session.run(tf.compat.v1.global_variables_initializer())
-            assert session.run(watched) == [8, 0, 0, 0, True]
+            assert session.run(watched) == [8, True, True, 0, 0, 0, 0]
             session.run(step, {finite: True})
             session.run(step, {finite: False})
-            assert session.run(watched)[1:] == [1, 1, 1, False]
+            assert session.run(watched)[1:] == [False, False, 2, 1, 1, 1]
 
 
 _STEPS = [False, True, False, False, True, True, True, False, False, True, *[False] * 8]
@@ -249,7 +268,7 @@ def test_host_takes_over_the_present_state(make_manager: Callable[[], tfmp.LossS
     manager.store_in(add_variable)
     assert {name: variable.numpy().item() for name, variable in made.items()} == {
         **{name: value.numpy().item() for name, value in before.items()},
-        **{"applied_steps": 0, "skipped_steps": 1, "consecutive_skipped_steps": 1, "last_step_finite": False},
+        **{"applied_steps": 0, "skipped_steps": 1, "consecutive_skipped_steps": 1, "last_step_applied": False},
     }
     for _ in range(4):
         _update(manager, False)

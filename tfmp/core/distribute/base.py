@@ -12,8 +12,8 @@ class Distribution(Protocol):
     """How the replicas of one step act together. Every method is called on each replica."""
 
     @property
-    def addends(self) -> int:
-        """How many replicas' gradients an optimizer sums when it applies them, after they were checked."""
+    def num_summed(self) -> int:
+        """How many replicas' gradients an optimizer sums when it applies them, after the check."""
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the mean of the gradients over the replicas, for an optimizer that nobody makes do so.
@@ -27,13 +27,20 @@ class Distribution(Protocol):
             The means, the same on each replica; the gradients themselves where the optimizer sums them.
         """
 
-    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
-        """Return whether the flag is true on every replica, the same answer on each.
+    def agree(
+        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Find what holds for all replicas, by one collective.
 
         Args:
-            flag: A boolean scalar.
-            grads: The replica's gradients; all replicas must have the same.
+            usable: Whether this replica's gradients may be applied, a boolean scalar.
+            max_abs: The largest magnitude of this replica's gradients, a float32 scalar; None if nothing asks for it.
+            grads: This replica's gradients. All replicas must have a gradient for the same variables.
             names: The names of their variables, for errors.
+
+        Returns:
+            Whether the gradients of every replica may be applied, and the largest magnitude of them all; the same on
+            each replica. If some gradients are not finite the magnitude may be infinite or NaN.
         """
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
@@ -52,7 +59,7 @@ class Distribution(Protocol):
             name: What they are, as for `maximum`.
         """
 
-    def call_either(
+    def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
         """Call one of two functions on every replica, the same on each.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core import numerics
 from tfmp.core.distribute.single_process import SingleProcess
-from tfmp.core.distribute.sums import alike_on_all, in_slot
+from tfmp.core.distribute.sums import alike_on_all, in_slot, sum_together
 from tfmp.types import Gradient, Gradients
 
 
@@ -55,14 +55,22 @@ class Horovod(SingleProcess):
         counts = self.total(tf.cast(numerics.forms(grads), tf.float32), "forms_of_gradients")
         return alike_on_all(counts, self._horovod.size(), names)
 
-    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
-        """Return whether the flag is true in every process; `mean` has compared the gradients."""
+    def agree(
+        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Find what holds for all processes; `mean` has compared which gradients they have."""
         del grads, names
-        return tf.equal(self.total(tf.cast(tf.logical_not(flag), tf.float32), "steps_not_finite"), 0)
+        unusable = tf.cast(tf.logical_not(usable), tf.float32)
+        parts = [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
+        sums = sum_together(lambda values: self.total(values, "step_result"), parts)
+        return tf.equal(sums[0], 0), None if max_abs is None else tf.reduce_max(sums[1], axis=0)
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the largest of the processes' values."""
-        return tf.reduce_max(self.total(in_slot(values, self._horovod.rank(), self._horovod.size()), name), axis=0)
+        return tf.reduce_max(self.total(self._in_own_slot(values), name), axis=0)
+
+    def _in_own_slot(self, values: tf.Tensor) -> tf.Tensor:
+        return in_slot(values, self._horovod.rank(), self._horovod.size())
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the sum of the processes' values."""

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import numerics
-from tfmp.core.conditionals import call_either
-from tfmp.core.distribute.sums import alike_on_all, in_slot
+from tfmp.core.conditionals import conditional_update
+from tfmp.core.distribute.sums import alike_on_all, in_slot, sum_together
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
@@ -24,7 +24,7 @@ class Mirrored:
         return "Mirrored()"
 
     @property
-    def addends(self) -> int:
+    def num_summed(self) -> int:
         """The number of replicas, of all workers."""
         return _replica_context().num_replicas_in_sync
 
@@ -38,24 +38,37 @@ class Mirrored:
             )
         return list(grads)
 
-    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
-        """Return whether the flag is true on every replica; those of one process cannot differ in their gradients."""
+    def agree(
+        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Find what holds for all replicas; those of one process cannot differ in which gradients they have."""
         del grads, names
-        return tf.equal(self.total(tf.cast(tf.logical_not(flag), tf.float32), "steps_not_finite"), 0)
+        unusable, *largest = sum_together(self._total, self._result_parts(usable, max_abs))
+        return tf.equal(unusable, 0), tf.reduce_max(largest[0], axis=0) if largest else None
+
+    def _result_parts(self, usable: tf.Tensor, max_abs: tf.Tensor | None) -> list[tf.Tensor]:
+        unusable = tf.cast(tf.logical_not(usable), tf.float32)
+        return [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the largest of the replicas' values."""
+        del name
+        return tf.reduce_max(self._total(self._in_own_slot(values)), axis=0)
+
+    def _in_own_slot(self, values: tf.Tensor) -> tf.Tensor:
         context = _replica_context()
-        own = in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
-        return tf.reduce_max(self.total(own, name), axis=0)
+        return in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the sum of the replicas' values."""
         del name
+        return self._total(values)
+
+    def _total(self, values: tf.Tensor) -> tf.Tensor:
         # Else all_reduce (TensorFlow 2.15 to 2.21, in graphs) looks for the variables that a gradient would depend on.
         return _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
 
-    def call_either(
+    def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
         """Call one of the functions on each replica; the conditional stands in the cross-replica context."""
@@ -68,7 +81,7 @@ class Mirrored:
             flags = strategy.experimental_local_results(flags)
             with tf.control_dependencies(flags):
                 first = tf.identity(flags[0])
-            return call_either(first, [], lambda _: run(if_true), lambda _: run(if_false))
+            return conditional_update(first, [], lambda _: run(if_true), lambda _: run(if_false))
 
         return _replica_context().merge_call(on_all, args=(flag, list(grads)))
 
@@ -86,13 +99,15 @@ class MirroredWorkers(Mirrored):
     def __repr__(self) -> str:
         return "MirroredWorkers()"
 
-    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
-        """Return whether the flag is true on every replica; stop where one has a gradient that another lacks."""
-        ones = tf.concat([[tf.logical_not(flag)], tf.reshape(numerics.forms(grads), [-1])], axis=0)
-        counts = self.total(tf.cast(ones, tf.float32), "forms_of_gradients")
+    def agree(
+        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Find what holds for all replicas; stop if one has a gradient that another lacks."""
+        forms = tf.cast(numerics.forms(grads), tf.float32)
+        counts, unusable, *largest = sum_together(self._total, [forms, *self._result_parts(usable, max_abs)])
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with tf.control_dependencies([alike_on_all(tf.reshape(counts[1:], [-1, 2]), replicas, names)]):
-            return tf.equal(counts[0], 0)
+        with tf.control_dependencies([alike_on_all(counts, replicas, names)]):
+            return tf.equal(unusable, 0), tf.reduce_max(largest[0], axis=0) if largest else None
 
 
 def _replica_context() -> Any:  # noqa: ANN401 - TensorFlow ships no types

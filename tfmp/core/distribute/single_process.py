@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.conditionals import call_either
+from tfmp.core.conditionals import conditional_update
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 
 class SingleProcess:
     """One replica, which always agrees with itself."""
 
-    addends = 1
+    num_summed = 1
 
     def __repr__(self) -> str:
         return "SingleProcess()"
@@ -21,10 +21,12 @@ class SingleProcess:
         del names, dtype
         return list(grads)
 
-    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
-        """Return the flag."""
+    def agree(
+        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Return the flag and the magnitude."""
         del grads, names
-        return flag
+        return usable, max_abs
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the values."""
@@ -36,11 +38,11 @@ class SingleProcess:
         del name
         return values
 
-    def call_either(
+    def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
         """Call one of the functions."""
-        return call_either(flag, grads, if_true, if_false)
+        return conditional_update(flag, grads, if_true, if_false)
 
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         """Call the function."""

@@ -1,8 +1,30 @@
 """What replicas tell each other by sums, which every strategy knows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+
+
+def sum_together(total: Callable[[tf.Tensor], tf.Tensor], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sum several tensors over the replicas by one collective.
+
+    Args:
+        total: Sums a tensor over the replicas.
+        parts: This replica's tensors, float32, of shapes that are known.
+
+    Returns:
+        The sum of each, in its shape.
+
+    Example:
+        >>> sums = sum_together(lambda values: values * 2, [tf.constant(1.0), tf.constant([[2.0], [3.0]])])
+        >>> [each.numpy().tolist() for each in sums]
+        [2.0, [[4.0], [6.0]]]
+    """
+    if len(parts) == 1:
+        return [total(parts[0])]
+    sizes = [part.shape.num_elements() for part in parts]
+    summed = tf.split(total(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)), sizes)
+    return [tf.reshape(each, part.shape) for each, part in zip(summed, parts, strict=True)]
 
 
 def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Tensor:

@@ -3,13 +3,23 @@
 import abc
 import functools
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.outcomes import NO_STEPS, LossScaleStatus, StepOutcomes, next_outcomes, status_of
-from tfmp.core.state import OncePerGraph, StateVariables
+from tfmp.core.graph_registry import OncePerGraph
+from tfmp.core.state import StateVariables
+from tfmp.core.step_counters import (
+    NO_DROP,
+    NO_STEPS,
+    LastDrop,
+    LossScaleStatus,
+    StepCounters,
+    next_counters,
+    status_of,
+)
 from tfmp.types import AddVariable
 
 
@@ -121,10 +131,13 @@ class LossScaleManager(tf.Module, abc.ABC):
         return None
 
     def get_status(self) -> LossScaleStatus:
-        """Return the loss scale and the counts of steps, as monitors show them.
+        """Return the loss scale, and how many steps were applied and skipped, as monitors show them.
 
-        In a graph these are the same tensors at every call, to be fetched also when it is final; under control
-        dependencies, in conditionals, in a `tf.function` and eagerly they are read anew.
+        The counts begin with the session, or the eager program. They need no initializer and are in no checkpoint,
+        which holds what tf.contrib's held and no more; Keras saves them with the optimizer.
+
+        At the top level of a graph every call returns the same tensors, which can be fetched also when the graph is
+        final. Under control dependencies, in conditionals, in a `tf.function` and in eager code they are read anew.
 
         Returns:
             A `LossScaleStatus` of scalars.
@@ -133,36 +146,32 @@ class LossScaleManager(tf.Module, abc.ABC):
             >>> import tfmp
             >>> status = tfmp.FixedLossScaleManager(128.0).get_status()
             >>> {tag: value.numpy().item() for tag, value in status._asdict().items()}
-            {'loss_scale': 128.0, 'last_step_finite': True, 'attempted_steps': 0, 'applied_steps': 0,
-             'skipped_steps': 0, 'consecutive_skipped_steps': 0}
+            {'loss_scale': 128.0, 'last_step_applied': True, 'last_step_finite': True, 'attempted_steps': 0,
+             'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
         """
         return self._status.read()
 
-    def get_step_outcomes(self) -> StepOutcomes:
-        """Return how many steps were applied and skipped since the session, or the eager program, began.
+    def get_step_outcomes(self) -> LossScaleStatus:
+        """Return `get_status()`; the name of tfmp 0.1, which will be removed."""
+        warnings.warn("get_step_outcomes is deprecated: call get_status.", DeprecationWarning, stacklevel=2)
+        return self.get_status()
 
-        They are in no checkpoint (which holds what tf.contrib's held, no more) and need no initializer.
-
-        Returns:
-            A `StepOutcomes` of scalars.
-
-        Example:
-            >>> import tfmp
-            >>> int(tfmp.FixedLossScaleManager(128.0).get_step_outcomes().applied_steps)
-            0
-        """
-        return self._outcomes.read()
-
-    def note_step(self, finite: tf.Tensor) -> tf.Operation:
-        """Count a step; the optimizer calls it, beside `update_loss_scale`.
+    def note_step(self, applied: tf.Tensor, finite: tf.Tensor | None = None) -> tf.Operation:
+        """Count a step; the optimizer calls it beside `update_loss_scale`.
 
         Args:
-            finite: A boolean scalar, whether the step was applied.
+            applied: A boolean scalar: was the step applied?
+            finite: A boolean scalar: did no gradient overflow? None if that is the same.
 
         Returns:
             The op that counts it; None in eager mode.
         """
-        return self._outcomes.assign(next_outcomes(self._outcomes.read(), finite))
+        counters = next_counters(self._counters.read(), applied)
+        counted = self._counters.assign(counters)
+        if finite is None:
+            return counted
+        number = counters.applied_steps + counters.skipped_steps
+        return tf.group(counted, self._last_drop.assign(LastDrop(tf.where(finite, NO_DROP.at_step, number))))
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, as Keras saves them with a model.
@@ -207,24 +216,34 @@ class LossScaleManager(tf.Module, abc.ABC):
         Raises:
             ValueError: Another host keeps the state already.
         """
-        self._outcomes.store_in(add_variable)
+        self._counters.store_in(add_variable)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # Private, for want of a public way to be in a SavedModel, whose functions count steps, and in no checkpoint.
         children = super()._trackable_children(save_type, **kwargs)
-        return children | {"outcomes": self._outcomes} if save_type == "savedmodel" else children
+        return (
+            children | {"counters": self._counters, "last_drop": self._last_drop}
+            if save_type == "savedmodel"
+            else children
+        )
 
     @functools.cached_property
     def _status(self) -> OncePerGraph[LossScaleStatus]:
         return OncePerGraph(self._make_status)
 
     def _make_status(self) -> LossScaleStatus:
-        return status_of(self.get_loss_scale(), self.get_step_outcomes())
+        return status_of(self.get_loss_scale(), self._counters.read(), self._last_drop.read())
+
+    # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
 
     @functools.cached_property
-    def _outcomes(self) -> StateVariables[StepOutcomes]:
-        # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
+    def _counters(self) -> StateVariables[StepCounters]:
         return StateVariables(NO_STEPS, saved=False)
+
+    @functools.cached_property
+    def _last_drop(self) -> StateVariables[LastDrop]:
+        # Not stored by the host: files that Keras saved have no place for it.
+        return StateVariables(NO_DROP, saved=False)
 
 
 def validated_manager(manager: LossScaleManager, name: str = "loss_scale_manager") -> LossScaleManager:

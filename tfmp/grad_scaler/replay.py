@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.iteration import on_replica
 from tfmp.core.managers import FixedLossScaleManager
-from tfmp.core.step_properties import StepProperties
-from tfmp.grad_scaler import GradScaler
+from tfmp.core.status import StepProperties
+from tfmp.grad_scaler.call_order import on_replica
+from tfmp.grad_scaler.scaler import GradScaler
 
 Result = TypeVar("Result")
 
@@ -86,7 +86,7 @@ class _Counts(NamedTuple):
 
     @classmethod
     def of(cls, scaler: StepProperties) -> "_Counts":
-        in_part = scaler._findings.in_part if isinstance(scaler, GradScaler) else tf.constant(0, tf.int64)
+        in_part = scaler._pending.partial_iterations if isinstance(scaler, GradScaler) else tf.constant(0, tf.int64)
         return cls(tf.identity(scaler.applied_steps), tf.identity(scaler.skipped_steps), tf.identity(in_part))
 
 
@@ -128,7 +128,7 @@ class _Attempt(NamedTuple):
 
 def _replay_eagerly(train_step: Callable[[], Result], scaler: StepProperties, times: int) -> Result:
     for _ in range(1 + times):
-        # Not `last_step_finite`: a call that ends no window takes no step.
+        # Not `last_step_applied`: a call that ends no window takes no step.
         before = _Counts.of(scaler)
         result = train_step()
         attempt = _Attempt.between(before, _Counts.of(scaler))
@@ -184,10 +184,10 @@ def _validate(scaler: StepProperties) -> None:
     if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
         raise RuntimeError(
             "replay was called in a graph of TF1, whose train op session.run takes: call session.run again while the "
-            "optimizer's last_step_finite is False."
+            "optimizer's last_step_applied is False."
         )
     is_enabled = not isinstance(scaler, GradScaler) or scaler.enabled
-    if is_enabled and isinstance(scaler._loss_scale_manager, FixedLossScaleManager):
+    if is_enabled and isinstance(scaler.manager, FixedLossScaleManager):
         raise ValueError(
             "the scale of a FixedLossScaleManager never falls: a batch that overflows once would do so at each replay. "
             "Use a tfmp.ExponentialUpdateLossScaleManager."

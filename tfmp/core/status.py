@@ -12,6 +12,8 @@ from tfmp.core.scaler import LossScaler
 class StepProperties:
     """The loss scale, and what became of the steps, for a class that has a manager and a scaler."""
 
+    #: Decides the loss scale.
+    manager: LossScaleManager
     _loss_scale_manager: LossScaleManager
     _scaler: LossScaler
 
@@ -36,29 +38,38 @@ class StepProperties:
         return self._loss_scale_manager.get_loss_scale()
 
     @property
-    def last_step_finite(self) -> tf.Tensor:
+    def last_step_applied(self) -> tf.Tensor:
         """Whether the last step was applied, a boolean scalar; True before the first step."""
-        return self._loss_scale_manager.get_step_outcomes().last_step_finite
+        return self._loss_scale_manager.get_status().last_step_applied
+
+    @property
+    def last_step_finite(self) -> tf.Tensor:
+        """Whether no gradient of the last step overflowed, a boolean scalar; True before the first step.
+
+        Differs from `last_step_applied` only with `overflow_drops="micro_batch"`, where a step is applied without the
+        micro-batches that overflowed.
+        """
+        return self._loss_scale_manager.get_status().last_step_finite
 
     @property
     def attempted_steps(self) -> tf.Tensor:
-        """Steps applied or skipped since the session, or the eager program, began; an int64 scalar."""
+        """The number of steps applied or skipped since the session, or the eager program, began; an int64 scalar."""
         return self._loss_scale_manager.get_status().attempted_steps
 
     @property
     def applied_steps(self) -> tf.Tensor:
-        """Steps applied since the session, or the eager program, began; an int64 scalar."""
-        return self._loss_scale_manager.get_step_outcomes().applied_steps
+        """The number of steps applied since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_status().applied_steps
 
     @property
     def skipped_steps(self) -> tf.Tensor:
-        """Steps skipped since the session, or the eager program, began; an int64 scalar."""
-        return self._loss_scale_manager.get_step_outcomes().skipped_steps
+        """The number of steps skipped since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_status().skipped_steps
 
     @property
     def consecutive_skipped_steps(self) -> tf.Tensor:
-        """Steps skipped since the last one that was applied; an int64 scalar."""
-        return self._loss_scale_manager.get_step_outcomes().consecutive_skipped_steps
+        """The number of steps skipped since the last applied one; an int64 scalar."""
+        return self._loss_scale_manager.get_status().consecutive_skipped_steps
 
     def overflow_reports(self) -> list[OverflowReport]:
         """Return whose gradients overflowed since the session, or the eager program, began.

@@ -4,8 +4,8 @@ import weakref
 import pytest
 import tensorflow as tf
 
-from tfmp.core.iteration import Calls
-from tfmp.core.verdicts import Seen
+from tfmp.core.result import LocalCheck
+from tfmp.grad_scaler.call_order import CallOrder
 
 
 def test_optimizers_are_told_apart_by_what_they_are() -> None:
@@ -16,24 +16,24 @@ def test_optimizers_are_told_apart_by_what_they_are() -> None:
         def __hash__(self) -> int:
             return 0
 
-    calls = Calls()
+    calls = CallOrder()
     calls.note_step(AlwaysEqual(), None)
     calls.note_step(AlwaysEqual(), None)
     assert calls.stepped
 
 
 def test_what_was_unscaled_is_known_to_the_step_and_then_forgotten() -> None:
-    calls, seen = Calls(), Seen(tf.constant(True))
+    calls, seen = CallOrder(), LocalCheck(tf.constant(True))
     calls.note_unscale("sgd", seen)
-    assert calls.seen_by_unscale("sgd") is seen
-    assert calls.seen_by_unscale("adam") is None
+    assert calls.found_by_unscale("sgd") is seen
+    assert calls.found_by_unscale("adam") is None
     calls.note_step("sgd", None)
     calls.end()
-    assert calls.seen_by_unscale("sgd") is None
+    assert calls.found_by_unscale("sgd") is None
 
 
 def test_graphs_have_calls_of_their_own_and_are_not_kept_alive() -> None:
-    calls = Calls()
+    calls = CallOrder()
     graph = tf.Graph()
     with graph.as_default():
         calls.note_step("sgd", None)
@@ -41,7 +41,7 @@ def test_graphs_have_calls_of_their_own_and_are_not_kept_alive() -> None:
     # Not in the graph.
     calls.note_step("sgd", None)
     with graph.as_default(), pytest.raises(RuntimeError, match="step was called already"):
-        calls.seen_by_unscale("sgd")
+        calls.found_by_unscale("sgd")
     function = tf.function(lambda: calls.note_step("sgd", None))
     seen = weakref.ref(function.get_concrete_function().graph)
     del function, graph

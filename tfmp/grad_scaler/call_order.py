@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.verdicts import Seen
+from tfmp.core.result import LocalCheck
 
 
 class _Call(NamedTuple):
@@ -29,7 +29,7 @@ class _Unscaled(NamedTuple):
 
     call: _Call
     place: "weakref.ref[_Place]"
-    seen: Seen
+    known: LocalCheck
     stepped: bool = False
 
     def is_in(self, places: "Sequence[_Place]") -> bool:
@@ -37,7 +37,7 @@ class _Unscaled(NamedTuple):
         return any(place is here for here in places)
 
 
-class Calls:
+class CallOrder:
     """The calls that an iteration has had for each optimizer, where they are built.
 
     They must come in this order:
@@ -47,7 +47,7 @@ class Calls:
         update       forgets them
 
     They are looked at when code is built: eagerly at each call, in a graph or a `tf.function` once. A function may hold
-    some of them, and eager code the others; but what `unscale` saw is known in its own function only. What a function
+    some of them, and eager code the others; but what `unscale` found is known in its own function only. What a function
     that was traced before does, when it is called again, is not looked at: two calls of one that steps are two steps,
     and gradients that were unscaled outside of it are divided again if it was traced with scaled ones.
 
@@ -55,9 +55,9 @@ class Calls:
         is_strict: Whether calls out of order are refused.
 
     Example:
-        >>> calls = Calls()
+        >>> calls = CallOrder()
         >>> calls.note_step("optimizer", None)
-        >>> calls.seen_by_unscale("optimizer")
+        >>> calls.found_by_unscale("optimizer")
         Traceback (most recent call last):
             ...
         RuntimeError: step was called already for this optimizer (str) since the last update: call update()
@@ -89,17 +89,17 @@ class Calls:
                 "abandon() first if an exception ended the iteration before."
             )
 
-    def note_unscale(self, optimizer: object, seen: Seen) -> None:
+    def note_unscale(self, optimizer: object, known: LocalCheck) -> None:
         """Take note of `unscale`.
 
         Args:
             optimizer: For which optimizer.
-            seen: What was seen of its gradients.
+            known: What was found of its gradients.
         """
-        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._place()), seen))
+        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._place()), known))
 
-    def seen_by_unscale(self, optimizer: object) -> Seen | None:
-        """Return what `unscale` saw of the gradients that `step` is called with; None if it was not called.
+    def found_by_unscale(self, optimizer: object) -> LocalCheck | None:
+        """Return what `unscale` found of the gradients that `step` is called with; None if it was not called.
 
         Args:
             optimizer: For which optimizer.
@@ -112,7 +112,7 @@ class Calls:
         places, called = list(self._places()), self._of(optimizer)
         for each in called:
             if each.is_in(places):
-                return each.seen
+                return each.known
         # One that was stepped with is of another branch of a conditional, say, or of another function.
         if any(each.place() is not None and not each.stepped for each in called):
             raise RuntimeError(
@@ -214,7 +214,7 @@ class Calls:
 
 
 #: A graph, or eager code, for which the object stands that asks.
-_Place: TypeAlias = tf.Graph | Calls
+_Place: TypeAlias = tf.Graph | CallOrder
 
 
 def on_replica() -> bool:

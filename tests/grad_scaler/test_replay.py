@@ -52,7 +52,7 @@ def test_batch_is_taken_again_until_it_is_applied(way: str) -> None:
     # 128, 64, 32 overflow; what the last call found is what comes out.
     assert (float(result["scale"]), result["none"], int(result["calls"][0])) == (16, None, 4)
     assert (float(training.weight), int(training.calls)) == (-4, 4)
-    assert [int(count) for count in training.scaler.manager.get_step_outcomes()] == [1, 3, 0, True]
+    assert [int(count) for count in training.scaler.manager.get_status()[1:]] == [True, True, 4, 1, 3, 0]
     run()
     assert (float(training.weight), int(training.calls)) == (-8, 5)
     # A function in which variables are made is traced twice; this one makes none.

@@ -1,6 +1,5 @@
 """GradScaler: loss scaling in hand-written loops, with the verbs of torch.amp."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,27 +7,20 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter
 from tfmp.core.autograph import without_autograph
-from tfmp.core.conditionals import call_either
-from tfmp.core.distribute import current_distribution
-from tfmp.core.findings import Findings
-from tfmp.core.iteration import Calls, on_replica
+from tfmp.core.conditionals import conditional_update
+from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.managers import LossScaleManager, get_loss_scale_manager, validated_manager
-from tfmp.core.optimizer_steps import (
-    OptimizerStep,
-    make_variables,
-    names_of,
-    seen_together,
-    validate_kwargs,
-    validate_optimizer,
-    validated_pairs,
-    validated_steps,
-)
 from tfmp.core.overflow import OverflowDetector, validated_detector
-from tfmp.core.scaled_losses import ScaledLosses
-from tfmp.core.scaler import LossScaler
-from tfmp.core.step_properties import StepProperties
-from tfmp.core.verdicts import Seen, Verdict
+from tfmp.core.result import LocalCheck, StepResult
+from tfmp.core.scaler import LossScaler, Step
+from tfmp.core.status import StepProperties
+from tfmp.grad_scaler.arguments import validate_kwargs, validate_optimizer, validated_pairs, validated_steps
+from tfmp.grad_scaler.call_order import CallOrder, on_replica
+from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
+from tfmp.grad_scaler.pending_update import PendingUpdate
+from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.types import Gradient, Gradients, GradsAndVars
 
 #: The arguments of torch.amp.GradScaler, and its defaults.
@@ -109,16 +101,17 @@ class GradScaler(StepProperties, tf.Module):
         if manager is not None and rule != _RULE_OF_TORCH:
             raise ValueError("manager decides the scale by settings of its own: leave out init_scale and the like.")
         self._enabled = settings.flag("enabled", enabled)
-        #: What decides the scale; a checkpoint has its state.
-        self.manager = get_loss_scale_manager(rule) if manager is None else validated_manager(manager, "manager")
-        self._loss_scale_manager = self.manager
+        manager = get_loss_scale_manager(rule) if manager is None else validated_manager(manager, "manager")
+        #: Decides the loss scale; a checkpoint of the scaler has its state under this name.
+        self.manager = manager
+        self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
-        self._scaler = LossScaler(self.manager, validated_detector(overflow_detector), self._is_distributed)
+        self._scaler = LossScaler(manager, validated_detector(overflow_detector), self._is_distributed)
         # Tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._losses = ScaledLosses()
-        self._findings = Findings()
-        self._calls = Calls(is_strict=self._enabled)
+        self._pending = PendingUpdate()
+        self._calls = CallOrder(is_strict=self._enabled)
 
     @property
     def enabled(self) -> bool:
@@ -163,7 +156,7 @@ class GradScaler(StepProperties, tf.Module):
             0.5
         """
         validate_optimizer(optimizer)
-        make_variables(optimizer, lists.variables("variables", variables))
+        _make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -229,20 +222,32 @@ class GradScaler(StepProperties, tf.Module):
         """
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
         self._calls.refuse_second_unscale(optimizer)
-        grads, window = self._scaler.take(given) if isinstance(given, GradientAccumulator) else (given, None)
-        if all(grad is None for grad in grads):
-            raise ValueError("every gradient is None: the loss depends on none of the variables.")
-        if window is None and self._enabled:
-            self._losses.warn_if_not_scaled(grads)
-        true_grads = self._shared(grads, scaled=window is None)
-        if window is None and self._enabled:
-            true_grads = self._scaler.unscale(true_grads)
-        is_window = window is not None
-        seen = self._scaler.look_at(true_grads, judged=is_window) if self._enabled else Seen(tf.constant(True))
-        if window is not None:
-            seen = window._replace(usable=tf.logical_and(window.usable, seen.usable))
-        self._calls.note_unscale(optimizer, seen)
+        if isinstance(given, GradientAccumulator):
+            true_grads, known = self._mean_of_window(given)
+        else:
+            true_grads, known = self._true_grads(given)
+        self._calls.note_unscale(optimizer, known)
         return true_grads
+
+    def _true_grads(self, grads: Gradients) -> tuple[list[Gradient], LocalCheck]:
+        """Return gradients of a scaled loss in true magnitude, and what is found of them."""
+        lists.refuse_all_none(grads)
+        if not self._enabled:
+            return self._averaged(grads), LocalCheck(tf.constant(True))
+        self._losses.warn_if_not_scaled(grads)
+        true_grads = self._scaler.unscale(self._averaged(grads))
+        return true_grads, self._scaler.check(true_grads, self._scaler.distribution())
+
+    def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], LocalCheck]:
+        """Return the mean of a window, and what is found of it; empty the window."""
+        distribution = self._scaler.distribution()
+        grads, window = self._scaler.drain(accumulator, distribution)
+        lists.refuse_all_none(grads)
+        mean = self._averaged(grads, are_scaled=False)
+        if not self._enabled:
+            return mean, window
+        check = self._scaler.check(mean, distribution, already_checked=True)
+        return mean, window._replace(usable=tf.logical_and(window.usable, check.usable), checked=mean)
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -293,17 +298,22 @@ class GradScaler(StepProperties, tf.Module):
             (1.0, 1.0)
         """
         self._calls.refuse_conditional()
-        taken = [self._step_of(optimizer, pairs, kwargs) for optimizer, pairs in validated_steps(steps)]
-        if len({id(step.optimizer) for step in taken}) < len(taken):
+        pairs = [(optimizer, validated_pairs(optimizer, given)) for optimizer, given in validated_steps(steps)]
+        optimizers = [optimizer for optimizer, _ in pairs]
+        taken = [
+            self._step_of(adapter_of(optimizer, [variable for _, variable in own], kwargs), [grad for grad, _ in own])
+            for optimizer, own in pairs
+        ]
+        if len(set(map(id, optimizers))) < len(optimizers):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
-        validate_kwargs(taken)
-        for each in taken:
-            make_variables(each.optimizer, each.variables)
-        # The decision on a window is the accumulator's.
-        checks = self._enabled or any(step.is_of_window for step in taken)
-        op = self._attempt(taken) if checks else tf.group(*(step.apply_unchecked() for step in taken))
+        validate_kwargs(optimizers, kwargs)
         for step in taken:
-            self._calls.note_step(step.optimizer, op)
+            _make_variables(step.adapter)
+        # An accumulator decides on its window also where scaling is not enabled.
+        checks = self._enabled or any(step.is_of_window for step in taken)
+        op = self._run(taken) if checks else tf.group(*(step.apply_unchecked() for step in taken))
+        for optimizer in optimizers:
+            self._calls.note_step(optimizer, op)
         return op
 
     @without_autograph
@@ -342,10 +352,10 @@ class GradScaler(StepProperties, tf.Module):
 
         def move() -> tf.Operation:
             with tf.control_dependencies([*steps, *checks]):
-                verdict = self._findings.verdict(self.manager.needs_max_abs)
-                moved = self._scaler.update(verdict) if new_scale is None else self._set(new_scale, verdict)
+                result = self._pending.result(self.manager.needs_max_abs)
+                moved = self._scaler.advance(result) if new_scale is None else self._set(new_scale, result)
             with tf.control_dependencies([] if moved is None else [moved]):
-                return self._findings.clear()
+                return self._pending.clear()
 
         moved = self._once(move)
         self._calls.end()
@@ -376,7 +386,7 @@ class GradScaler(StepProperties, tf.Module):
             (0.5, 1)
         """
         self._calls.end()
-        return self._once(self._findings.clear)
+        return self._once(self._pending.clear)
 
     def state_dict(self) -> dict[str, float]:
         """Return the manager's state as numbers, to be saved after `update`; empty where scaling is not enabled.
@@ -424,48 +434,46 @@ class GradScaler(StepProperties, tf.Module):
         shown = {"enabled": (self._enabled, True), "is_distributed": (self._is_distributed, False)}
         return [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
 
-    def _shared(self, grads: Gradients, *, scaled: bool) -> list[Gradient]:
+    def _averaged(self, grads: Gradients, *, are_scaled: bool = True) -> list[Gradient]:
+        """Return the mean of gradients over Horovod's workers, if they train together."""
         if not self._is_distributed:
             return list(grads)
-        return self._scaler.share(grads, [f"gradient {index}" for index in range(len(grads))], scaled=scaled)
+        names = [f"gradient {index}" for index in range(len(grads))]
+        return self._scaler.average_over_workers(grads, names, self._scaler.distribution(), are_scaled=are_scaled)
 
-    def _step_of(self, optimizer: Any, grads_and_vars: GradsAndVars, kwargs: dict[str, Any]) -> OptimizerStep:  # noqa: ANN401
-        pairs = validated_pairs(optimizer, grads_and_vars)
-        given = [grad for grad, _ in pairs]
-        seen = self._calls.seen_by_unscale(optimizer)
-        true_grads = given
-        if seen is None:
-            if self._enabled:
-                self._losses.warn_if_not_scaled(given)
-            given = self._shared(given, scaled=True)
-            true_grads = self._scaler.unscale(given) if self._enabled else given
-        return OptimizerStep(optimizer, given, true_grads, [variable for _, variable in pairs], seen, kwargs)
+    def _step_of(self, adapter: OptimizerAdapter, grads: Gradients) -> OptimizerStep:
+        known = self._calls.found_by_unscale(adapter.optimizer)
+        if known is not None:
+            return OptimizerStep(adapter, grads, grads, known)
+        if self._enabled:
+            self._losses.warn_if_not_scaled(grads)
+        grads = self._averaged(grads)
+        return OptimizerStep(adapter, grads, self._scaler.unscale(grads) if self._enabled else grads, None)
 
-    def _attempt(self, steps: Sequence[OptimizerStep]) -> tf.Operation:
-        distribution = current_distribution(self._is_distributed)
-        names = names_of([variable for step in steps for variable in step.variables])
-
-        def apply_fn(grads: Gradients) -> tf.Operation:
-            rest = iter(grads)
-            return tf.group(*(step.apply(list(itertools.islice(rest, len(step.variables)))) for step in steps))
-
-        grads = [grad for step in steps for grad in step.typed_grads()]
-        applied, verdict = self._scaler.attempt(grads, names, apply_fn, seen=seen_together(steps))
+    def _run(self, steps: Sequence[OptimizerStep]) -> tf.Operation:
+        """Run the steps of several optimizers together, and keep the result for `update`."""
+        distribution = self._scaler.distribution()
+        adapters = [step.adapter for step in steps]
+        adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
+        grads = adapter.typed([grad for step in steps for grad in step.true_grads])
+        done, result = self._scaler.run(Step(adapter, grads), distribution, known_together(steps))
         loss_scale = self._scale_to_divide_by()
-        own = [step.apply_scaled(loss_scale, verdict.applied) for step in steps]
-        before = [op for op in [applied, *own, *self._calls.ops()] if op is not None]
+        scaled = [step.apply_scaled(loss_scale, result.applied) for step in steps]
+        before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
+        return tf.group(*before, *([self._keep(result, before, distribution)] if self._enabled else []))
 
-        def note() -> tf.Operation:
+    def _keep(self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution) -> tf.Operation:
+        def add() -> tf.Operation:
             with tf.control_dependencies(before):
-                return self._findings.note(verdict)
+                return self._pending.add(result)
 
-        return tf.group(*before, *([distribution.once(note)] if self._enabled else []))
+        return distribution.once(add)
 
-    def _set(self, new_scale: float | tf.Tensor, verdict: Verdict) -> tf.Operation:
+    def _set(self, new_scale: float | tf.Tensor, result: StepResult) -> tf.Operation:
         has_set = self.manager.set_loss_scale(new_scale)
-        # Nothing is counted if the scale is refused when it is known.
+        # If the manager refuses the scale, which in a graph is known only when it runs, no step is counted.
         with tf.control_dependencies([] if has_set is None else [has_set]):
-            return call_either(self._findings.steps > 0, [], lambda _: self.manager.note_step(verdict.applied))
+            return conditional_update(self._pending.steps > 0, [], lambda _: self.manager.note_step(result.applied))
 
     def _once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         return current_distribution(self._is_distributed).once(function) if on_replica() else function()
@@ -475,7 +483,7 @@ class GradScaler(StepProperties, tf.Module):
         message = "update was called, and no optimizer has stepped since the last update: call step first."
         if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
             raise RuntimeError("update was built before any step: build the steps first, and update in the same graph.")
-        steps = self._findings.steps
+        steps = self._pending.steps
         if not tf.executing_eagerly():
             return [tf.debugging.Assert(steps > 0, [message])]
         if not steps > 0:
@@ -488,3 +496,19 @@ class GradScaler(StepProperties, tf.Module):
                 f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "
                 "tf.function. A graph of TF1 has its state in variables, which tf.compat.v1.train.Saver saves."
             )
+
+
+def _make_variables(adapter: OptimizerAdapter) -> None:
+    """Make an optimizer's variables, or say how to make them where a `tf.function` makes none any more."""
+    try:
+        adapter.prepare(adapter.variables)
+    except ValueError as error:
+        # Variables of Keras are refused when they are made; those of TensorFlow 1 when the trace ends, in TensorFlow's
+        # own words.
+        if tf.executing_eagerly() or "ariables" not in str(error):
+            raise
+        kind, names = type(adapter.optimizer).__name__, ", ".join(adapter.names)
+        raise ValueError(
+            f"{kind} has no variables yet for {names}, and a tf.function makes none when it is traced again: call "
+            "scaler.prepare(optimizer, variables) before the function is first called."
+        ) from error

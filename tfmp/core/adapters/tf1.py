@@ -1,0 +1,100 @@
+"""Optimizers of TensorFlow 1, as the core sees them."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.adapters.base import OptimizerAdapter, finished
+from tfmp.core.distribute import Distribution
+from tfmp.types import Gradients
+
+
+class StepCounter:
+    """Advances a global step by exactly one, whether or not an optimizer advances it.
+
+    Args:
+        global_step: The variable.
+        distribution: How replicas act together: one of them advances the variable for all.
+    """
+
+    def __init__(self, global_step: tf.Variable, distribution: Distribution) -> None:
+        self._global_step = global_step
+        self._distribution = distribution
+
+    def count(self, apply: Callable[[tf.Variable], Any]) -> tf.Operation:
+        """Call a function that applies gradients, and advance the global step if the function did not.
+
+        Args:
+            apply: Called with the global step.
+
+        Returns:
+            The op of both; None in eager mode.
+        """
+        target = self._global_step.read_value() + 1
+        with tf.control_dependencies([target]):
+            applied = finished(apply(self._global_step))
+
+        def advance() -> tf.Operation:
+            missing = tf.less(self._global_step.read_value(), target)
+            return tf.group(self._global_step.assign_add(tf.cast(missing, target.dtype)))
+
+        with tf.control_dependencies([] if applied is None else [applied]):
+            return self._distribution.once(advance)
+
+
+class TF1Adapter(OptimizerAdapter):
+    """A `tf.compat.v1.train.Optimizer`.
+
+    Args:
+        optimizer: The optimizer.
+        variables: The variables, in the order of the gradients.
+        kwargs: Keyword arguments for the optimizer's `apply_gradients`.
+        counter: A global step that goes up by exactly one when the gradients are applied, whether or not the optimizer
+            sees to that.
+        name_scope: The full name of the scope in which the optimizer makes its variables, with a slash at its end; by
+            default the current scope.
+        keeps_float32: Whether the optimizer takes float32 gradients for variables of half precision.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,  # noqa: ANN401 - TensorFlow ships no types
+        variables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        counter: StepCounter | None = None,
+        name_scope: str | None = None,
+        keeps_float32: bool = False,
+    ) -> None:
+        super().__init__(optimizer, variables, kwargs)
+        self._counter = counter
+        self._name_scope = name_scope
+        if keeps_float32:
+            self.dtypes = [None] * len(self.variables)
+
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """Make the optimizer's slots, in eager code.
+
+        A graph makes them outside of conditionals by itself. In eager code a `tf.train.Checkpoint` restores slots when
+        they are made, and would save the next checkpoint without them if the first step was skipped.
+        """
+        with tf.init_scope():
+            if tf.executing_eagerly() and not tf.distribute.has_strategy():
+                # Private, but it is what subclasses override to make slots. An optimizer of the user's may have none.
+                self.optimizer._create_slots(variables)
+
+    def apply(
+        self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
+    ) -> tf.Operation:
+        """Apply the gradients of one replica, and count the step."""
+        del loss_scale, measures
+        with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):
+            if self._counter is None:
+                return finished(self.optimizer.apply_gradients(self._pairs(grads), **self._kwargs))
+            return self._counter.count(
+                lambda global_step: self.optimizer.apply_gradients(
+                    self._pairs(grads), global_step=global_step, **self._kwargs
+                )
+            )

@@ -1,0 +1,122 @@
+"""Checks the gradients of one replica: can they be applied, how large are they, what is wrong with them."""
+
+import enum
+from collections.abc import Collection
+
+import tensorflow as tf
+
+from tfmp.core import numerics, reductions
+from tfmp.core.overflow import KINDS, NonFiniteDetector, OverflowDetector
+from tfmp.types import Gradients
+
+
+class Scaling(enum.Enum):
+    """In which magnitude gradients come to a check, and in which they are checked."""
+
+    #: They come in true magnitude.
+    TRUE = enum.auto()
+    #: They come scaled and are checked as they are. A scale of 1 or more cannot hide an overflow.
+    CHECK_SCALED = enum.auto()
+    #: They come scaled and are unscaled for the check.
+    UNSCALE_FIRST = enum.auto()
+
+
+class GradientCheck:
+    """The check of one replica's gradients.
+
+    `checked_form` unscales the gradients if necessary, once; the other methods take what it returns.
+
+    Args:
+        detector: Decides which gradients overflowed.
+        loss_scale: The float32 scalar that the loss was multiplied by.
+        scaling: In which magnitude the gradients come.
+        num_summed: How many replicas' gradients the optimizer sums after the check. A gradient that is finite here
+            could overflow in that sum, and counts as an overflow; unless the detector ignores sums.
+        overwritten: Indices of gradients that are the next values of their variables (Keras' float8 scales). They are
+            never scaled, and are checked for finiteness alone.
+
+    Example:
+        >>> check = GradientCheck(NonFiniteDetector(), tf.constant(8.0), Scaling.UNSCALE_FIRST)
+        >>> grads = check.checked_form([tf.constant([16.0, float("nan")]), None])
+        >>> bool(check.all_finite(grads)), check.counts(grads).numpy().tolist()
+        (False, [[0, 1, 0], [0, 0, 0]])
+        >>> float(check.max_abs(check.checked_form([tf.constant(-16.0)])))
+        2.0
+    """
+
+    def __init__(
+        self,
+        detector: OverflowDetector,
+        loss_scale: tf.Tensor,
+        scaling: Scaling = Scaling.TRUE,
+        num_summed: int = 1,
+        overwritten: Collection[int] = (),
+    ) -> None:
+        self._detector = detector
+        self._loss_scale = loss_scale
+        self._scaling = scaling
+        self._num_summed = 1 if detector.ignores_sums else num_summed
+        self._overwritten = overwritten
+
+    def checked_form(self, grads: Gradients) -> Gradients:
+        """Return gradients in the magnitude that they are checked in.
+
+        Args:
+            grads: The replica's gradients, as they come.
+        """
+        if self._scaling is not Scaling.UNSCALE_FIRST:
+            return grads
+        unscaled = numerics.unscale(grads, self._loss_scale)
+        return [grads[index] if index in self._overwritten else grad for index, grad in enumerate(unscaled)]
+
+    def all_finite(self, grads: Gradients) -> tf.Tensor:
+        """Return a boolean scalar: True if all gradients can be applied.
+
+        Args:
+            grads: The replica's gradients, in the checked form.
+        """
+        to_detect = self._to_detect(grads)
+        flags = [self._detector.all_finite(to_detect, self._loss_scale)]
+        if self._scaling is Scaling.CHECK_SCALED:
+            # A checkpoint may have brought a lower scale than the manager ever gives. Unscaling could overflow then.
+            flags.append(self._loss_scale >= 1)
+        if self._num_summed > 1:
+            # The detector may have read the same sums of squares; TensorFlow computes them once in a graph.
+            flags.append(reductions.all_finite(to_detect, self._num_summed))
+        if self._overwritten:
+            flags.append(reductions.all_finite(self._next_values(grads)))
+        return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
+
+    def max_abs(self, grads: Gradients) -> tf.Tensor:
+        """Return the largest magnitude of the unscaled gradients, a float32 scalar.
+
+        Args:
+            grads: The replica's gradients, in the checked form.
+        """
+        largest = reductions.max_abs(self._to_detect(grads))
+        return largest / self._loss_scale if self._scaling is Scaling.CHECK_SCALED else largest
+
+    def counts(self, grads: Gradients) -> tf.Tensor:
+        """Count the values of each gradient that overflowed, as `OverflowDetector.counts` does.
+
+        A value that could overflow in the sum over the replicas counts as infinite.
+
+        Args:
+            grads: The replica's gradients, in the checked form.
+        """
+        to_detect = self._to_detect(grads)
+        counts = self._detector.counts(to_detect, self._loss_scale)
+        if self._num_summed > 1:
+            in_sum = reductions.counts(
+                to_detect, [lambda values: reductions.overflows_in_sum(values, self._num_summed)]
+            )
+            counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])
+        if self._overwritten:
+            counts += NonFiniteDetector().counts(self._next_values(grads), self._loss_scale)
+        return counts
+
+    def _to_detect(self, grads: Gradients) -> Gradients:
+        return [None if index in self._overwritten else grad for index, grad in enumerate(grads)]
+
+    def _next_values(self, grads: Gradients) -> Gradients:
+        return [grad if index in self._overwritten else None for index, grad in enumerate(grads)]

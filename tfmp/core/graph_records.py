@@ -1,0 +1,113 @@
+"""Records the losses and steps that are built in a graph, for monitors that are given no optimizer."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.graph_registry import GraphList
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
+
+
+class RecordedLoss(NamedTuple):
+    """A loss that was scaled in a graph.
+
+    Attributes:
+        manager: The manager whose scale multiplied it.
+        loss: The unscaled loss, a tensor that can be fetched.
+    """
+
+    manager: LossScaleManager
+    loss: tf.Tensor
+
+
+class RecordedStep(NamedTuple):
+    """A step that was built in a graph.
+
+    Attributes:
+        manager: The manager that decides its scale.
+        overflow_counts: The counts of what overflowed in it.
+    """
+
+    manager: LossScaleManager
+    overflow_counts: OverflowCounts
+
+
+_LOSSES: GraphList[RecordedLoss] = GraphList("losses")
+_STEPS: GraphList[RecordedStep] = GraphList("steps")
+
+
+def record_loss(manager: LossScaleManager, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
+    """Record a loss that is scaled at the top level of a graph, where it can be fetched.
+
+    A loss inside a conditional, a loop or a `tf.function` is not recorded.
+
+    Args:
+        manager: The manager whose scale multiplies it.
+        loss: The unscaled loss.
+    """
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+        is_of_graph = tf.is_tensor(loss) and getattr(loss, "graph", None) is graph
+        if not tf.executing_eagerly() and is_of_graph and graph.is_fetchable(loss):
+            _LOSSES.append(RecordedLoss(manager, loss))
+
+
+def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> None:
+    """Record a step that is built in a graph.
+
+    Args:
+        manager: The manager that decides its scale.
+        overflow_counts: The counts of what overflows in it.
+    """
+    _STEPS.append(RecordedStep(manager, overflow_counts))
+
+
+def losses_of_graph() -> list[RecordedLoss]:
+    """Return the losses that were scaled in the current graph, in the order of building.
+
+    Example:
+        >>> import tfmp
+        >>> manager = tfmp.FixedLossScaleManager(8)
+        >>> with tf.Graph().as_default():
+        ...     loss = tf.constant(2.0)
+        ...     record_loss(manager, loss)
+        ...     [recorded.loss is loss for recorded in losses_of_graph()]
+        [True]
+    """
+    return _LOSSES.items()
+
+
+def managers_of_graph() -> list[LossScaleManager]:
+    """Return the managers whose steps were built in the current graph, each once, in the order of building.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     managers_of_graph()
+        []
+    """
+    return list(dict.fromkeys(step.manager for step in _STEPS.items()))
+
+
+def overflow_counts_of_graph(manager: LossScaleManager) -> list[OverflowCounts]:
+    """Return the overflow counts of a manager's steps that were built in the current graph, each once.
+
+    Args:
+        manager: The manager.
+    """
+    return list(dict.fromkeys(step.overflow_counts for step in _STEPS.items() if step.manager is manager))
+
+
+def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]:
+    """Return whose gradients overflowed in a manager's steps that were built in the current graph.
+
+    Args:
+        manager: The manager.
+
+    Example:
+        >>> import tfmp
+        >>> with tf.Graph().as_default():
+        ...     overflow_reports_of_graph(tfmp.FixedLossScaleManager(8))
+        []
+    """
+    return [counts.report() for counts in overflow_counts_of_graph(manager)]

@@ -1,0 +1,110 @@
+"""Counts the steps that were applied and those that were skipped."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class StepCounters(NamedTuple):
+    """The counts of the steps since the session, or the eager program, began.
+
+    Attributes:
+        applied_steps: Steps whose gradients were finite on every replica; int64.
+        skipped_steps: Steps that were not applied; int64.
+        consecutive_skipped_steps: Skipped steps since the last applied one; int64.
+        last_step_applied: Whether the last step was applied; True before the first step; bool.
+    """
+
+    applied_steps: tf.Tensor
+    skipped_steps: tf.Tensor
+    consecutive_skipped_steps: tf.Tensor
+    last_step_applied: tf.Tensor
+
+
+#: The counters before the first step.
+NO_STEPS = StepCounters(np.int64(0), np.int64(0), np.int64(0), np.True_)
+
+
+def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
+    """Return the counters after one more step.
+
+    Args:
+        counters: The counters before the step.
+        applied: A boolean scalar: was the step applied?
+
+    Example:
+        >>> zero = tf.constant(0, tf.int64)
+        >>> [int(count) for count in next_counters(StepCounters(zero, zero, zero, True), tf.constant(False))]
+        [0, 1, 1, 0]
+    """
+    one_if_applied = tf.cast(applied, tf.int64)
+    one_if_skipped = 1 - one_if_applied
+    return StepCounters(
+        applied_steps=counters.applied_steps + one_if_applied,
+        skipped_steps=counters.skipped_steps + one_if_skipped,
+        consecutive_skipped_steps=(counters.consecutive_skipped_steps + 1) * one_if_skipped,
+        last_step_applied=applied,
+    )
+
+
+class LastDrop(NamedTuple):
+    """When a step was last applied without some of its micro-batches, which had overflowed.
+
+    Attributes:
+        at_step: The number of attempted steps then; -1 if there was no such step; int64.
+    """
+
+    at_step: tf.Tensor
+
+
+#: The state before the first step.
+NO_DROP = LastDrop(np.int64(-1))
+
+
+class LossScaleStatus(NamedTuple):
+    """The loss scale and the counts of the steps: what monitors show. They use the fields' names as their tags.
+
+    Attributes:
+        loss_scale: The loss scale; float32.
+        last_step_applied: Whether the last step was applied; True before the first step; bool.
+        last_step_finite: Whether no gradient of the last step overflowed; True before the first step; bool. Differs
+            from `last_step_applied` only with `overflow_drops="micro_batch"`, where a step is applied without the
+            micro-batches that overflowed.
+        attempted_steps: Steps that were applied or skipped; int64.
+        applied_steps: Steps whose gradients were finite on every replica; int64.
+        skipped_steps: Steps that were not applied; int64.
+        consecutive_skipped_steps: Skipped steps since the last applied one; int64.
+    """
+
+    loss_scale: tf.Tensor
+    last_step_applied: tf.Tensor
+    last_step_finite: tf.Tensor
+    attempted_steps: tf.Tensor
+    applied_steps: tf.Tensor
+    skipped_steps: tf.Tensor
+    consecutive_skipped_steps: tf.Tensor
+
+
+def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_drop: LastDrop) -> LossScaleStatus:
+    """Return the status that a loss scale and counters make.
+
+    Args:
+        loss_scale: The loss scale.
+        counters: The counters.
+        last_drop: When micro-batches were last dropped.
+
+    Example:
+        >>> status = status_of(8.0, StepCounters(5, 3, 0, tf.constant(True)), LastDrop(8))
+        >>> status.attempted_steps, bool(status.last_step_applied), bool(status.last_step_finite)
+        (8, True, False)
+    """
+    # Computed, not stored: a file that Keras saved has a place for each stored variable, and none for this one.
+    attempted_steps = counters.applied_steps + counters.skipped_steps
+    last_step_finite = tf.logical_and(counters.last_step_applied, tf.not_equal(attempted_steps, last_drop.at_step))
+    return LossScaleStatus(
+        loss_scale=loss_scale,
+        last_step_finite=last_step_finite,
+        attempted_steps=attempted_steps,
+        **counters._asdict(),
+    )

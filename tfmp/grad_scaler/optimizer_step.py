@@ -1,0 +1,115 @@
+"""What one optimizer does in a step, and what is known of the gradients of several that step together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.adapters import OptimizerAdapter, TF1Adapter
+from tfmp.core.overflow import KINDS
+from tfmp.core.result import LocalCheck
+from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
+from tfmp.types import Gradients
+
+
+class OptimizerStep(NamedTuple):
+    """What one optimizer does in a step.
+
+    Attributes:
+        adapter: The optimizer and its variables.
+        given: The gradients as they were given, or their mean over Horovod's processes.
+        true_grads: The gradients in true magnitude.
+        known: What `unscale` found of the gradients; None if the user did not call it.
+    """
+
+    adapter: OptimizerAdapter
+    given: Gradients
+    true_grads: Gradients
+    known: LocalCheck | None
+
+    @property
+    def is_of_window(self) -> bool:
+        """Whether the gradients are those of an accumulator, whose window may not be usable."""
+        return self.known is not None and self.known.overflow_counts is not None
+
+    def apply_scaled(self, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation | None:
+        """Let an optimizer that takes scaled gradients apply them or skip them; do nothing for any other.
+
+        Args:
+            loss_scale: The loss scale.
+            finite: A boolean scalar: are the gradients finite on every replica?
+        """
+        if not isinstance(self.adapter, ScaledGradientsAdapter):
+            return None
+        return self.adapter.apply_scaled(self.given, loss_scale if self.known is None else tf.constant(1.0), finite)
+
+    def apply_unchecked(self) -> tf.Operation:
+        """Apply the gradients as they are."""
+        own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
+        return self.adapter.apply(self.true_grads) if own is None else own
+
+
+def adapter_of(optimizer: Any, variables: Sequence[Any], kwargs: Mapping[str, Any]) -> OptimizerAdapter:  # noqa: ANN401
+    """Return the adapter for an optimizer, by its type.
+
+    Args:
+        optimizer: The optimizer.
+        variables: The variables, in the order of the gradients.
+        kwargs: Keyword arguments for its `apply_gradients`.
+    """
+    if isinstance(optimizer, ScaledGradientsOptimizer):
+        return ScaledGradientsAdapter(optimizer, variables)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return TF1Adapter(optimizer, variables, kwargs)
+    return OptimizerAdapter(optimizer, variables, kwargs)
+
+
+def known_together(steps: Sequence[OptimizerStep]) -> LocalCheck | None:
+    """Return what is known of the gradients of several optimizers, which step together or not at all.
+
+    Args:
+        steps: What each optimizer does.
+
+    Raises:
+        ValueError: The gradients of an accumulator are not for as many variables as it has.
+    """
+    checks = [step.known for step in steps if step.known is not None]
+    if not checks:
+        return None
+    largest = [None if step.known is None else step.known.max_abs for step in steps]
+    emptied = [check.emptied for check in checks if check.emptied is not None]
+    return LocalCheck(
+        usable=tf.reduce_all([check.usable for check in checks]),
+        complete=_complete_together(checks),
+        overflow_counts=_counts_together(steps),
+        # The magnitude is found from all gradients if it is not known of some.
+        max_abs=None if any(each is None for each in largest) else tf.reduce_max(largest),
+        emptied=tf.group(*emptied) if emptied else None,
+        checked=[grad for check in checks for grad in check.checked],
+        already_checked=len(checks) == len(steps) and all(check.already_checked for check in checks),
+    )
+
+
+def _complete_together(checks: Sequence[LocalCheck]) -> tf.Tensor | None:
+    if all(check.complete is None for check in checks):
+        return None
+    return tf.reduce_all([check.usable if check.complete is None else check.complete for check in checks])
+
+
+def _counts_together(steps: Sequence[OptimizerStep]) -> tf.Tensor | None:
+    if not any(step.is_of_window for step in steps):
+        return None
+    return tf.concat([_counts_of(step) for step in steps], axis=0)
+
+
+def _counts_of(step: OptimizerStep) -> tf.Tensor:
+    num_variables = len(step.adapter.variables)
+    counts = None if step.known is None else step.known.overflow_counts
+    if counts is None:
+        return tf.zeros([num_variables, len(KINDS)], tf.int64)
+    if counts.shape[0] != num_variables:
+        raise ValueError(
+            f"unscale returned {counts.shape[0]} gradients of the accumulator, and step got {num_variables}: pass all "
+            "of them, None too, with the variables in the accumulator's order."
+        )
+    return counts
