@@ -118,6 +118,7 @@ def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
         grads: Gradients of a graph or of eager mode, or None.
     """
     values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+    # Only eager tensors have the method `numpy`.
     return [value.op for value in values if tf.is_tensor(value) and not hasattr(value, "numpy")]
 
 
@@ -133,6 +134,7 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     Returns:
         The op; None if the search finds neither, for example with gradients of a `tf.GradientTape`.
     """
+    # Breadth first, so that the op closest to the gradients is found.
     queue = deque(ops_of(grads))
     seen = set(queue)
     while queue and len(seen) < _MOST_OPS:
@@ -151,6 +153,7 @@ def _innermost_of_user(sites: Iterable[CallSite]) -> CallSite | None:
 
 
 def _is_users(filename: str) -> bool:
+    # Python's own frozen modules, such as importlib, have names like `<frozen runpy>`.
     if filename.startswith("<frozen") or _GENERATED in filename:
         return False
     if filename.startswith(_directories(*_LIBRARIES)):

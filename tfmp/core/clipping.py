@@ -130,6 +130,7 @@ def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
     # Not `norms > highest`: if `clip_norm` is a tensor and NaN, that would be False, and nothing would be clipped. This
     # way the factor becomes NaN, and so do the gradients.
     clips = tf.logical_and(tf.math.is_finite(norms), tf.logical_not(norms <= highest))
+    # Both branches of `tf.where` are computed, so the inner one keeps 0, infinity and NaN out of the division.
     return tf.where(clips, highest / tf.where(clips, norms, 1), 1)
 
 

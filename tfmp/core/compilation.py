@@ -80,6 +80,7 @@ def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
     """
     values = sum(math.prod(variable.shape) for variable in variables)
     is_large = values >= max(_MANY, _MANY_FOR_EACH * len(variables))
+    # An XLA program runs on a single device.
     is_on_one_device = len({variable.device for variable in variables}) == 1
     apple_gpu = sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
     return is_large and is_on_one_device and not apple_gpu

@@ -83,13 +83,13 @@ class ScaledLosses:
         fault = None
         if self._any:
             if ops and self._is_left_out_of(ops):
-                fault = "what scale returned was not differentiated: differentiate that"
+                fault = "they are not the gradients of what scale() returned: differentiate that"
         elif not ops or not _may_be_made_elsewhere(ops):
-            fault = "scale was not called before: differentiate what scale returns"
+            fault = "scale() was not called before: differentiate what scale() returns"
         if fault is not None:
             self._told = True
             _logger.warning(
-                "%s: gradients are divided by the loss scale, and %s, not the loss itself.", _line_of(grads), fault
+                "%s: gradients are divided by the loss scale, but %s, not the loss itself.", _line_of(grads), fault
             )
 
     def _is_left_out_of(self, ops: Sequence[tf.Operation]) -> bool:
@@ -131,6 +131,7 @@ def _past(ops: Sequence[tf.Operation], not_behind: Collection[str] = ()) -> list
 
 def _beginning(past: Sequence[tf.Operation]) -> tf.Operation | None:
     """Return the op of ones with which the last computation of gradients began; None if there is none."""
+    # `past` begins with the ops closest to the gradients, so the first match belongs to the last differentiation.
     ones = (op for op in past if op.type in _ONES and _is_one(op))
     return next((op for op in ones if call_sites.made_within(op, *_DIFFERENTIATES)), None)
 

@@ -104,7 +104,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         if sorted(state_dict) != sorted(names):
             kept, given = (", ".join(each) or "nothing" for each in (names, state_dict))
             raise ValueError(
-                f"a {type(self).__name__} keeps {kept}, got {given}: load what the state_dict of the same kind of "
+                f"a {type(self).__name__} keeps {kept}, got {given}: pass what state_dict() of the same kind of "
                 "manager returned."
             )
         if state is not None:
@@ -199,6 +199,7 @@ class LossScaleManager(tf.Module, abc.ABC):
     def __repr__(self) -> str:
         """Return the class with the settings that differ from their defaults and, in an eager program, the state."""
         shown = f"{type(self).__name__}({', '.join(self._settings_to_show())})"
+        # While a `tf.function` is traced, `tf.init_scope` returns to eager mode, where the variables have values.
         with tf.init_scope():
             state = self.state_dict() if tf.executing_eagerly() else {}
         values = ", ".join(f"{name}={value!r}" for name, value in state.items())

@@ -49,8 +49,8 @@ class TolerantLossScaleState(NamedTuple):
 class ExponentialUpdateLossScaleManager(LossScaleManager):
     """A loss scale that grows while gradients are finite and shrinks when they overflow.
 
-    This is the usual choice. It needs no knowledge of the model: it raises the scale until an occasional step
-    overflows. A step that overflows is skipped.
+    This is the usual choice, because no suitable scale need be known: the scale grows until gradients overflow now and
+    then. A step whose gradients overflow is skipped.
 
     The rule, computed in float32 after each step, where `good` and `bad` count finite and overflowed steps:
 
@@ -236,6 +236,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
                 tf.debugging.Assert(within, ["the new loss scale is not within the manager's bounds:", loss_scale])
             ]
         with tf.control_dependencies(checks):
+            # `tf.identity` makes an op that runs after the checks. The assignment waits for it.
             return self.state.assign(self.state.read()._replace(loss_scale=tf.identity(loss_scale)))
 
     def continue_from(self, loss_scale: float, good_steps: int = 0, bad_steps: int = 0) -> tf.Operation:
@@ -266,6 +267,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """
         good = settings.count("good_steps", good_steps, least=0)
         bad = settings.count("bad_steps", bad_steps, least=1 - self._hysteresis)
+        # A number beyond the range of float32 becomes infinite here, and then the highest scale.
         with np.errstate(over="ignore"):
             scale = np.float32(settings.real("loss_scale", loss_scale))
         state = self._initial_state._replace(
@@ -323,8 +325,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         grown = scale * self._incr_ratio
         if self._max_loss_scale is not None:
             return tf.minimum(self._highest, grown)
+        # tf.contrib's rule: if the product is infinite, the scale stays unchanged rather than the largest float32.
         return tf.where(tf.math.is_finite(grown), grown, scale)
 
     def _within_bounds(self, scale: tf.Tensor) -> tf.Tensor:
+        # `tf.maximum` and `tf.minimum` do not replace NaN, so it is handled separately.
         within = tf.minimum(tf.maximum(scale, self._lowest), self._highest)
         return tf.where(tf.math.is_nan(scale), self._init_loss_scale, within)

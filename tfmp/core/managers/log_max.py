@@ -45,11 +45,12 @@ class LogMaxState(NamedTuple):
 class LogMaxLossScaleManager(LossScaleManager):
     """A loss scale that follows the magnitude of gradients, so that overflows are rare.
 
-    The dynamic scale of `ExponentialUpdateLossScaleManager` finds its limit by overflowing now and then. This manager
-    predicts the limit instead. It observes the largest magnitude among the gradients of each step, `max_abs`. The
-    logarithm of `max_abs` usually changes slowly, with some deviation. The manager keeps a moving mean and variance of
-    this logarithm, and chooses the scale such that a gradient several standard deviations above the mean still does
-    not overflow. When gradients grow, the scale thus falls before they overflow; when they shrink, it rises at once.
+    `ExponentialUpdateLossScaleManager` finds the highest possible scale by overflowing now and then. This manager
+    predicts it instead. It observes the largest magnitude among the gradients of each step, `max_abs`. The logarithm of
+    `max_abs` usually changes slowly, with some deviation. The manager keeps a moving mean and variance of this
+    logarithm, and chooses the scale such that a gradient several standard deviations above the mean still does not
+    overflow. While gradients grow, the scale falls before they overflow; while they shrink, it rises without having
+    to overflow first.
 
     The rule after each step, where `n` counts the observations:
 
@@ -69,8 +70,8 @@ class LogMaxLossScaleManager(LossScaleManager):
       averages, which do not depend on where they started.
     * The variance measures how far the mean before a step missed that step's `x`. A steady drift therefore increases
       it too. The first `x` has no prediction and does not enter the variance.
-    * An overflow says nothing about the magnitude of gradients, so it does not change the mean and the variance. It
-      halves the scale once, and the margin records that the proposal was too high. Overflows before the first
+    * The magnitude of gradients that overflowed is unknown, so an overflow does not change the mean and the variance.
+      It halves the scale once, and the margin keeps the scale below later proposals. Overflows before the first
       observation leave no margin.
     * The proposal is limited to the bounds before the margin is computed or subtracted. Otherwise a margin could
       accumulate beyond the bounds and keep the scale too low later.
@@ -130,6 +131,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         for name, scale in zip(
             ("min_loss_scale", "max_loss_scale", "init_loss_scale"), (*scales[1:], scales[0]), strict=True
         ):
+            # `frexp` returns the fraction 0.5 for powers of two, and for no other number.
             if math.frexp(scale)[0] != 0.5:
                 raise ValueError(f"{name} must be a power of two, got {float(scale)!r}.")
         self._init_loss_scale, self._lowest, self._highest = scales
@@ -229,6 +231,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         return self.state.assign(LogMaxState(*map(tf.convert_to_tensor, state)))
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
+        # A scale outside the bounds or between powers of two is accepted: the next step corrects it.
         settings.loss_scale("loss_scale", state_dict["loss_scale"], least=settings.LOWEST_LOSS_SCALE)
         for name in ("log_mean", "log_variance"):
             settings.number(name, state_dict[name])
@@ -294,6 +297,7 @@ class LogMaxLossScaleManager(LossScaleManager):
     def _with_observation(self, state: LogMaxState, finite: tf.Tensor, max_abs: tf.Tensor) -> LogMaxState:
         seen = finite & tf.math.is_finite(max_abs) & (max_abs >= settings.LOWEST_LOSS_SCALE)
         count = tf.minimum(state.observations + tf.cast(seen, tf.int32), _MOST_OBSERVATIONS)
+        # Both branches of `tf.where` are computed, so the inner one keeps 0 and infinity out of the logarithm.
         error = tf.where(seen, _log2(tf.where(seen, max_abs, 1.0)) - state.log_mean, 0.0)
         mean_rate = _rate(self._mean_decay, count)
         # The first observation does not enter the variance: the mean before it is 0, which predicts nothing.
@@ -310,6 +314,7 @@ class LogMaxLossScaleManager(LossScaleManager):
 
 
 def _rate(decay: float, count: tf.Tensor) -> tf.Tensor:
+    # 1 / count makes a plain average of the first observations, 1 - decay a moving average of the later ones.
     return tf.maximum(1 - decay, 1 / tf.cast(tf.maximum(count, 1), tf.float32))
 
 
@@ -318,6 +323,7 @@ def _rate(decay: float, count: tf.Tensor) -> tf.Tensor:
 
 
 def _exponent(value: tf.Tensor) -> tf.Tensor:
+    # For positive normal numbers only: the sign bit and the exponent bits of the others mean something else.
     bits = tf.bitcast(value, tf.int32)
     return tf.bitwise.right_shift(bits, _FRACTION_BITS) - _EXPONENT_BIAS
 

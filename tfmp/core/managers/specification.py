@@ -151,6 +151,7 @@ def dynamic_manager(
             initial_scale, dynamic_growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
         )
     except (TypeError, ValueError) as error:
+        # The caller knows the arguments by the names in Keras, so the message should use them.
         message = str(error).replace("init_loss_scale", "initial_scale")
         raise type(error)(message.replace("incr_every_n_steps", "dynamic_growth_steps")) from None
 
@@ -213,6 +214,7 @@ def _settings(mode: _Mode, given: Mapping[str, Any]) -> tuple[dict[str, Any], di
                 raise ValueError(f"{given_as[setting]} and {key} are the same setting: give one of them.")
             given_as[setting] = key
             values[setting] = value
+    # In MMCV, the scale grows by `scale_factor` and shrinks by its reciprocal.
     if given_as.get("decr_ratio") == "scale_factor":
         values["decr_ratio"] = 1 / settings.positive("scale_factor", values["decr_ratio"])
     return values, given_as
