@@ -16,8 +16,8 @@ class AccumulationSettings(NamedTuple):
     Attributes:
         accumulation_steps: The number of micro-batches in a full window.
         overflow_drops: What to drop if gradients overflow, one of `OVERFLOW_DROPS`.
-        micro_batches_per_epoch: The number of micro-batches in an epoch. A window also ends at the end of an epoch,
-            even if it is not full. None if only full windows end.
+        micro_batches_per_epoch: The number of micro-batches in an epoch, or in the whole training. A window also ends
+            after this number, even if it is not full; counting then starts anew. None: only full windows end.
     """
 
     accumulation_steps: int
@@ -33,8 +33,8 @@ def accumulation_settings(
     Args:
         accumulation_steps: The number of micro-batches in a full window.
         overflow_drops: What to drop if gradients overflow: "window" or "micro_batch".
-        micro_batches_per_epoch: The number of micro-batches in an epoch, at whose end a window ends even if it is not
-            full; None if only full windows end.
+        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full; None if
+            only full windows end.
 
     Raises:
         TypeError: A number of micro-batches is not a number.

@@ -66,7 +66,7 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
     Eager tensors do not record where they were made. For them the result is the line that is being executed.
 
     Args:
-        grads: Gradients of a graph or of eager mode, or None.
+        grads: Gradients of a graph or of eager mode; some may be None.
 
     Example:
         >>> line_of_gradients([None, tf.constant(1.0)])
@@ -77,7 +77,7 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
 
 
 def made_within(op: tf.Operation, *files: str) -> bool:
-    """Return whether the user's code called one of some library files, which then made an op.
+    """Return whether the user's code called code in one of these library files, and that code made the op.
 
     Args:
         op: An op of a graph.
@@ -115,7 +115,7 @@ def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
     """Return the ops whose outputs the gradients are. Eager tensors and None have no op and are left out.
 
     Args:
-        grads: Gradients of a graph or of eager mode, or None.
+        grads: Gradients of a graph or of eager mode; some may be None.
     """
     values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
     # Only eager tensors have the method `numpy`.

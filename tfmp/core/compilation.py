@@ -63,7 +63,7 @@ def can_be_compiled() -> bool:
 
 
 def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
-    """Return whether compiling the update of these variables saves time, and XLA supports their device.
+    """Return whether compiling the update of these variables is possible on their device and saves time.
 
     The time to compile grows with the number of variables. The time saved at each step grows with the number of their
     values. The variables must therefore have at least 2**20 values together and at least 2**14 on average. They must

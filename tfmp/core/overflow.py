@@ -26,13 +26,13 @@ class OverflowDetector(abc.ABC):
         >>> import tfmp
         >>> class AtMostOne(tfmp.OverflowDetector):
         ...     def all_finite(self, grads, loss_scale):
-        ...         return tf.reduce_all([tf.reduce_all(tf.abs(grad) <= 1) for grad in grads])
+        ...         return tf.reduce_all([tf.reduce_all(tf.abs(grad) <= 1) for grad in grads if grad is not None])
         >>> bool(AtMostOne().all_finite([tf.constant([0.5, 2.0])], tf.constant(8.0)))
         False
     """
 
     #: True if `all_finite` gives the same answer for scaled gradients. The optimizer may then pass scaled gradients,
-    #: which saves the step that unscales them.
+    #: which saves unscaling them.
     ignores_scale: bool = False
 
     #: True if a step may be applied although the sum of the replicas' gradients could overflow. Gradients are checked

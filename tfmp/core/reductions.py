@@ -219,6 +219,7 @@ def _counts_of_each(
 ) -> list[tf.Tensor]:
     if len(values) == 1:
         return [tf.stack([_count(holds(values[0])) for holds in predicates])]
+    # The count in each tensor is the difference of two running counts, so that each predicate runs only once.
     bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
     joined = _end_to_end(values)
     before = [tf.pad(tf.cumsum(tf.cast(holds(joined), tf.int64)), [[1, 0]]) for holds in predicates]
@@ -246,7 +247,7 @@ def _squares_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
 
 
 def _look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tensor) -> tf.Tensor:
-    """Return `look()` if it is needed, otherwise `seen`, without computing `look()`."""
+    """Return `look()` if `needed` is True. Otherwise return `seen`, without computing `look()`."""
     if not within_xla():
         # Not with the default name, `cond`: TensorFlow numbers the scopes of that name, and these numbers are part of
         # checkpoint keys in scripts that used tf.contrib.

@@ -15,7 +15,8 @@ _logger = logging.getLogger("tfmp")
 
 #: The largest number of ops that a search visits. In a larger graph there is no warning.
 _MOST_OPS = 50_000
-#: Parts of the types of ops whose values may come from elsewhere than their inputs, so that a search ends there.
+#: Parts of the types of ops whose values may come from elsewhere than their inputs. Gradients that depend on such an op
+#: may depend on the scale unnoticed, so there is no warning.
 _GIVEN_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray")
 #: Parts of the types of ops that stand for the arguments and captures of a function.
 _SOURCES = ("Placeholder", "VarHandleOp", "Variable")

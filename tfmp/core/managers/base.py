@@ -21,8 +21,9 @@ class LossScaleManager(tf.Module, abc.ABC):
     `tfmp.GradScaler`. Most scripts use `tfmp.ExponentialUpdateLossScaleManager`.
 
     To write a manager of your own, derive it from this class and override `get_loss_scale` and `update_loss_scale`.
-    It can then be used wherever the managers of this package can. This class counts the applied and skipped steps.
-    Override `get_config` too if Keras is to save the manager with a model.
+    It can then be used wherever the managers of this package can. Keep values that change in TensorFlow variables,
+    because the methods may be called only once, while a graph or a `tf.function` is built. This class counts the
+    applied and skipped steps. Override `get_config` too if Keras is to save the manager with a model.
 
     Example:
         >>> class AlwaysEight(LossScaleManager):

@@ -325,7 +325,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         grown = scale * self._incr_ratio
         if self._max_loss_scale is not None:
             return tf.minimum(self._highest, grown)
-        # tf.contrib's rule: if the product is infinite, the scale stays unchanged rather than the largest float32.
+        # As in tf.contrib: if the product is infinite, the scale does not change.
         return tf.where(tf.math.is_finite(grown), grown, scale)
 
     def _within_bounds(self, scale: tf.Tensor) -> tf.Tensor:
