@@ -1,4 +1,4 @@
-"""Gradients of all types and forms."""
+"""Makes gradients of all dtypes, dense or as `IndexedSlices`, for tests."""
 
 import tensorflow as tf
 
@@ -9,6 +9,6 @@ FORMS = ["dense", "indexed"]
 
 
 def gradient(values: list[float], dtype: tf.DType = tf.float32, form: str = "dense") -> Gradient:
-    """Make a gradient; an IndexedSlices has a row for each value."""
+    """Make a gradient with these values; an `IndexedSlices` has one row for each value."""
     tensor = tf.constant(values, dtype)
     return tensor if form == "dense" else tf.IndexedSlices(tensor, tf.range(len(values)), tf.constant([9]))

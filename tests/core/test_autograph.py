@@ -14,7 +14,7 @@ def _caller(value: tf.Tensor) -> tf.Tensor:
     return _larger(value)
 
 
-def test_function_and_what_it_calls_are_not_converted() -> None:
+def test_autograph_converts_neither_the_function_nor_its_callees() -> None:
     assert float(tf.function(_caller)(tf.constant(1.0))) == 2
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
         tf.function(without_autograph(_caller))(tf.constant(1.0))

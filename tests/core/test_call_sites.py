@@ -19,14 +19,14 @@ def _here() -> str:
     return f"test_call_sites.py:{frame.f_back.f_lineno}"
 
 
-def test_line_of_a_call_is_not_the_librarys_own() -> None:
-    # Called back by the standard library and by TensorFlow.
+def test_line_of_a_call_skips_lines_of_libraries() -> None:
+    # Python's `map` and TensorFlow's `map_structure` call the lambda, so lines of libraries are between the two calls.
     assert list(map(lambda _: call_sites.line_of_call(), [0])) == [_here()]  # noqa: C417 - a call through another
     assert tf.nest.map_structure(lambda _: call_sites.line_of_call(), [0]) == [_here()]
 
 
 @pytest.mark.parametrize("clip", [None, tf.clip_by_global_norm, tfmp.clip_by_global_norm])
-def test_gradients_are_traced_back_over_clipping(clip: Callable[..., Any] | None) -> None:
+def test_clipped_gradients_are_traced_back_to_the_line_that_made_them(clip: Callable[..., Any] | None) -> None:
     with tf.Graph().as_default():
         w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
         grads, line = tf.gradients(tf.reduce_sum(w * w), [w]), _here()
@@ -37,7 +37,7 @@ def test_gradients_are_traced_back_over_clipping(clip: Callable[..., Any] | None
         assert call_sites.line_of_op(op) == line
 
 
-def test_sparse_gradients_and_none_are_traced_too() -> None:
+def test_line_of_a_sparse_gradient_is_found_beside_none() -> None:
     with tf.Graph().as_default():
         w = tf.compat.v1.get_variable("w", initializer=[[1.0], [2.0]])
         (grad,), line = tf.gradients(tf.reduce_sum(tf.gather(w, [0])), [w]), _here()

@@ -58,7 +58,7 @@ def test_clipped_gradients_keep_their_types_and_forms(dtype: tf.DType, form: str
 
 @pytest.mark.parametrize("mode", _MODES)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_what_overflowed_stays_where_it_is(mode: str, bad: float) -> None:
+def test_clipping_leaves_infinities_and_nan_in_place(mode: str, bad: float) -> None:
     def clip(values: tf.Tensor, rows: tf.Tensor) -> list[list[tf.Tensor]]:
         grads = [values, None, tf.IndexedSlices(rows, tf.constant([3, 3])), tf.constant([3.0, 4.0])]
         return [values_of(way(grads, 2.5)) for way in _WAYS]
@@ -75,16 +75,16 @@ def test_what_overflowed_stays_where_it_is(mode: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("mode", _MODES)
-def test_squares_that_overflow_break_no_norm(mode: str) -> None:
+def test_norm_is_right_although_squares_overflow(mode: str) -> None:
     def clip(values: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
         grads = [values * 2.0**127, tf.cast(values * 2.0**15, tf.float16), values * 2.0**-10]
         clipped, norm = tfmp.clip_by_global_norm(grads[:2], 4.0)
         return values_of(tfmp.clip_by_norm(grads, 2.0**-13)), values_of(clipped), norm
 
     by_norm, clipped, norm = _MODES[mode](clip)(tf.ones([4]))
-    # Beside a huge gradient a small one still has its own norm.
+    # The norm of a small gradient is right although that of another one had to be computed again.
     assert _numbers(by_norm) == [[2.0**-14] * 4] * 3
-    # 2**-111 is 0 in float16.
+    # The second gradient would become 2**-111, which is 0 in float16.
     assert _numbers(clipped) == [[2.0] * 4, [0.0] * 4]
     assert float(norm) == 2.0**128
 
@@ -96,14 +96,14 @@ def test_float64_gradients_are_clipped_in_their_own_precision_and_range() -> Non
     np.testing.assert_allclose(small, tf.clip_by_norm(grads[1], 2.0), rtol=1e-15)
 
 
-def test_norm_of_zero_divides_nothing() -> None:
+def test_gradients_of_norm_zero_are_not_divided_by_it() -> None:
     zeros = [tf.zeros([2]), tf.zeros([0]), None]
     (by_global_norm, norm), by_norm = tfmp.clip_by_global_norm(zeros, 1.0), tfmp.clip_by_norm(zeros, 1.0)
     assert _numbers(by_global_norm) == _numbers(by_norm) == [[0.0, 0.0], []]
     assert float(norm) == 0
 
 
-def test_rows_named_twice_count_as_two() -> None:
+def test_rows_with_the_same_index_count_separately_in_the_norm() -> None:
     slices = tf.IndexedSlices(tf.constant([3.0, 4.0]), tf.constant([1, 1]), tf.constant([2]))
     clipped, norm = tfmp.clip_by_global_norm([slices], 2.5)
     of_tensorflow, norm_of_tensorflow = tf.clip_by_global_norm([slices], 2.5)
@@ -111,13 +111,13 @@ def test_rows_named_twice_count_as_two() -> None:
     assert float(norm) == float(norm_of_tensorflow) == 5
 
 
-def test_bounds_may_be_tensors() -> None:
+def test_clip_norm_and_clip_values_may_be_tensors() -> None:
     limit = tf.Variable(2.5, dtype=tf.float16)
     for way in _WAYS:
         assert _numbers(way([tf.constant([3.0, 4.0])], limit)) == _numbers(way([tf.constant([3.0, 4.0])], 2.5))
 
 
-def test_bound_that_is_nan_is_not_taken_for_none() -> None:
+def test_nan_as_bound_makes_gradients_nan_instead_of_clipping_nothing() -> None:
     for way in _WAYS:
         assert np.isnan(_numbers(way([tf.constant([3.0, 4.0])], tf.constant(math.nan)))).all()
 
@@ -142,7 +142,7 @@ def test_ordinary_gradients_are_clipped_as_by_tensorflow(values: list[list[float
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_what_is_no_list_of_gradients_is_refused(way: Callable[..., Any]) -> None:
+def test_argument_that_is_not_a_list_of_gradients_is_refused(way: Callable[..., Any]) -> None:
     grad = tf.constant([1.0])
     with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* of type EagerTensor: pass \[grad\]"):
         way(grad, 1.0)
@@ -172,7 +172,7 @@ def test_norm_out_of_range_is_refused(way: Callable[..., Any], bad: Any, error: 
         way([tf.constant([1.0])], bad)
 
 
-def test_range_that_is_none_is_refused() -> None:
+def test_invalid_range_of_clip_by_value_is_refused() -> None:
     grads = [tf.constant([1.0])]
     with pytest.raises(ValueError, match=r"^clip_value_min must not be greater than clip_value_max, got 1 and -1\.$"):
         tfmp.clip_by_value(grads, 1, -1)
@@ -184,7 +184,7 @@ def test_range_that_is_none_is_refused() -> None:
 
 @pytest.mark.graph
 @pytest.mark.parametrize("way", _WAYS)
-def test_graph_skips_and_names_the_guilty_after_clipping(
+def test_graph_skips_overflow_after_clipping_and_reports_its_variable(
     session: tf.compat.v1.Session, way: Callable[..., Any]
 ) -> None:
     factor = tf.compat.v1.placeholder(tf.float32, [])
@@ -207,7 +207,7 @@ def test_graph_skips_and_names_the_guilty_after_clipping(
 
 
 @for_every_keras()
-def test_every_keras_skips_and_names_the_guilty_after_clipping(keras: ModuleType) -> None:
+def test_every_keras_skips_overflow_after_clipping_and_reports_its_variable(keras: ModuleType) -> None:
     variables = kernel_and_bias(keras)
     opt = wrap(optimizer(keras))
     opt.build(variables)
@@ -224,7 +224,9 @@ def test_every_keras_skips_and_names_the_guilty_after_clipping(keras: ModuleType
     assert report.steps.numpy().tolist() == [0, 3]
 
 
-def test_each_replica_clips_its_own_and_all_skip(two_replicas: tf.distribute.MirroredStrategy) -> None:
+def test_each_replica_clips_its_own_gradients_and_all_skip_an_overflow(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
     with two_replicas.scope():
         weight = tf.Variable([8.0, 8.0], aggregation=tf.VariableAggregation.SUM)
         manager = tfmp.ExponentialUpdateLossScaleManager(8, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
@@ -232,7 +234,7 @@ def test_each_replica_clips_its_own_and_all_skip(two_replicas: tf.distribute.Mir
 
     def step(value: tf.Tensor) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        # On the second replica the norm is below the one to clip, or not finite.
+        # On the second replica the norm is below clip_norm in the first step, and infinite in the second step.
         grad = tf.where(tf.equal(replica, 0), [3.0, 4.0], [value, 0.0])
         take_step(scaler, _by_global_norm([grad], 2.5), ["weight"], lambda grads: tf.group(weight.assign_sub(grads[0])))
 

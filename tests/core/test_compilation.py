@@ -9,7 +9,7 @@ from tfmp.types import Gradient, Gradients
 
 
 def _sums_into(total: tf.Variable, traced: list[int]) -> Callable[[Gradient], None]:
-    """Return what adds half of the sum of a gradient to a variable, and notes when it is traced."""
+    """Return a function that adds half of the sum of a gradient to `total`, and appends to `traced` at each trace."""
 
     def update(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         traced.append(1)
@@ -33,7 +33,7 @@ def test_sparse_gradients_of_unknown_size_are_summed_right() -> None:
     assert len(traced) == 1
 
 
-def test_each_trace_of_a_function_compiles_what_python_then_holds() -> None:
+def test_each_trace_of_a_function_compiles_its_own_program() -> None:
     total, traced = tf.Variable(0.0), []
     run = _sums_into(total, traced)
     step = tf.function(run)
@@ -43,7 +43,7 @@ def test_each_trace_of_a_function_compiles_what_python_then_holds() -> None:
     assert len(traced) == 2
 
 
-def test_nothing_is_compiled_eagerly_within_xla_or_by_replicas(
+def test_update_is_not_compiled_in_eager_mode_under_xla_or_by_replicas(
     two_replicas: tf.distribute.MirroredStrategy,
 ) -> None:
     seen = [can_be_compiled()]

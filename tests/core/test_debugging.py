@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfmp.core.debugging import ops_are_watched
 
 
-def test_check_of_numerics_watches_ops_until_it_is_disabled() -> None:
+def test_enable_check_numerics_is_noticed_until_it_is_disabled() -> None:
     assert not ops_are_watched()
     tf.debugging.enable_check_numerics()
     try:
@@ -17,7 +17,7 @@ def test_check_of_numerics_watches_ops_until_it_is_disabled() -> None:
     assert not ops_are_watched()
 
 
-def test_dump_of_debug_info_watches_ops_until_it_is_disabled(tmp_path: Path) -> None:
+def test_enable_dump_debug_info_is_noticed_until_it_is_disabled(tmp_path: Path) -> None:
     tf.debugging.experimental.enable_dump_debug_info(str(tmp_path))
     try:
         assert ops_are_watched()

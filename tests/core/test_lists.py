@@ -1,4 +1,4 @@
-"""Every public entrance that takes gradients, variables, pairs or names: with what is a list, and what is none."""
+"""Passes right and wrong arguments to every public function that takes gradients, variables, pairs or names."""
 
 import tempfile
 from collections.abc import Callable
@@ -11,18 +11,18 @@ import tensorflow as tf
 import tfmp
 from tfmp.bert.optimizers import AdamWeightDecayOptimizer
 
-# Makes of a list what is passed in its place.
+# Converts the right list into the argument that is passed instead, for example into a generator.
 _Form = Callable[[list[Any]], Any]
-# Takes one form, and returns what became of it.
+# Calls the function under test with the right list in this form, and returns its result.
 _Take = Callable[[_Form], Any]
 
 
 class _Entrance(NamedTuple):
-    """A way to pass a list.
+    """A public function under test.
 
     Attributes:
-        make: Makes what is called, outside of any function.
-        wrong: What is not to be passed there, of the table below.
+        make: Makes the objects that the test needs, outside of any `tf.function`, and returns the call to test.
+        wrong: The key in `_WRONG` of the arguments that the function must refuse.
     """
 
     make: Callable[[], _Take]
@@ -227,7 +227,7 @@ _IN_EAGER_CODE_ALONE = (
     "bert exclude_from_weight_decay",
     "checkpoint_variable_map",
 )
-#: Each entrance, and whether it is called in a function.
+#: The name of each function under test, and whether it is called inside a `tf.function`.
 _PLACES = [
     (name, in_function)
     for name in _ENTRANCES
@@ -244,7 +244,7 @@ def _result(entrance: _Entrance, form: _Form, in_function: bool) -> Any:
 
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize(("entrance", "in_function"), _PLACES)
-def test_other_iterable_gives_what_a_list_gives(entrance: str, form: str, in_function: bool) -> None:
+def test_any_ordered_iterable_gives_the_same_result_as_a_list(entrance: str, form: str, in_function: bool) -> None:
     expected = _result(_ENTRANCES[entrance], list, in_function)
     assert _result(_ENTRANCES[entrance], _FORMS[form], in_function) == expected
 
@@ -253,15 +253,13 @@ def test_other_iterable_gives_what_a_list_gives(entrance: str, form: str, in_fun
     ("entrance", "in_function", "wrong"),
     [(*place, wrong) for place in _PLACES for wrong in _WRONG[_ENTRANCES[place[0]].wrong]],
 )
-def test_what_is_no_such_list_is_refused_with_its_value_and_what_to_do(
-    entrance: str, in_function: bool, wrong: str
-) -> None:
+def test_wrong_argument_is_refused_with_its_value_and_advice(entrance: str, in_function: bool, wrong: str) -> None:
     form = _WRONG[_ENTRANCES[entrance].wrong][wrong]
     with pytest.raises(TypeError, match=r"must be (a list of|pairs of) .*(, got |, and it holds ).*: (pass|write) "):
         _result(_ENTRANCES[entrance], form, in_function)
 
 
-def test_state_that_is_no_mapping_is_refused() -> None:
+def test_state_dict_that_is_not_a_mapping_is_refused() -> None:
     for state in ([("loss_scale", 8.0)], "loss_scale", None):
         with pytest.raises(TypeError, match="state_dict must be a mapping from names to numbers"):
             tfmp.GradScaler(8).load_state_dict(state)

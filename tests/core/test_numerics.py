@@ -20,7 +20,7 @@ def test_scaled_loss_is_at_least_float32(dtype: tf.DType) -> None:
     assert float(scaled) == 3 * 2.0**20
 
 
-def test_integer_loss_is_refused_by_type() -> None:
+def test_integer_loss_is_refused() -> None:
     with pytest.raises(TypeError, match="floating-point type, got int32"):
         numerics.scale(tf.constant(3), tf.constant(8.0))
 
@@ -35,7 +35,7 @@ def test_unscaled_gradient_has_true_magnitude_and_keeps_its_form(dtype: tf.DType
     assert _numbers(unscaled) == [2.0**-22, -(2.0**-21)]
 
 
-def test_none_passes_through_everything() -> None:
+def test_none_stays_none_in_all_functions() -> None:
     assert numerics.unscale([None], tf.constant(8.0)) == [None]
     assert numerics.cast(None, tf.float16) is None
     assert numerics.densify(None) is None
@@ -65,6 +65,6 @@ def test_cast_to_a_narrower_type_can_overflow() -> None:
     assert not bool(reductions.all_finite([numerics.cast(tf.constant([1e6]), tf.float16)]))
 
 
-def test_densify_sums_rows_named_twice() -> None:
+def test_densify_sums_rows_with_the_same_index() -> None:
     slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([2, 2]), tf.constant([3, 1]))
     assert numerics.densify(slices).numpy().tolist() == [[0.0], [0.0], [3.0]]

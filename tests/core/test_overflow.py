@@ -43,15 +43,15 @@ def test_every_detector_sees_non_finite_values(detector: OverflowDetector, bad: 
     assert not _finite(detector, 0.0, bad)
 
 
-def test_every_detector_passes_ordinary_values(detector: OverflowDetector) -> None:
+def test_every_detector_accepts_ordinary_values(detector: OverflowDetector) -> None:
     assert _finite(detector, 0.0, -60000.0 / _SCALE)
 
 
-def test_every_detector_passes_no_gradient_at_all(detector: OverflowDetector) -> None:
+def test_every_detector_accepts_a_list_without_gradients(detector: OverflowDetector) -> None:
     assert bool(detector.all_finite([None], tf.constant(_SCALE)))
 
 
-def test_every_detector_counts_what_is_infinite_and_what_is_nan(detector: OverflowDetector) -> None:
+def test_every_detector_counts_infinities_and_nan_separately(detector: OverflowDetector) -> None:
     rows = tf.IndexedSlices(tf.constant([[math.nan, math.nan], [1.0, -math.inf]]), tf.constant([2, 0]))
     grads = [tf.constant([1.0, 2.0]), None, rows, tf.zeros([0, 3]), tf.constant(math.inf, tf.float16)]
     counts = detector.counts(grads, tf.constant(_SCALE))
@@ -68,7 +68,7 @@ def test_gradients_of_unknown_shape_are_counted(session: tf.compat.v1.Session, s
     assert session.run(counts, {grad: fed}).tolist() == [[4, 0, 0], [0, 0, 0]]
 
 
-def test_saturated_values_are_counted_apart() -> None:
+def test_saturated_values_are_counted_separately() -> None:
     grads = [tf.constant([-65504.0, 65504.0, math.inf, 60000.0]) / _SCALE]
     assert tfmp.SaturationDetector().counts(grads, tf.constant(_SCALE)).numpy().tolist() == [[1, 0, 2]]
 
@@ -101,19 +101,19 @@ def test_limit_and_type_exclude_each_other() -> None:
         tfmp.SaturationDetector(8.0, dtype="float16")
 
 
-def test_saturated_values_are_told_by_their_scaled_magnitude() -> None:
+def test_value_is_saturated_if_its_scaled_magnitude_reaches_the_limit() -> None:
     assert not _finite(tfmp.SaturationDetector(), -65504.0 / _SCALE)
     assert _finite(tfmp.NonFiniteDetector(), -65504.0 / _SCALE)
 
 
 @pytest.mark.parametrize("scale", [3.0, 1000.0, 12345.678, 2.0**40])
-def test_saturation_is_seen_through_a_scale_that_rounds(scale: float) -> None:
+def test_saturation_is_detected_although_unscaling_rounds(scale: float) -> None:
     scale = tf.constant(scale)
     assert not bool(tfmp.SaturationDetector().all_finite([65504 * tf.math.reciprocal(scale)], scale))
     assert bool(tfmp.SaturationDetector().all_finite([65472 * tf.math.reciprocal(scale)], scale))
 
 
-def test_limit_of_another_type_can_be_given() -> None:
+def test_limit_can_be_given_as_a_number() -> None:
     assert _finite(tfmp.SaturationDetector(limit=1e30), 65504.0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tfmp.core import reductions
 
 
-def test_no_gradient_is_finite_and_of_norm_0() -> None:
+def test_list_without_gradients_is_finite_and_has_norm_0() -> None:
     assert bool(reductions.all_finite([None]))
     assert float(reductions.max_abs([None])) == 0
     assert float(reductions.global_norm([None])) == 0
@@ -20,7 +20,7 @@ def test_no_gradient_is_finite_and_of_norm_0() -> None:
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_single_bad_value_anywhere_is_seen(dtype: tf.DType, form: str, bad: float) -> None:
+def test_single_infinity_or_nan_anywhere_is_found(dtype: tf.DType, form: str, bad: float) -> None:
     good = gradient([1.0, 2.0], dtype)
     assert bool(reductions.all_finite([good, None, gradient([0.0, 60000.0], dtype, form)]))
     assert not bool(reductions.all_finite([good, None, gradient([0.0, bad], dtype, form)]))
@@ -28,7 +28,7 @@ def test_single_bad_value_anywhere_is_seen(dtype: tf.DType, form: str, bad: floa
 
 @pytest.mark.parametrize("mode", ["eager", "function", "xla"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_values_that_overflow_in_a_sum_are_seen(dtype: tf.DType, mode: str) -> None:
+def test_values_whose_sum_would_overflow_are_found(dtype: tf.DType, mode: str) -> None:
     largest = float(tf.cast(dtype.max, tf.float64))
     check = _check(mode)
     for value in (0.25 * largest, -0.625 * largest):
@@ -37,7 +37,8 @@ def test_values_that_overflow_in_a_sum_are_seen(dtype: tf.DType, mode: str) -> N
         assert bool(check(grads, addends=2)) is (abs(value) < 0.5 * largest)
 
 
-#: Values at which sums, squares and arithmetic on denormal numbers do other things than in between.
+#: Values at which arithmetic has special cases: zeros, denormal numbers, values whose squares just overflow, the
+#: largest values, infinities and NaN.
 _EDGES = ["0", "tiny", "-tiny", "root", "-root", "max", "-max", "inf", "-inf", "nan"]
 
 
@@ -59,7 +60,7 @@ def _check(mode: str) -> Callable[..., tf.Tensor]:
 
 @pytest.mark.parametrize("mode", ["eager", "function", "xla"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_fast_check_answers_as_a_look_at_every_value(dtype: tf.DType, mode: str) -> None:
+def test_fast_check_gives_the_same_answer_as_checking_every_value(dtype: tf.DType, mode: str) -> None:
     check = _check(mode)
     shapes = [[], [3, 300], [2**13 + 1], [2, 0]]
 
@@ -82,13 +83,13 @@ def test_fast_check_answers_as_a_look_at_every_value(dtype: tf.DType, mode: str)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_gradients_are_counted_wherever_a_sparse_one_stands(dtype: tf.DType) -> None:
+def test_counts_are_right_at_every_position_of_a_sparse_gradient(dtype: tf.DType) -> None:
     @tf.function(input_signature=[tf.TensorSpec([None, 2], dtype), tf.TensorSpec([None], tf.int64)])
     def counted(rows: tf.Tensor, indices: tf.Tensor) -> list[tf.Tensor]:
-        # How many rows there are is not known.
+        # Its number of rows is unknown while the function is traced.
         sparse = tf.IndexedSlices(rows, indices, tf.constant([9, 2], tf.int64))
         small = [gradient([1.0, value], dtype) for value in (math.inf, 1.0)]
-        # Types of TensorFlow equal small numbers, which must not be taken for positions.
+        # A `tf.DType` equals a small integer, so a dtype could be confused with a position in the list.
         places = [[None] * place + [sparse, *small, *small] for place in range(20)]
         return [reductions.counts(grads, [tf.math.is_inf])[-5:, 0] for grads in places]
 
@@ -97,20 +98,20 @@ def test_gradients_are_counted_wherever_a_sparse_one_stands(dtype: tf.DType) -> 
         assert each.numpy().tolist() == [2, 1, 0, 1, 0]
 
 
-def test_squares_that_overflow_do_not_hide_that_values_are_finite() -> None:
+def test_finite_values_whose_squares_overflow_are_finite() -> None:
     grads = [tf.constant([3e38, -3e38]), tf.constant([1e300], tf.float64), tf.constant([60000.0], tf.float16)]
     assert bool(reductions.all_finite(grads))
     assert bool(tf.function(reductions.all_finite, jit_compile=True)(grads))
 
 
-def test_norm_of_squares_that_overflow_is_right() -> None:
+def test_global_norm_is_right_although_squares_overflow() -> None:
     assert float(reductions.global_norm([tf.constant([3e25]), None, tf.constant([-4e25])])) == pytest.approx(5e25)
     assert float(reductions.global_norm([tf.constant([3e38, 3e38])])) == pytest.approx(3e38 * 2**0.5)
     assert float(reductions.global_norm([tf.constant([math.inf])])) == math.inf
     assert math.isnan(float(reductions.global_norm([tf.constant([math.nan, 1.0])])))
 
 
-def test_norm_is_the_same_of_squares_that_are_known() -> None:
+def test_norm_from_known_squares_is_the_same() -> None:
     grads = [tf.constant([3.0] * 2), tf.zeros([2**13]), tf.constant([[4.0]] * 2, tf.float16)]
     norm = float(reductions.global_norm(grads, reductions.half_squares(grads)))
     assert norm == float(reductions.global_norm(grads))
@@ -118,13 +119,13 @@ def test_norm_is_the_same_of_squares_that_are_known() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_magnitudes_are_taken_over_all_gradients(form: str) -> None:
+def test_max_abs_and_norm_cover_all_gradients(form: str) -> None:
     grads = [gradient([3.0, 0.0], tf.float16, form), None, tf.zeros([0]), tf.constant([[-4.0]])]
     assert float(reductions.max_abs(grads)) == 4
     assert float(reductions.global_norm(grads)) == 5
 
 
-def test_nan_and_infinity_show_in_the_largest_magnitude() -> None:
+def test_max_abs_is_nan_or_infinite_if_a_value_is() -> None:
     assert math.isnan(float(reductions.max_abs([tf.constant([1.0, math.nan, 2.0]), tf.constant([5.0])])))
     assert float(reductions.max_abs([tf.constant([1.0, -math.inf])])) == math.inf
 

@@ -9,7 +9,7 @@ from tfmp.core import settings
 
 @pytest.mark.parametrize("check", [settings.number, settings.positive, settings.count])
 @pytest.mark.parametrize("bad", [None, "8", True, [8], 1j])
-def test_what_is_no_number_is_refused_by_its_name(check: Any, bad: Any) -> None:
+def test_setting_that_is_not_a_number_is_refused_with_its_name(check: Any, bad: Any) -> None:
     with pytest.raises(TypeError, match=r"^limit must be a number, got .* of type "):
         check("limit", bad)
 
@@ -22,7 +22,7 @@ def test_number_that_is_not_finite_is_refused(check: Any, bad: float) -> None:
 
 
 @pytest.mark.parametrize("good", [8, 8.0, np.float32(8), np.int64(8)])
-def test_numbers_of_every_kind_are_taken(good: Any) -> None:
+def test_python_and_numpy_numbers_are_accepted(good: Any) -> None:
     assert settings.number("limit", good) == settings.positive("limit", good) == settings.count("limit", good) == 8
 
 

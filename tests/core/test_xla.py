@@ -9,7 +9,7 @@ def test_plain_function_is_not_within_xla() -> None:
     assert seen == [False]
 
 
-def test_all_that_is_traced_below_a_compiled_function_is_within_xla() -> None:
+def test_function_traced_inside_a_compiled_function_is_within_xla() -> None:
     seen = []
 
     @tf.function

@@ -35,7 +35,7 @@ def test_state_goes_to_another_scaler_as_numbers() -> None:
     ("state", "message"),
     [
         ({}, "keeps loss_scale, good_steps, bad_steps, got nothing"),
-        ({"scale": 8.0, "_growth_tracker": 0}, "got scale, _growth_tracker: load what the state_dict of the same kind"),
+        ({"scale": 8.0, "_growth_tracker": 0}, "got scale, _growth_tracker: pass what state_dict"),
         ({"loss_scale": 16.0, "good_steps": "many", "bad_steps": 0}, "good_steps must be a number, got 'many'"),
         ({"loss_scale": math.nan, "good_steps": 0, "bad_steps": 0}, "loss_scale must be finite, got nan"),
         ({"loss_scale": -8.0, "good_steps": 0, "bad_steps": 0}, "loss_scale must be a float32 number of at least 1"),

@@ -13,12 +13,12 @@ import tfmp
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 
 _NEVER = (
-    "gradients are divided by the loss scale, and scale was not called before: differentiate what scale returns, not "
-    "the loss itself."
+    "gradients are divided by the loss scale, but scale() was not called before: differentiate what scale() returns, "
+    "not the loss itself."
 )
 _OTHER = (
-    "gradients are divided by the loss scale, and what scale returned was not differentiated: differentiate that, not "
-    "the loss itself."
+    "gradients are divided by the loss scale, but they are not the gradients of what scale() returned: differentiate "
+    "that, not the loss itself."
 )
 
 

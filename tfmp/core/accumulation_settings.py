@@ -1,20 +1,23 @@
-"""How gradients are accumulated, checked."""
+"""The settings of gradient accumulation, and the checks of their values."""
 
 from typing import NamedTuple
 
 from tfmp.core import settings
 
-#: What an overflow makes invalid.
+#: What to drop if gradients overflow: the whole window, or only the micro-batch in which they overflowed.
 OVERFLOW_DROPS = ("window", "micro_batch")
 
 
 class AccumulationSettings(NamedTuple):
-    """How gradients are accumulated; `accumulation_settings` makes them of what a user gave.
+    """The settings of gradient accumulation, which have been checked by `accumulation_settings`.
+
+    A window is the sequence of micro-batches whose gradients are averaged for one step of the optimizer.
 
     Attributes:
-        accumulation_steps: Micro-batches in a window.
-        overflow_drops: What an overflow makes invalid, one of `OVERFLOW_DROPS`.
-        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full; None if never.
+        accumulation_steps: The number of micro-batches in a full window.
+        overflow_drops: What to drop if gradients overflow, one of `OVERFLOW_DROPS`.
+        micro_batches_per_epoch: The number of micro-batches in an epoch, or in the whole training. A window also ends
+            after this number, even if it is not full; counting then starts anew. None: only full windows end.
     """
 
     accumulation_steps: int
@@ -25,15 +28,16 @@ class AccumulationSettings(NamedTuple):
 def accumulation_settings(
     accumulation_steps: int, overflow_drops: str, micro_batches_per_epoch: int | None
 ) -> AccumulationSettings:
-    """Return the settings that a user gave, or say what is wrong with them.
+    """Check the settings that a user passed, and return them.
 
     Args:
-        accumulation_steps: Micro-batches in a window.
-        overflow_drops: What an overflow makes invalid.
-        micro_batches_per_epoch: After how many micro-batches a window ends at the latest.
+        accumulation_steps: The number of micro-batches in a full window.
+        overflow_drops: What to drop if gradients overflow: "window" or "micro_batch".
+        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full; None if
+            only full windows end.
 
     Raises:
-        TypeError: A number is none.
+        TypeError: A number of micro-batches is not a number.
         ValueError: A setting is out of range.
 
     Example:

@@ -1,4 +1,4 @@
-"""Keeps AutoGraph out of what needs no conversion."""
+"""Excludes functions from AutoGraph's conversion, which makes tracing slow."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -10,12 +10,14 @@ Returned = TypeVar("Returned")
 
 
 def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Return the function, with all that it calls, as code that a `tf.function` does not convert when it traces it.
+    """Return the function such that AutoGraph converts neither it nor the functions that it calls.
 
-    To convert the code of a step takes most of the time of its trace, and changes nothing: it branches by `tf.cond`.
+    When a `tf.function` traces a step, AutoGraph converts the source code of every function that the step calls. This
+    takes most of the time of the trace. The code of this package does not need it, because it uses `tf.cond` instead
+    of `if` on tensors.
 
     Args:
-        function: The function.
+        function: A function that uses no `if`, `while` or `for` on tensors.
 
     Example:
         >>> @without_autograph

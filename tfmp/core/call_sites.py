@@ -1,4 +1,4 @@
-"""Finds the line of the user's script that something comes from."""
+"""Finds the line of the user's script from which a function was called or an op was made, for messages."""
 
 import inspect
 import os
@@ -10,27 +10,28 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-#: Packages whose code is not the user's.
+#: Packages that stand between a script and this module. A line in one of them is not a line of the user's.
 _LIBRARIES = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
-# What AutoGraph makes of a function; TensorFlow names the original in an op's traceback.
+# Part of the name of the files that AutoGraph generates. Such a file is skipped: the traceback of an op names the
+# original line too.
 _GENERATED = "__autograph_generated_file"
-#: Ops looked at on the way from a gradient to where `tf.gradients` made it. Clipping puts a few ops per gradient there.
+#: The largest number of ops that `gradient_op` visits. Clipping adds only a few ops per gradient.
 _MOST_OPS = 2000
 
 
 class CallSite(NamedTuple):
-    """A line of a file, and what was called from it."""
+    """A line of a source file."""
 
     filename: str
     lineno: int
 
     def __str__(self) -> str:
-        """Return it as `train.py:41`."""
+        """Return the line in the form `train.py:41`."""
         return f"{os.path.basename(self.filename)}:{self.lineno}"
 
 
 def line_of_call() -> str:
-    """Return the line of the user's that the present call comes from, as `train.py:41`.
+    """Return the line of the user's script that is being executed, in the form `train.py:41`.
 
     Example:
         >>> line_of_call()
@@ -45,10 +46,10 @@ def line_of_call() -> str:
 
 
 def line_of_op(op: tf.Operation) -> str | None:
-    """Return the line of the user's that made an op, or None if none did.
+    """Return the line of the user's script that made an op, or None if there is no such line.
 
     Args:
-        op: The op.
+        op: An op of a graph.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -60,10 +61,12 @@ def line_of_op(op: tf.Operation) -> str | None:
 
 
 def line_of_gradients(grads: Iterable[Any]) -> str:
-    """Return the line of the user's that made the first gradient; in eager code, that of the present call.
+    """Return the line of the user's script that made the first gradient.
+
+    Eager tensors do not record where they were made. For them the result is the line that is being executed.
 
     Args:
-        grads: The gradients.
+        grads: Gradients of a graph or of eager mode; some may be None.
 
     Example:
         >>> line_of_gradients([None, tf.constant(1.0)])
@@ -74,12 +77,14 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
 
 
 def made_within(op: tf.Operation, *files: str) -> bool:
-    """Tell whether code of one of some files of the libraries made an op, on the user's behalf.
+    """Return whether the user's code called code in one of these library files, and that code made the op.
 
     Args:
-        op: The op.
-        files: How the names of the files end.
+        op: An op of a graph.
+        files: The ends of the files' paths.
     """
+    # The innermost frame comes first. The search stops at the user's line, so library code that called it, such as
+    # Estimator, does not count.
     for frame in reversed(list(op.traceback)):
         if _is_users(frame.filename):
             return False
@@ -89,44 +94,47 @@ def made_within(op: tf.Operation, *files: str) -> bool:
 
 
 def made_by_tfmp(op: tf.Operation) -> bool:
-    """Tell whether this package made an op.
+    """Return whether code of this package made an op, directly or through a library.
 
     Args:
-        op: The op.
+        op: An op of a graph.
     """
     return any(frame.filename.startswith(_directories("tfmp")) for frame in op.traceback)
 
 
 def made_by_clipping(op: tf.Operation) -> bool:
-    """Tell whether this package's clipping made an op, on the user's behalf.
+    """Return whether one of this package's functions that clip gradients made an op.
 
     Args:
-        op: The op.
+        op: An op of a graph.
     """
     return made_within(op, os.path.join("tfmp", "core", "clipping.py"))
 
 
 def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
-    """Return the ops that give gradients; eager tensors have none.
+    """Return the ops whose outputs the gradients are. Eager tensors and None have no op and are left out.
 
     Args:
-        grads: The gradients.
+        grads: Gradients of a graph or of eager mode; some may be None.
     """
     values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+    # Only eager tensors have the method `numpy`.
     return [value.op for value in values if tf.is_tensor(value) and not hasattr(value, "numpy")]
 
 
 def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
-    """Return the op that gave the gradients: of `tf.gradients`, or of this package.
+    """Return the op by which `tf.gradients` or this package made the gradients.
 
-    What the script put between it and them, clipping say, is left out; this package's clipping too.
+    The search goes from the gradients back along the inputs of the ops. It passes over ops that the script added after
+    differentiating, such as clipping, whether the clipping is TensorFlow's or this package's.
 
     Args:
-        grads: The gradients.
+        grads: Gradients of a graph.
 
     Returns:
-        The op; None where neither is found, as with a `tf.GradientTape`.
+        The op; None if the search finds neither, for example with gradients of a `tf.GradientTape`.
     """
+    # Breadth first, so that the op closest to the gradients is found.
     queue = deque(ops_of(grads))
     seen = set(queue)
     while queue and len(seen) < _MOST_OPS:
@@ -145,12 +153,14 @@ def _innermost_of_user(sites: Iterable[CallSite]) -> CallSite | None:
 
 
 def _is_users(filename: str) -> bool:
+    # Python's own frozen modules, such as importlib, have names like `<frozen runpy>`.
     if filename.startswith("<frozen") or _GENERATED in filename:
         return False
     if filename.startswith(_directories(*_LIBRARIES)):
         return False
     paths = sysconfig.get_paths()
-    # Installed packages stand below the standard library, and may be the user's.
+    # `site-packages` is a directory inside that of the standard library. A script may be an installed package, so files
+    # in `site-packages` count as the user's unless they belong to one of the libraries above.
     installed = filename.startswith((paths["purelib"], paths["platlib"]))
     return installed or not filename.startswith((paths["stdlib"], paths["platstdlib"]))
 

@@ -1,4 +1,4 @@
-"""Clips gradients so that an overflow stays visible."""
+"""Clips gradients without hiding infinities and NaN, so that a step that overflowed is still skipped."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -12,23 +12,24 @@ _Number: TypeAlias = float | tf.Tensor
 
 
 def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value_max: _Number) -> list[Gradient]:
-    """Clip the finite values of gradients to a range.
+    """Clip the finite values of gradients to a range, and leave infinities and NaN as they are.
 
-    `tf.clip_by_value` makes an infinity the end of the range, and a step that overflowed is then applied. Here
-    infinities and NaN stay, so it is skipped.
+    Use this instead of `tf.clip_by_value` with loss scaling. `tf.clip_by_value` replaces an infinity by a bound of the
+    range, so that a step that overflowed looks finite and is applied. Here the infinity remains, and the step is
+    skipped. Call it on unscaled gradients, before they are applied.
 
     Args:
-        grads: Unscaled gradients of one replica, a list; None stays None. Of an `IndexedSlices` each row is clipped by
-            itself, as TensorFlow does.
-        clip_value_min: The lowest value; a number or a scalar tensor.
-        clip_value_max: The highest.
+        grads: The unscaled gradients of one replica, a list. An entry None stays None. In an `IndexedSlices` each row
+            is clipped separately, as in TensorFlow.
+        clip_value_min: The lower bound; a number or a scalar tensor.
+        clip_value_max: The upper bound; a number or a scalar tensor.
 
     Returns:
-        The clipped gradients, in their types and forms.
+        A list of the clipped gradients. Each keeps its dtype and its form: dense, `IndexedSlices` or None.
 
     Raises:
-        TypeError: `grads` is no list of gradients, or a bound no number.
-        ValueError: There is no gradient; or a bound is not finite, or they are not in order.
+        TypeError: `grads` is not a list of gradients, or a bound is not a number.
+        ValueError: `grads` contains no gradient, a bound is not finite, or the lower bound is above the upper one.
 
     Example:
         >>> clip_by_value([tf.constant([3.0, -0.5, float("inf")]), None], -1, 1)[0].numpy().tolist()
@@ -49,26 +50,28 @@ def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value
 
 
 def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient]:
-    """Clip each gradient to a norm of its own.
+    """Clip each gradient to a maximum L2 norm, separately for each variable.
 
-    The rule, for each gradient `g`:
+    The rule for each gradient `g`:
 
-        g * clip_norm / norm(g)    if norm(g) is finite, and greater than clip_norm
+        g * clip_norm / norm(g)    if norm(g) is finite and greater than clip_norm
         g                          otherwise
 
-    `tf.clip_by_norm` makes an infinity NaN and the values beside it 0, and a gradient whose squares overflow 0.
+    A gradient with an infinity or a NaN is therefore returned unchanged, and the step is skipped. `tf.clip_by_norm`
+    turns such a gradient into NaN and zeros. It also turns a finite gradient whose squares overflow into zeros; this
+    function clips it correctly. Call it on unscaled gradients, before they are applied.
 
     Args:
-        grads: Unscaled gradients of one replica, a list; None stays None. The norm of an `IndexedSlices` is that of its
-            rows, as TensorFlow has it.
-        clip_norm: The highest norm; a number or a scalar tensor.
+        grads: The unscaled gradients of one replica, a list. An entry None stays None. The norm of an `IndexedSlices`
+            is the norm of its rows, as in TensorFlow: rows with the same index count separately.
+        clip_norm: The maximum norm; a number or a scalar tensor.
 
     Returns:
-        The clipped gradients, in their types and forms.
+        A list of the clipped gradients. Each keeps its dtype and its form: dense, `IndexedSlices` or None.
 
     Raises:
-        TypeError: `grads` is no list of gradients, or the norm no number.
-        ValueError: There is no gradient, or the norm is not finite and above 0.
+        TypeError: `grads` is not a list of gradients, or `clip_norm` is not a number.
+        ValueError: `grads` contains no gradient, or `clip_norm` is not finite or not greater than 0.
 
     Example:
         >>> clipped = clip_by_norm([tf.constant([3.0, 4.0]), tf.constant([1.0, float("inf")])], 2.5)
@@ -81,22 +84,30 @@ def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient
 
 
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[list[Gradient], tf.Tensor]:
-    """Clip gradients to a norm of all together, which keeps the direction of the step.
+    """Clip all gradients together to a maximum L2 norm, which keeps the direction of the step.
 
-    The rule of `clip_by_norm`, for one norm over all gradients. `tf.clip_by_global_norm` makes every gradient NaN where
-    a single value is not finite; here they stay, and reports name only the variables that overflowed.
+    The rule, where `norm` is the L2 norm of all values of all gradients:
+
+        g * clip_norm / norm    for every gradient g, if norm is finite and greater than clip_norm
+        g                       for every gradient g, otherwise
+
+    If any value is infinite or NaN, all gradients are therefore returned unchanged. The step is skipped, and the
+    overflow reports name only the variables that overflowed. `tf.clip_by_global_norm` makes every gradient NaN in that
+    case, so that all variables seem to have overflowed. Call this function on unscaled gradients, before they are
+    applied.
 
     Args:
-        grads: Unscaled gradients of one replica, a list; None is left out.
-        clip_norm: The highest norm; a number or a scalar tensor.
+        grads: The unscaled gradients of one replica, a list. An entry None stays None and adds nothing to the norm.
+        clip_norm: The maximum norm; a number or a scalar tensor.
 
     Returns:
-        The clipped gradients, in their types and forms; and the norm that they had, a float64 scalar, since it may be
-        beyond float32. It is infinite or NaN on a step that overflowed.
+        A pair. First, a list of the clipped gradients; each keeps its dtype and its form. Second, the norm before
+        clipping, as a float64 scalar because it can exceed the range of float32. If a gradient overflowed, this norm
+        is infinite or NaN.
 
     Raises:
-        TypeError: `grads` is no list of gradients, or the norm no number.
-        ValueError: There is no gradient, or the norm is not finite and above 0.
+        TypeError: `grads` is not a list of gradients, or `clip_norm` is not a number.
+        ValueError: `grads` contains no gradient, or `clip_norm` is not finite or not greater than 0.
 
     Example:
         >>> clipped, norm = clip_by_global_norm([tf.constant([3.0]), None, tf.constant([4.0])], 2.5)
@@ -116,8 +127,10 @@ def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
     if not tf.is_tensor(clip_norm):
         clip_norm = settings.positive("clip_norm", clip_norm)
     highest = tf.cast(clip_norm, tf.float64)
-    # Not by `norms > highest`: a tensor that is NaN would clip nothing, in silence.
+    # Not `norms > highest`: if `clip_norm` is a tensor and NaN, that would be False, and nothing would be clipped. This
+    # way the factor becomes NaN, and so do the gradients.
     clips = tf.logical_and(tf.math.is_finite(norms), tf.logical_not(norms <= highest))
+    # Both branches of `tf.where` are computed, so the inner one keeps 0, infinity and NaN out of the division.
     return tf.where(clips, highest / tf.where(clips, norms, 1), 1)
 
 

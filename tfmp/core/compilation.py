@@ -1,4 +1,4 @@
-"""Compiles the update of variables into one program, which reads and writes each of them once."""
+"""Compiles an optimizer's update with XLA into one program, which reads and writes each variable once."""
 
 import math
 import sys
@@ -10,7 +10,8 @@ from tfmp.core import numerics
 from tfmp.core.xla import within_xla
 from tfmp.types import Gradients
 
-#: Variables with fewer values are updated in less time than their program is compiled in, for hundreds of steps.
+#: The smallest number of values, in total and per variable on average, for which compiling pays. With fewer values it
+#: takes hundreds of steps to regain the time of the compilation.
 _MANY = 2**20
 _MANY_FOR_EACH = 2**14
 
@@ -20,14 +21,16 @@ def run_compiled(
 ) -> None:
     """Run an update of variables as a program that XLA compiles.
 
-    Every call makes its own program, so it belongs into a `tf.function`, which calls once for each of its traces: what
-    the update finds in Python objects is then as new as all else in that trace. The program is compiled again for other
-    shapes; sparse gradients get rows of zeros, so that batches of many sizes make few of them.
+    Every call makes a program of its own. Call this function inside a `tf.function`, which calls it only once for each
+    trace. The update then uses the values that Python objects have during that trace, like all other code of the trace.
+
+    XLA compiles the program again for every new shape. Sparse gradients are therefore padded with rows of zeros, so
+    that few different shapes occur.
 
     Args:
-        update: Updates variables by gradients and further tensors.
+        update: A function of the gradients and the tensors that updates variables.
         grads: The gradients.
-        tensors: What else the update needs.
+        tensors: Further tensors that the update needs, such as the learning rate.
 
     Example:
         >>> w = tf.Variable([1.0, 2.0])
@@ -47,10 +50,10 @@ def run_compiled(
 
 
 def can_be_compiled() -> bool:
-    """Tell whether an update that is called here can be compiled by itself.
+    """Return whether an update that is built at this point can be compiled separately.
 
-    It cannot in eager code, nor where XLA compiles the whole step, nor where replicas of a `tf.distribute` strategy
-    update variables together.
+    It cannot be compiled in eager mode, where each call would compile it again; if XLA compiles the whole step already;
+    or if the replicas of a `tf.distribute` strategy update variables together.
 
     Example:
         >>> can_be_compiled()
@@ -60,13 +63,14 @@ def can_be_compiled() -> bool:
 
 
 def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
-    """Tell whether variables are so large that compiling their update pays, and where XLA can update them.
+    """Return whether compiling the update of these variables is possible on their device and saves time.
 
-    Time to compile grows with their number, the time won at each step with the number of their values. The rule: 2**20
-    values or more, and 2**14 or more to a variable on average; all on one device, which is no GPU of Apple's.
+    The time to compile grows with the number of variables. The time saved at each step grows with the number of their
+    values. The variables must therefore have at least 2**20 values together and at least 2**14 on average. They must
+    all be on one device, which must not be an Apple GPU.
 
     Args:
-        variables: The variables.
+        variables: The variables that the update changes.
 
     Example:
         >>> worth_compiling([tf.Variable(tf.zeros([10]))])
@@ -76,6 +80,7 @@ def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
     """
     values = sum(math.prod(variable.shape) for variable in variables)
     is_large = values >= max(_MANY, _MANY_FOR_EACH * len(variables))
+    # An XLA program runs on a single device.
     is_on_one_device = len({variable.device for variable in variables}) == 1
     apple_gpu = sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
     return is_large and is_on_one_device and not apple_gpu

@@ -1,14 +1,14 @@
-"""Tells whether TensorFlow's debugger watches the ops that are built."""
+"""Finds out whether TensorFlow's debugging tools add ops to the graphs that are being built."""
 
-# TensorFlow (2.15 to 2.21) has no public way to ask.
+# An internal module: TensorFlow (2.15 to 2.21) has no public way to ask.
 from tensorflow.python.framework import op_callbacks
 
 
 def ops_are_watched() -> bool:
-    """Return whether something adds ops of its own behind each op that this thread builds.
+    """Return whether a debugging tool adds an op of its own after each op that this thread builds.
 
-    `tf.debugging.enable_check_numerics` does, and `tf.debugging.experimental.enable_dump_debug_info`. XLA compiles none
-    of what they add.
+    `tf.debugging.enable_check_numerics` and `tf.debugging.experimental.enable_dump_debug_info` do so. XLA cannot
+    compile the ops that they add, so nothing should be compiled while they are enabled.
 
     Example:
         >>> import tensorflow as tf

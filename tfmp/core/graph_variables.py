@@ -1,11 +1,13 @@
-"""Scalar variables of a TF1 graph that can be fetched and restored by their plain name.
+"""Makes the scalar variables of a TF1 graph, which can be fetched and restored by their plain names.
 
-tf.contrib kept its state in reference variables: `session.run("loss_scale:0")` gave the number, and the checkpoint
-key was `loss_scale`. For a resource variable of that name `loss_scale:0` is the handle, which is no number. So the
-variable is made inside a scope of its name, and the name itself goes to an op that reads it:
+tf.contrib kept its state in reference variables: `session.run("loss_scale:0")` returned the number, and the checkpoint
+key was `loss_scale`. Both must still work with resource variables. But if a resource variable has this name,
+`loss_scale:0` is the variable's handle instead of the number. The variable is therefore made inside a name scope
+`loss_scale`, and an op that reads the variable gets the name itself:
 
-    reference variable     loss_scale                                    checkpoint key loss_scale
-    resource variable      loss_scale/value, read by an op loss_scale    checkpoint key loss_scale
+    kind of variable     its name            fetched as `loss_scale:0`     checkpoint key
+    reference            loss_scale          the variable                  loss_scale
+    resource             loss_scale/value    an op that reads it           loss_scale
 """
 
 import numpy as np
@@ -13,15 +15,16 @@ import tensorflow as tf
 
 
 def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
-    """Make a variable that is initialised, saved and fetched as tf.contrib's were.
+    """Make a variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
 
     Args:
-        name: Its name; the current name scope comes before it, and a number behind it when it is taken.
-        initial_value: Its initial value, a scalar.
+        name: The name of the variable. The current name scope is put in front; if the name is taken, a number is
+            appended.
+        initial_value: The initial value, a scalar.
 
     Returns:
-        A reference variable when resource variables and control flow v2 are both off, and no `tf.distribute` strategy
-        is active (their mirrored variables are resource variables always); else a resource variable.
+        A reference variable if resource variables and control flow v2 are both disabled and no `tf.distribute` strategy
+        is active; otherwise a resource variable. The mirrored variables of a strategy are always resource variables.
     """
     if not (
         tf.compat.v1.resource_variables_enabled()
@@ -29,26 +32,27 @@ def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
         or tf.distribute.has_strategy()
     ):
         return tf.compat.v1.Variable(initial_value, name=name, trainable=False, use_resource=False)
-    # `get_variable` would collide in a second manager, and would meet the user's custom getters.
+    # Not `get_variable`: it raises an error if a second manager makes the same name, and applies custom getters of the
+    # user's variable scopes.
     with tf.name_scope(name) as scope:
         variable = tf.compat.v1.Variable(
             initial_value, name="value", trainable=False, use_resource=True, **_SAME_ON_ALL_REPLICAS
         )
-        # A name that ends in a slash is taken as it is.
+        # `scope` ends in a slash. TensorFlow uses such a name unchanged, so this op is called `loss_scale`.
         tf.identity(variable.read_value(), name=scope)
     _set_checkpoint_key(variable, variable.name.removesuffix("/value:0"))
     return variable
 
 
 def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-    """Make a variable that no initializer call and no Saver knows of.
+    """Make a variable that is not in any collection, so that scripts neither initialize nor save it.
 
     Args:
-        name: Its name.
-        initial_value: Its initial value.
+        name: The name of the variable.
+        initial_value: The initial value.
 
     Returns:
-        A resource variable in no collection, uninitialised in every new session.
+        A resource variable. It is uninitialized at the start of every session; the code that reads it must handle this.
     """
     return tf.compat.v1.Variable(
         initial_value, name=name, trainable=False, use_resource=True, collections=[], **_SAME_ON_ALL_REPLICAS
@@ -56,12 +60,12 @@ def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) ->
 
 
 def checkpoint_key(variable: tf.Variable) -> str:
-    """Return the key under which every Saver that takes variables as a list saves a variable of a graph.
+    """Return the checkpoint key of a variable of a graph, if the `Saver` was given a list of variables.
 
     Args:
-        variable: The variable, or a part of a partitioned one: all of its parts have one key.
+        variable: A variable, or one part of a partitioned variable. All parts have the same key.
     """
-    # Private: see `_set_checkpoint_key`.
+    # TensorFlow has no public way to ask for the key; see `_set_checkpoint_key`.
     if isinstance(variable, tf.distribute.DistributedValues):
         return str(variable._common_name)
     part = variable._get_save_slice_info()
@@ -69,34 +73,37 @@ def checkpoint_key(variable: tf.Variable) -> str:
 
 
 def at_top_level_of_graph() -> bool:
-    """Tell whether an op made now would stand in a graph, under no control dependency and in no conditional."""
+    """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals."""
     graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not graph:
             return False
-    # Private, for want of a public way to ask without adding an op.
+    # These methods are private: TensorFlow has no public way to ask without adding an op.
     return not graph._current_control_dependencies() and graph._get_control_flow_context() is None
 
 
-#: Every replica computes the same state: mirror it, and never reduce it.
+#: All replicas assign the same value, so a mirrored variable takes the first replica's value instead of reducing them.
 _SAME_ON_ALL_REPLICAS = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
 
 
 class _WholeVariable(tf.Variable.SaveSliceInfo):
-    """A slice that is all of its variable: the Saver then writes an ordinary entry."""
+    """Slice information that sets a variable's checkpoint key; the slice is the whole variable.
+
+    A `Saver` uses `full_name` as the key. Since `spec` is empty, it writes an ordinary entry instead of a slice.
+    """
 
     def __init__(self, key: str) -> None:
         super().__init__(full_name=key, full_shape=[], var_offset=[], var_shape=[])
 
     @property
     def spec(self) -> str:
-        """The part of the entry that the variable covers; empty for all of it."""
+        """The part of the checkpoint entry that the variable covers; an empty string means the whole entry."""
         return ""
 
 
 def _set_checkpoint_key(variable: tf.Variable, key: str) -> None:
-    # Private, for want of a public way to give a variable in GLOBAL_VARIABLES a key of its own that every Saver
-    # honours (the default one, Estimator's, and those made over `global_variables()`).
+    # TensorFlow has no public way to give a variable in GLOBAL_VARIABLES a key other than its name that every `Saver`
+    # respects: the default one, Estimator's, and those made for `global_variables()`. Hence the private attributes.
     if isinstance(variable, tf.distribute.DistributedValues):
         variable._common_name = key
     else:

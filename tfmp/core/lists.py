@@ -1,4 +1,4 @@
-"""Makes lists of the gradients, variables and pairs that users pass."""
+"""Turns the iterables of gradients, variables, pairs or names that users pass into lists, and checks their elements."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -9,18 +9,18 @@ import tensorflow as tf
 
 from tfmp.types import Gradient, GradsAndVars
 
-#: How much of a wrong argument an error shows: the values of a tensor may be many.
+#: The largest number of characters of a wrong argument in an error message: the text of a tensor can be very long.
 _MOST_CHARACTERS = 200
 
 
 def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
-    """Return gradients as a list; a generator could be gone through only once.
+    """Return gradients as a list, which can be read several times, unlike a generator.
 
     Args:
-        grads: What the user gave: any iterable of gradients and None, in an order.
+        grads: Any ordered iterable of gradients and None.
 
     Raises:
-        TypeError: It is none, or holds something else, such as pairs.
+        TypeError: `grads` is not an ordered iterable, or it contains something else, such as pairs.
 
     Example:
         >>> [float(grad) for grad in gradients(tf.constant(value) for value in (1.0, 2.0))]
@@ -67,11 +67,11 @@ def variables(name: str, given: Iterable[Any]) -> list[Any]:
     """Return variables as a list.
 
     Args:
-        name: The argument's name, for the error.
-        given: What the user gave: any iterable of variables, of TensorFlow or Keras, in an order.
+        name: The name of the argument, for the error message.
+        given: Any ordered iterable of TensorFlow or Keras variables.
 
     Raises:
-        TypeError: It is none, or holds something else.
+        TypeError: `given` is not an ordered iterable, or it contains something that is not a variable.
 
     Example:
         >>> variables("var_list", ["kernel"])
@@ -92,13 +92,13 @@ def variables(name: str, given: Iterable[Any]) -> list[Any]:
 
 
 def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
-    """Return pairs of a gradient and its variable as a list.
+    """Return pairs of a gradient and its variable as a list of tuples.
 
     Args:
-        grads_and_vars: What the user gave.
+        grads_and_vars: Any ordered iterable of pairs, such as `zip(grads, variables)`.
 
     Raises:
-        TypeError: These are no pairs, or of other things.
+        TypeError: `grads_and_vars` is not an ordered iterable, or it contains something that is not such a pair.
 
     Example:
         >>> pairs([None])
@@ -117,15 +117,15 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
 
 
 def names(name: str, given: Iterable[str], of: str = "names") -> list[str]:
-    """Return names as a list; a string, whose letters would be taken for names, is refused.
+    """Return names as a list. A single string is refused, because its letters would be used as names.
 
     Args:
-        name: The argument's name, for the error.
-        given: What the user gave.
-        of: What the names are.
+        name: The name of the argument, for the error message.
+        given: Any ordered iterable of strings or compiled regular expressions.
+        of: The noun for the names in the error message, such as "names" or "regular expressions".
 
     Raises:
-        TypeError: It is a string, or no list at all.
+        TypeError: `given` is a string or not an ordered iterable, or it contains something else.
 
     Example:
         >>> names("var_names", "bias")
@@ -137,25 +137,26 @@ def names(name: str, given: Iterable[str], of: str = "names") -> list[str]:
         raise TypeError(f"{name} must be a list of {of}, got the string {given!r}: write [{given!r}].")
     listed = items(name, given, f"a list of {of}", "pass a list of strings")
     for each in listed:
-        # Where they are searched for, compiled expressions do too.
+        # The names may be patterns that are passed to `re.search`, which accepts compiled expressions too.
         if not isinstance(each, str | re.Pattern):
             raise TypeError(f"{name} must be a list of {of}, and it holds {_shown(each)}: pass strings.")
     return listed
 
 
 def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
-    """Return what an iterable holds, in its order, as a list.
+    """Return the elements of an ordered iterable as a list.
 
     Args:
-        name: The argument's name, for the error.
-        given: What the user gave.
-        what: What it must be.
-        advice: What to do if it is not.
+        name: The name of the argument, for the error message.
+        given: The object that the user passed.
+        what: A description of the right argument, for the error message.
+        advice: What the user should do, for the error message.
 
     Raises:
-        TypeError: It is no iterable with an order; or a string, a dict, or one tensor, whose rows would be taken.
+        TypeError: `given` is not iterable or has no order, such as a set. Strings, dicts, tensors and arrays are
+            refused too: iterating over them would silently give letters, keys or rows.
     """
-    # The keys, values and items of a dict have an order.
+    # `set` and `frozenset` instead of `collections.abc.Set`: the keys and items of a dict are a `Set`, but ordered.
     is_other = isinstance(given, str | bytes | Mapping | set | frozenset) or _is_array(given)
     if is_other or not isinstance(given, Iterable):
         raise TypeError(f"{name} must be {what}, got {_shown(given)}: {advice}.")
@@ -163,11 +164,12 @@ def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
 
 
 def _is_array(value: object) -> bool:
-    # Variables of Keras 3 are no tensors of TensorFlow, and can be iterated too.
+    # A variable of Keras 3 is not a TensorFlow tensor, so `tf.is_tensor` does not find it; yet it can be iterated.
     return tf.is_tensor(value) or isinstance(value, np.ndarray) or _is_variable(value)
 
 
 def _is_variable(value: object) -> bool:
+    # No base class is common to the variables of TensorFlow, Keras 2 and Keras 3.
     return hasattr(value, "assign")
 
 

@@ -1,7 +1,8 @@
-"""Arithmetic on losses and gradients: None, dense tensors, IndexedSlices.
+"""Arithmetic on losses and gradients, where a gradient is None, a dense tensor or an `IndexedSlices`.
 
-Nothing outside this file asks what a gradient is. Half-precision values are computed on in float32 and stay
-there: a loss scale of 2**16 is already infinite in float16. Wider types keep their width.
+The other modules use these functions, so that they need not distinguish the three forms themselves. Values in float16
+and bfloat16 are converted to float32 before they are scaled or unscaled, and results stay in float32, because a loss
+scale of 2**16 is already infinite in float16. Values in float64 stay in float64.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import tensorflow as tf
 from tfmp.core.xla import within_xla
 from tfmp.types import Gradient, Gradients
 
-#: The types that are computed on in float32.
+#: The half-precision dtypes, whose values are converted to float32 before arithmetic.
 HALF_TYPES = (tf.float16, tf.bfloat16)
 
 
@@ -19,14 +20,14 @@ def scale(loss: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
     """Multiply a loss by the loss scale.
 
     Args:
-        loss: The loss, of any shape; float16, bfloat16, float32 or float64.
+        loss: The loss, of any shape, in any floating-point dtype.
         loss_scale: A float32 scalar.
 
     Returns:
-        The scaled loss: float64 if the loss was, else float32.
+        The scaled loss: in float64 if the loss is in float64, otherwise in float32.
 
     Raises:
-        TypeError: The loss is not of a floating-point type.
+        TypeError: The loss does not have a floating-point dtype.
 
     Example:
         >>> float(scale(tf.constant(2.0, tf.float16), tf.constant(2.0**17)))
@@ -44,11 +45,11 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
 
     Args:
         grads: Gradients of a scaled loss.
-        loss_scale: The float32 scalar that the loss was scaled by.
+        loss_scale: The float32 scalar by which the loss was multiplied.
 
     Returns:
-        The gradients in true magnitude: float64 where they were, else float32. Above a scale of 2**126 the
-        reciprocal is a denormal number, which CPU kernels flush to 0: such gradients become 0.
+        The unscaled gradients: in float64 if they were in float64, otherwise in float32. If the scale is above 2**126,
+        the gradients become 0, because the reciprocal of the scale is denormal and CPU kernels replace it by 0.
 
     Example:
         >>> grads = [tf.constant([8.0, 16.0], tf.float16), None]
@@ -65,11 +66,11 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
 
 
 def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
-    """Multiply one gradient by a factor up to 1, keeping its form and type.
+    """Multiply one gradient by a factor of at most 1, keeping its form and dtype.
 
     Args:
-        grad: The gradient; its values may be as large as its type holds.
-        factor: A float64 scalar; 1 changes nothing.
+        grad: The gradient. Its values may be as large as its dtype allows.
+        factor: A float64 scalar.
 
     Returns:
         The smaller gradient; None stays None.
@@ -78,8 +79,9 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
         >>> shrink(tf.constant([2.0**127]), tf.constant(2.0**-130, tf.float64)).numpy()
         array([0.125], dtype=float32)
     """
-    # In float32 a factor below 2**-126 is a denormal number, which CPU kernels flush to 0. In graphs TensorFlow would
-    # multiply two factors first; not a factor with a divisor.
+    # A factor below 2**-126 is denormal in float32, and CPU kernels replace it by 0. A small factor is therefore
+    # applied in two parts. The first part is a division: TensorFlow's graph optimizer would combine two multiplications
+    # into one by their product, the denormal factor, but it does not combine a division with a multiplication.
     divisor = tf.where(factor < 2.0**-64, tf.constant(2.0**64, factor.dtype), 1)
 
     def shrink_values(values: tf.Tensor) -> tf.Tensor:
@@ -94,10 +96,10 @@ def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
 
     Args:
         grad: The gradient.
-        dtype: The type wanted.
+        dtype: The dtype of the result.
 
     Returns:
-        The gradient in that type; None stays None.
+        The gradient in that dtype; None stays None.
 
     Example:
         >>> cast(tf.constant([1e6]), tf.float16).numpy()
@@ -107,14 +109,17 @@ def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
 
 
 def pad_rows(grad: Gradient) -> Gradient:
-    """Give an IndexedSlices rows of zeros, which change no sum, so that few numbers of rows are met: powers of two.
+    """Add rows of zeros to an `IndexedSlices` until the number of rows is a power of two.
+
+    XLA compiles a program for each number of rows. Padding makes these numbers few. Rows of zeros do not change the
+    sum of the rows.
 
     Args:
         grad: The gradient.
 
     Returns:
-        An IndexedSlices, whose further rows have the index of the first, or 0 if there is none; another gradient as it
-        is.
+        An `IndexedSlices` whose new rows have the index of the first row, or 0 if there was no row. A gradient of
+        another form is returned unchanged.
 
     Example:
         >>> slices = tf.IndexedSlices(tf.ones([3]), tf.constant([4, 5, 5]))
@@ -127,7 +132,8 @@ def pad_rows(grad: Gradient) -> Gradient:
     powers = tf.constant([2**exponent for exponent in range(31)])
     missing = tf.reduce_min(tf.boolean_mask(powers, powers >= count)) - count
     zeros = tf.zeros(tf.concat([[missing], tf.shape(grad.values)[1:]], axis=0), grad.values.dtype)
-    # A row that has none would see an update by 0 else.
+    # The new rows repeat an existing index. With another index, a row of the variable that has no gradient would get a
+    # gradient of 0, and an optimizer with momentum would then move it.
     index = tf.concat([grad.indices, tf.zeros([1], grad.indices.dtype)], axis=0)[0]
     return tf.IndexedSlices(
         tf.concat([grad.values, zeros], axis=0),
@@ -137,7 +143,7 @@ def pad_rows(grad: Gradient) -> Gradient:
 
 
 def densify(grad: Gradient) -> tf.Tensor | None:
-    """Turn an IndexedSlices into a dense tensor, summing rows named twice.
+    """Convert an `IndexedSlices` into a dense tensor; rows with the same index are summed.
 
     Args:
         grad: The gradient.
@@ -154,13 +160,13 @@ def densify(grad: Gradient) -> tf.Tensor | None:
 
 
 def widen(values: tf.Tensor) -> tf.Tensor:
-    """Cast half-precision values to float32, leaving wider ones alone.
+    """Cast half-precision values to float32; other values are returned unchanged.
 
     Args:
-        values: A tensor of a floating-point type.
+        values: A tensor of a floating-point dtype.
 
     Returns:
-        The tensor in float32, or in float64 if it was.
+        The tensor in float32, or in float64 if it was in float64.
 
     Example:
         >>> widen(tf.constant(1.5, tf.bfloat16)).dtype.name
@@ -170,14 +176,14 @@ def widen(values: tf.Tensor) -> tf.Tensor:
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
-    """Apply an elementwise function to the values that a gradient holds.
+    """Apply an elementwise function to the values of a gradient.
 
     Args:
-        function: From a tensor to one of the same shape.
+        function: Takes a tensor, and returns a tensor of the same shape.
         grad: The gradient.
 
     Returns:
-        A gradient of the same form: None, dense, or IndexedSlices with the same indices.
+        A gradient of the same form: None, dense, or an `IndexedSlices` with the same indices.
 
     Example:
         >>> map_values(tf.negative, None) is None
@@ -196,16 +202,16 @@ def map_parts(
     of_indices: Callable[[tf.Tensor], tf.Tensor],
     grad: Gradient,
 ) -> Gradient:
-    """Apply a function to each tensor that a gradient is made of.
+    """Apply a function to each tensor that a gradient consists of.
 
     Args:
-        of_dense: From a dense gradient to another.
-        of_rows: From the rows of an IndexedSlices to others.
-        of_indices: From their indices to others.
+        of_dense: Applied to the tensor of a dense gradient.
+        of_rows: Applied to the values of an `IndexedSlices`.
+        of_indices: Applied to the indices of an `IndexedSlices`.
         grad: The gradient.
 
     Returns:
-        A gradient of the same form: None, dense, or IndexedSlices.
+        A gradient of the same form: None, dense, or an `IndexedSlices`.
 
     Example:
         >>> slices = tf.IndexedSlices(tf.constant([2.0]), tf.constant([1]))
@@ -218,10 +224,10 @@ def map_parts(
 
 
 def is_sparse(grad: Gradient) -> bool:
-    """Tell whether a gradient is an IndexedSlices.
+    """Return whether a gradient is an `IndexedSlices`.
 
     Args:
-        grad: The gradient.
+        grad: A gradient of any form.
 
     Example:
         >>> is_sparse(tf.IndexedSlices(tf.ones([1]), tf.constant([2]))), is_sparse(None)
@@ -231,17 +237,18 @@ def is_sparse(grad: Gradient) -> bool:
 
 
 def rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
-    """Return the rows of a tensor that hold anything but 0; within XLA all rows.
+    """Return the rows of a tensor that contain a value other than 0; under XLA return all rows.
 
     Args:
-        values: The tensor.
+        values: A tensor with at least one dimension.
 
     Example:
         >>> rows_not_zero(tf.constant([[0.0], [2.0], [0.0]])).indices.numpy()
         array([1])
     """
     if within_xla():
-        # How many rows there are must not depend on values: of those that XLA pads with, optimizers apply some.
+        # Under XLA the number of rows must not depend on values. XLA would pad the indices that `tf.where` finds, and
+        # optimizers would apply part of the padding as if it were rows of the gradient.
         return tf.IndexedSlices(values, tf.range(tf.shape(values)[0]), tf.shape(values))
     rows = tf.reshape(values, [tf.shape(values)[0], -1])
     indices = tf.where(tf.reduce_any(tf.not_equal(rows, 0), axis=1))[:, 0]
@@ -249,13 +256,13 @@ def rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
 
 
 def forms(grads: Gradients) -> tf.Tensor:
-    """Tell for each gradient whether there is one, and whether it is an IndexedSlices.
+    """Return, for each gradient, whether it is not None and whether it is an `IndexedSlices`.
 
     Args:
-        grads: The gradients.
+        grads: Gradients of any form.
 
     Returns:
-        Booleans of shape `[number of gradients, 2]`.
+        A boolean tensor of shape `[number of gradients, 2]`.
 
     Example:
         >>> forms([tf.constant(1.0), None]).numpy().tolist()
@@ -265,10 +272,10 @@ def forms(grads: Gradients) -> tf.Tensor:
 
 
 def values_of(grads: Gradients) -> list[tf.Tensor]:
-    """Return the tensors that hold the gradients' values.
+    """Return the tensors that contain the gradients' values.
 
     Args:
-        grads: Gradients; None is left out.
+        grads: Gradients of any form. Those that are None are left out.
 
     Example:
         >>> slices = tf.IndexedSlices(tf.constant([2.0]), tf.constant([1]))

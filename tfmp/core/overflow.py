@@ -1,4 +1,4 @@
-"""Overflow detectors: what tells a step whose gradients can be used, and where they cannot."""
+"""Overflow detectors: they decide whether gradients overflowed, and count the values that did."""
 
 import abc
 
@@ -8,51 +8,58 @@ import tensorflow as tf
 from tfmp.core import reductions, settings
 from tfmp.types import Gradients
 
-#: The kinds of values that `OverflowDetector.counts` tells apart.
+#: The kinds of values that `OverflowDetector.counts` counts, in the order of its columns.
 KINDS = ("inf", "nan", "saturated")
 
 
 class OverflowDetector(abc.ABC):
-    """Decides on one replica whether its gradients can be used.
+    """Base class of the detectors, which decide whether the gradients of a step overflowed.
 
-    A detector of your own overrides `all_finite`, and is then taken wherever the ones here are. AutoGraph does not
-    convert it: choose by `tf.where` and `tf.cond`, not by an `if` on a tensor.
+    Pass a detector as `overflow_detector` to `tfmp.LossScaleOptimizer` or `tfmp.GradScaler`. The default,
+    `tfmp.NonFiniteDetector`, looks for infinities and NaN. Each replica asks the detector about its own gradients; a
+    step is applied only if no replica's gradients overflowed.
+
+    To write a detector of your own, derive it from this class and override `all_finite`. AutoGraph does not convert
+    that method, so use `tf.where` or `tf.cond` instead of an `if` on a tensor.
 
     Example:
         >>> import tfmp
         >>> class AtMostOne(tfmp.OverflowDetector):
         ...     def all_finite(self, grads, loss_scale):
-        ...         return tf.reduce_all([tf.reduce_all(tf.abs(grad) <= 1) for grad in grads])
+        ...         return tf.reduce_all([tf.reduce_all(tf.abs(grad) <= 1) for grad in grads if grad is not None])
         >>> bool(AtMostOne().all_finite([tf.constant([0.5, 2.0])], tf.constant(8.0)))
         False
     """
 
-    #: Whether scaled gradients give the same answer, so that a step that does not need them otherwise need not unscale
-    #: them first.
+    #: True if `all_finite` gives the same answer for scaled gradients. The optimizer may then pass scaled gradients,
+    #: which saves unscaling them.
     ignores_scale: bool = False
 
-    #: Whether a step is applied also where the sum of the replicas' gradients, which no one looks at any more, could
-    #: overflow.
+    #: True if a step may be applied although the sum of the replicas' gradients could overflow. Gradients are checked
+    #: before they are summed, and the sum is not checked again. By default values count as overflowed if they are so
+    #: large that their sum could overflow.
     ignores_sums: bool = False
 
     @abc.abstractmethod
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        """Return a boolean scalar: True when no gradient overflowed.
+        """Return a boolean scalar: True if no gradient overflowed.
 
         Args:
-            grads: Unscaled gradients.
-            loss_scale: The float32 scalar that they were scaled by.
+            grads: The unscaled gradients of one replica: dense tensors, `tf.IndexedSlices` or None. They may be scaled
+                if `ignores_scale` is True.
+            loss_scale: The scale of the loss, a float32 scalar.
         """
 
     def counts(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        """Count the values that overflowed in each gradient; asked for on skipped steps only.
+        """Count the values that overflowed in each gradient, for the overflow reports; called on skipped steps only.
 
         Args:
-            grads: Unscaled gradients.
-            loss_scale: The float32 scalar that they were scaled by.
+            grads: The unscaled gradients of one replica.
+            loss_scale: The scale of the loss, a float32 scalar.
 
         Returns:
-            An int64 matrix: for each gradient, how many values are infinite, NaN, saturated (`KINDS`).
+            An int64 matrix with a row for each gradient. The columns are the numbers of values that are infinite, that
+            are NaN, and that are saturated.
 
         Example:
             >>> import tfmp
@@ -65,7 +72,10 @@ class OverflowDetector(abc.ABC):
 
 
 class NonFiniteDetector(OverflowDetector):
-    """Takes infinities and NaN for overflow: right wherever arithmetic follows IEEE 754.
+    """The default detector: gradients overflowed if any value is infinite or NaN.
+
+    This is correct wherever arithmetic follows IEEE 754, which turns a value that is too large into an infinity. Use
+    `tfmp.SaturationDetector` where it becomes the largest finite value instead.
 
     Example:
         >>> bool(NonFiniteDetector().all_finite([tf.constant([1.0, float("nan")])], tf.constant(8.0)))
@@ -75,32 +85,34 @@ class NonFiniteDetector(OverflowDetector):
     ignores_scale = True
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        """Return a boolean scalar: True when no gradient holds an infinity or a NaN."""
+        """Return a boolean scalar: True if no gradient contains an infinity or a NaN."""
         del loss_scale
         return reductions.all_finite(grads)
 
 
 class SaturationDetector(OverflowDetector):
-    """Also takes values at the limit of a type for overflow: for hardware and formats that saturate.
+    """A detector for hardware and formats that saturate: it also treats values at the limit of a dtype as overflowed.
 
-    There an overflow becomes the largest finite value (a setting of several accelerators; the usual cast to a float8
-    type), and a check for infinities sees nothing. The rule, on unscaled gradients `g`:
+    Several accelerators can be set to saturate, and the usual cast to a float8 dtype does too: a value that is too
+    large becomes the largest finite value of the dtype. A check for infinities and NaN does not notice this. The rule
+    of this detector, for unscaled gradients `g`:
 
         finite  =  every g is finite  and  max|g| * loss_scale < limit
 
-    A gradient that was never in the saturating type, and is larger in its scaled form, is taken for an overflow
-    too; the scale then settles a little lower than it must. Clip gradients after this check, not before: a clipped
-    gradient no longer shows that it was saturated.
+    Some gradients may never have been in the saturating dtype. If their scaled values reach the limit, they count as
+    overflowed too; the loss scale then becomes a little lower than necessary. Clip gradients after this check, not
+    before it: a clipped gradient no longer shows that it was saturated.
 
     Args:
-        limit: The magnitude, in scaled gradients, from which a value counts as saturated; by default that of `dtype`.
-        dtype: The type that saturates, such as `"float16"` (the default), `"bfloat16"`, `"float32"`,
-            `"float8_e4m3fn"` or `"float8_e5m2"`. Its limit lies halfway between its two largest values: 65488, 432 for
-            `float8_e4m3fn`, 53248 for `float8_e5m2`.
+        limit: The magnitude from which a scaled gradient counts as saturated. By default it follows from `dtype`. Pass
+            `limit` or `dtype`, not both.
+        dtype: The dtype that saturates, such as `"float16"` (the default), `"bfloat16"`, `"float32"`,
+            `"float8_e4m3fn"` or `"float8_e5m2"`. The limit lies halfway between its two largest values: at 65488 for
+            `float16`, 432 for `float8_e4m3fn` and 53248 for `float8_e5m2`.
 
     Raises:
-        TypeError: The limit is not a number, or `dtype` no floating-point type.
-        ValueError: The limit is not finite, or not above 0; or both are given.
+        TypeError: `limit` is not a number, or `dtype` is not a floating-point dtype.
+        ValueError: `limit` is not finite or not greater than 0, or both arguments are given.
 
     Example:
         >>> detector = SaturationDetector()
@@ -118,12 +130,12 @@ class SaturationDetector(OverflowDetector):
         self._limit = _limit_of(dtype or "float16") if limit is None else settings.positive("limit", limit)
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        """Return a boolean scalar: True when every value is finite, and below the limit in its scaled form."""
+        """Return a boolean scalar: True if every value is finite, and its scaled magnitude is below the limit."""
         below_limit = reductions.max_abs(grads) * loss_scale < self._limit
         return tf.logical_and(reductions.all_finite(grads), below_limit)
 
     def counts(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        """Count the values that are infinite, NaN, or finite and not below the limit in their scaled form."""
+        """Count the values that are infinite, that are NaN, and that are finite but saturated in their scaled form."""
 
         def saturated(values: tf.Tensor) -> tf.Tensor:
             at_limit = tf.abs(tf.cast(values, tf.float32)) * loss_scale >= self._limit
@@ -133,7 +145,10 @@ class SaturationDetector(OverflowDetector):
 
 
 def _limit_of(dtype: str | tf.DType) -> float:
-    """Return what lies halfway between the two largest values of a type, as far as float32 has numbers there."""
+    """Return the number halfway between the two largest values of a dtype.
+
+    The scaled magnitude is computed in float32 and may be rounded, so it is not compared with the largest value itself.
+    """
     try:
         of_tensorflow = tf.as_dtype(dtype)
     except TypeError:
@@ -141,19 +156,21 @@ def _limit_of(dtype: str | tf.DType) -> float:
     if of_tensorflow is None or not of_tensorflow.is_floating:
         raise TypeError(f'dtype must be a floating-point type that TensorFlow knows, such as "float16", got {dtype!r}.')
     largest = np.array(of_tensorflow.max, of_tensorflow.as_numpy_dtype)
+    # NumPy's `nextafter` also knows bfloat16 and float8, through the types of `ml_dtypes`.
     next_largest = np.float32(np.nextafter(largest, np.zeros_like(largest)))
     halfway = (float(largest) + float(next_largest)) / 2
+    # Float32 has no number between its own two largest values. There the limit is the largest value.
     return max(float(np.float32(halfway)), float(np.nextafter(next_largest, np.float32(np.inf))))
 
 
 def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
-    """Return the detector, the default one for None, or say that it is none.
+    """Return the detector, or the default detector for None; raise an error for any other object.
 
     Args:
-        detector: What the user gave as a detector.
+        detector: The object that the user passed.
 
     Raises:
-        TypeError: It is not one.
+        TypeError: The object is not an `OverflowDetector`.
     """
     if detector is None:
         return NonFiniteDetector()

@@ -1,4 +1,8 @@
-"""What is known of many gradients by one number: whether they are finite, the largest magnitude, the norm."""
+"""Reduces all gradients to a few numbers: whether they are finite, the largest magnitude, norms, counts.
+
+The check for infinities and NaN runs at every step, so it should read each value only once. It therefore computes sums
+of squares first, which the norm needs as well, and looks at single values only if those sums overflow.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -9,24 +13,29 @@ from tfmp.core.numerics import HALF_TYPES, map_values, values_of, widen
 from tfmp.core.xla import within_xla
 from tfmp.types import Gradients
 
-#: Tensors of fewer values are read together.
+#: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.
 _SMALL = 2**13
 
 
 def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
-    """Tell whether no gradient holds an infinity or a NaN, nor will their sum with others that are no larger.
+    """Return whether no gradient contains an infinity or a NaN.
 
-    The rule, which reads each value once:
+    With `addends` above 1 the answer also covers a later sum: it is True only if the sum of that many gradients, none
+    of which is larger than these, is finite too.
 
-        finite  =  every sum of squares is finite           if none is infinite
-                   every value is                           otherwise: squares overflow from 1.8e19 in float32
+    The rule reads each value once unless a sum of squares is infinite:
 
-    Half-precision values are always looked at one by one, which is as fast; and so are all in eager code, where a
-    second look would have Python wait for the first.
+        any sum of squares is NaN         False
+        any sum of squares is infinite    look at each value: in float32, squares overflow from 1.8e19
+        otherwise                         True
+
+    Half-precision values are always looked at one by one, which is equally fast. In eager mode all values are, because
+    Python would have to wait for the sums to know whether it must look at the values.
 
     Args:
         grads: Gradients; None counts as finite.
-        addends: How many such gradients will be summed. Values so large that the sum may overflow count as infinite.
+        addends: The number of gradients that will be summed. Values so large that the sum could overflow count as
+            infinite.
 
     Returns:
         A boolean scalar.
@@ -46,13 +55,13 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
 
 
 def max_abs(grads: Gradients) -> tf.Tensor:
-    """Return the largest magnitude among all gradients.
+    """Return the largest magnitude among the values of all gradients.
 
     Args:
         grads: Gradients; None and empty tensors are ignored.
 
     Returns:
-        A float32 scalar, 0 if there is no value; NaN if any value is NaN.
+        A float32 scalar: 0 if there is no value, NaN if any value is NaN.
 
     Example:
         >>> float(max_abs([tf.constant([1.0, -3.0]), None]))
@@ -63,14 +72,14 @@ def max_abs(grads: Gradients) -> tf.Tensor:
 
 
 def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tensor]]) -> tf.Tensor:
-    """Count, in each gradient, the values that each of some predicates holds for.
+    """Count, in each gradient, the values for which each predicate is True.
 
     Args:
         grads: Gradients; None has no values.
-        predicates: Each from a tensor to booleans of its shape.
+        predicates: Elementwise functions, each from a tensor to a boolean tensor of the same shape.
 
     Returns:
-        An int64 matrix, with a row for each gradient and a column for each predicate.
+        An int64 matrix with a row for each gradient and a column for each predicate.
 
     Example:
         >>> counts([tf.constant([1.0, -2.0]), None], [lambda values: values > 0, lambda values: values < 3])
@@ -78,7 +87,8 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
         array([[1, 2],
                [0, 0]])>
     """
-    # By what is read together: all small tensors of a type, and each other one.
+    # All small tensors of a dtype form one group, which is read together; each larger tensor forms a group of its own.
+    # The keys are strings, because a `tf.DType` equals a small integer and would be confused with an index.
     groups: dict[str, dict[int, tf.Tensor]] = {}
     for index, grad in enumerate(grads):
         for values in values_of([grad]):
@@ -91,34 +101,35 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
 
 
 def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
-    """Tell of each value whether it is finite, and its sum with others that are no larger may not be.
+    """Return, for each value, whether it is finite although its sum with equally large values could overflow.
 
     Args:
-        values: The values.
-        addends: How many are summed.
+        values: A tensor of a floating-point dtype.
+        addends: The number of values that will be summed.
 
     Returns:
-        Booleans of the values' shape.
+        A boolean tensor of the shape of the values.
 
     Example:
         >>> overflows_in_sum(tf.constant([3e38, 1.0, float("inf")]), addends=2).numpy().tolist()
         [True, False, False]
     """
-    # Not by the product's being infinite: XLA would take that for the value's.
+    # Not `is_inf(values * addends)`: XLA simplifies this to `is_inf(values)`, which is False for these values.
     return tf.logical_and(tf.math.is_finite(values), tf.abs(values) >= values.dtype.max / addends)
 
 
 def half_squares(grads: Gradients) -> tf.Tensor:
-    """Return half of the sum of squares, for parts of the gradients: small ones are summed together.
+    """Return halves of sums of squares: one for each large gradient, and one for all small gradients of a dtype.
 
-    Beside `all_finite` of the same gradients, in one graph, it costs nothing where none is in half precision:
-    TensorFlow computes the sums once.
+    If a graph also contains `all_finite` of the same gradients, and none of them is in half precision, this costs
+    nothing more: the sums are the same, and TensorFlow computes them once.
 
     Args:
         grads: Gradients; None is ignored.
 
     Returns:
-        A float64 vector. The sums are made in the gradients' types, so that squares overflow where those do.
+        A float64 vector. The sums are computed in the gradients' dtypes (half precision in float32), so squares can
+        overflow there.
 
     Example:
         >>> half_squares([tf.constant([3.0]), tf.constant([4.0]), None]).numpy()
@@ -128,16 +139,16 @@ def half_squares(grads: Gradients) -> tf.Tensor:
 
 
 def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor:
-    """Return the square root of the sum of squares over all gradients.
+    """Return the L2 norm of all gradients together.
 
     Args:
-        grads: Gradients; None is ignored, rows that an IndexedSlices names twice count twice (as in
-            `tf.linalg.global_norm`).
-        squares: Their `half_squares`, where those are known.
+        grads: Gradients; None is ignored. Rows with the same index in an `IndexedSlices` count separately, as in
+            `tf.linalg.global_norm`.
+        squares: The result of `half_squares(grads)`, if it is known already.
 
     Returns:
-        A float64 scalar, 0 if there is no gradient. It is infinite or NaN if a value is; that squares overflow in
-        float32 does not make it so.
+        A float64 scalar: 0 if there is no gradient, infinite or NaN if a value is. It is correct even if squares
+        overflow in float32.
 
     Example:
         >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
@@ -154,13 +165,13 @@ def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor
 
 
 def norms(grads: Gradients) -> tf.Tensor:
-    """Return the norm of each gradient, as `global_norm` finds that of all.
+    """Return the L2 norm of each gradient, computed as in `global_norm`.
 
     Args:
-        grads: Gradients, at least one; the norm of None is 0.
+        grads: At least one gradient; the norm of None is 0.
 
     Returns:
-        A float64 vector.
+        A float64 vector with an element for each gradient.
 
     Example:
         >>> norms([tf.constant([3.0, 4.0]), None, tf.constant(-2.0**100)]).numpy() == [5, 0, 2.0**100]
@@ -175,19 +186,19 @@ def norms(grads: Gradients) -> tf.Tensor:
 
 
 def _mended(norms: tf.Tensor, grads: Gradients, norms_of: Callable[[Gradients], tf.Tensor]) -> tf.Tensor:
-    """Return norms, found anew where they are infinite since squares overflowed."""
+    """Return the norms, with those that are infinite computed again from smaller values, whose squares are finite."""
     infinite = tf.math.is_inf(norms)
 
     def mend() -> tf.Tensor:
         smaller = [map_values(lambda values: widen(values) * 2.0**-80, grad) for grad in grads]
-        # The squares of small gradients are 0 there.
+        # The other norms are kept: multiplied by 2**-80, small gradients have squares that are 0 in float32.
         return tf.where(infinite, norms_of(smaller) * 2.0**80, norms)
 
     return _look_again(tf.reduce_any(infinite), mend, norms)
 
 
 def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the values, with all small tensors of a type in one: what they cost is the op, not the values."""
+    """Return the tensors with all small ones of a dtype concatenated into one, so that fewer ops are needed."""
     small = [each for each in values if _is_small(each)]
     types = dict.fromkeys(each.dtype for each in small)
     joined = [_end_to_end([each for each in small if each.dtype == dtype]) for dtype in types]
@@ -208,6 +219,7 @@ def _counts_of_each(
 ) -> list[tf.Tensor]:
     if len(values) == 1:
         return [tf.stack([_count(holds(values[0])) for holds in predicates])]
+    # The count in each tensor is the difference of two running counts, so that each predicate runs only once.
     bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
     joined = _end_to_end(values)
     before = [tf.pad(tf.cumsum(tf.cast(holds(joined), tf.int64)), [[1, 0]]) for holds in predicates]
@@ -216,7 +228,8 @@ def _counts_of_each(
 
 
 def _count(flags: tf.Tensor) -> tf.Tensor:
-    # By rows in float32, exact up to 2**24 of them in each: a cast to int64 would store eight bytes for each flag.
+    # Each row is counted in float32, which is exact up to 2**24 values in a row, and the sums of rows in int64. Casting
+    # all flags to int64 instead would take eight bytes for each flag.
     return tf.reduce_sum(tf.cast(_sums_of_rows(tf.cast(flags, tf.float32), 1), tf.int64))
 
 
@@ -229,22 +242,23 @@ def _squares_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
     def look() -> tf.Tensor:
         return _small_sums_finite(values) if within_xla() and addends == 1 else _each_finite(values, addends)
 
-    # Values whose squares are finite stay so in a sum.
+    # If all squares are finite, no value in float32 exceeds about 2e19, so the sum over replicas is finite as well.
     return _look_again(undecided, look, finite)
 
 
 def _look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tensor) -> tf.Tensor:
-    """Return what a look gives if one is needed, else what was seen before."""
+    """Return `look()` if `needed` is True. Otherwise return `seen`, without computing `look()`."""
     if not within_xla():
-        # tf.contrib's variables are named after the conditionals called `cond`.
+        # Not with the default name, `cond`: TensorFlow numbers the scopes of that name, and these numbers are part of
+        # checkpoint keys in scripts that used tf.contrib.
         return tf.cond(needed, look, lambda: seen, name="look_again")
-    # Within XLA a conditional copies what it captures; a loop of one round or none does not.
+    # Under XLA a conditional would copy the gradients that it captures. A loop of at most one iteration does not.
     looked, _ = tf.while_loop(lambda _, again: again, lambda *_: (look(), tf.constant(False)), [seen, needed])
     return looked
 
 
 def _half_squares(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return half of the sum of squares of each."""
+    """Return half of the sum of squares of each tensor; half, because the fast kernel `tf.nn.l2_loss` computes that."""
     half_sum = _half_sum_within_xla if within_xla() else tf.nn.l2_loss
     sums = [tf.cast(half_sum(each), tf.float64) for each in values]
     return tf.stack(sums) if sums else tf.zeros([0], tf.float64)
@@ -255,7 +269,7 @@ def _half_sum_within_xla(values: tf.Tensor) -> tf.Tensor:
 
 
 def _small_sums_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    # A sum of finite values times 2**-64 is finite.
+    # Values times 2**-64 are so small that their sum is finite if all of them are. An infinity or a NaN stays visible.
     return _all([tf.math.is_finite(_weighted_sum(each, 2.0**-64)) for each in values])
 
 
@@ -264,7 +278,8 @@ def _weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
 
 
 def _sums_of_rows(values: tf.Tensor, weight: float) -> tf.Tensor:
-    # Many values to a row. XLA multiplies matrices on all cores, and reduces on one (TensorFlow 2.15 to 2.21, CPU).
+    # As a product of a matrix and a vector: on CPU, XLA (TensorFlow 2.15 to 2.21) multiplies matrices on all cores, but
+    # computes `tf.reduce_sum` on one. The rows are long, so that few sums are left for `tf.reduce_sum`.
     length = _length_of_rows(values.shape)
     return tf.linalg.matvec(tf.reshape(values, [-1, length]), tf.fill([length], tf.constant(weight, values.dtype)))
 

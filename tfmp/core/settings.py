@@ -1,32 +1,32 @@
-"""Check the numbers that users pass."""
+"""Checks the numbers that users pass as settings; every error message names the setting and shows its value."""
 
 import math
 import numbers
 
 import numpy as np
 
-#: The smallest positive float32 that is normal: processors may take what is less for 0.
+#: The smallest normal float32. Smaller positive numbers are denormal, and some processors replace them by 0.
 LOWEST_LOSS_SCALE = 2.0**-126
 
 
 def is_number(value: object) -> bool:
-    """Tell whether a setting is a number. A bool is none, though Python counts it among the integers.
+    """Return whether a setting is a number. A bool does not count, although it is an `int` in Python.
 
     Args:
-        value: What the user gave; NumPy's scalars are numbers too.
+        value: The object that the user passed. NumPy scalars are numbers too.
     """
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def real(name: str, value: float) -> float:
-    """Return a setting as a float, which may be infinite or NaN.
+    """Return a setting as a float; infinities and NaN are accepted.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: The value is not a number.
     """
     if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
@@ -34,15 +34,15 @@ def real(name: str, value: float) -> float:
 
 
 def number(name: str, value: float) -> float:
-    """Return a setting as a finite float.
+    """Return a setting as a float that is finite.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is infinite or NaN.
+        TypeError: The value is not a number.
+        ValueError: The value is infinite or NaN.
 
     Example:
         >>> number("decr_ratio", "0.5")
@@ -56,15 +56,15 @@ def number(name: str, value: float) -> float:
 
 
 def positive(name: str, value: float) -> float:
-    """Return a setting as a finite float above 0.
+    """Return a setting as a float that is finite and greater than 0.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite, or not above 0.
+        TypeError: The value is not a number.
+        ValueError: The value is not finite, or not greater than 0.
     """
     if not number(name, value) > 0:
         raise ValueError(f"{name} must be greater than 0, got {value!r}.")
@@ -72,15 +72,15 @@ def positive(name: str, value: float) -> float:
 
 
 def at_least_0(name: str, value: float) -> float:
-    """Return a setting as a finite float of at least 0.
+    """Return a setting as a float that is finite and at least 0.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite, or below 0.
+        TypeError: The value is not a number.
+        ValueError: The value is not finite, or less than 0.
     """
     if number(name, value) < 0:
         raise ValueError(f"{name} must be at least 0, got {value!r}.")
@@ -88,15 +88,15 @@ def at_least_0(name: str, value: float) -> float:
 
 
 def below_1(name: str, value: float) -> float:
-    """Return a setting as a float of at least 0 and less than 1.
+    """Return a setting as a float that is at least 0 and less than 1.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is out of range.
+        TypeError: The value is not a number.
+        ValueError: The value is out of range.
     """
     if not 0 <= number(name, value) < 1:
         raise ValueError(f"{name} must be at least 0 and less than 1, got {value!r}.")
@@ -104,14 +104,14 @@ def below_1(name: str, value: float) -> float:
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return a setting that is True or False.
+    """Return a setting as a bool; NumPy's bool is accepted, 0 and 1 are not.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: The value is not a bool.
     """
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}.")
@@ -119,16 +119,16 @@ def flag(name: str, value: bool) -> bool:
 
 
 def count(name: str, value: float, least: int = 1) -> int:
-    """Return a setting as a whole number, up to the largest int32.
+    """Return a setting as a whole number that fits into an int32.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave; 1000.0 is a whole number too.
-        least: The smallest number that is taken.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed; a float such as 1000.0 is accepted too.
+        least: The smallest number that is accepted.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not whole, or out of range.
+        TypeError: The value is not a number.
+        ValueError: The value is not whole, or out of range.
     """
     if not (number(name, value).is_integer() and least <= value < 2**31):
         raise ValueError(f"{name} must be a whole number from {least} to 2**31 - 1, got {value!r}.")
@@ -136,17 +136,18 @@ def count(name: str, value: float, least: int = 1) -> int:
 
 
 def loss_scale(name: str, value: float, least: float = 1.0) -> np.float32:
-    """Return a setting as a loss scale, in the type that it is kept in: 1e39 is infinite there.
+    """Return a setting as a loss scale in float32, the dtype that managers keep it in.
 
     Args:
-        name: The setting's name, for the error.
-        value: What the user gave.
-        least: The lowest scale that is taken.
+        name: The name of the setting, for the error message.
+        value: The object that the user passed.
+        least: The lowest scale that is accepted.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite as a float32, or below `least`.
+        TypeError: The value is not a number.
+        ValueError: The value is not finite in float32, where 1e39 for example is infinite, or it is below `least`.
     """
+    # NumPy would warn of a number that is too large for float32. The check below raises an error instead.
     with np.errstate(over="ignore"):
         scale = np.float32(number(name, value))
     if not (np.isfinite(scale) and scale >= least):
@@ -157,16 +158,16 @@ def loss_scale(name: str, value: float, least: float = 1.0) -> np.float32:
 def loss_scale_bounds(
     init_loss_scale: float, min_loss_scale: float, max_loss_scale: float
 ) -> tuple[np.float32, np.float32, np.float32]:
-    """Return a manager's first, lowest and highest scale.
+    """Return a manager's first, lowest and highest scale as float32 numbers, after checking their order.
 
     Args:
         init_loss_scale: The first scale.
-        min_loss_scale: The lowest; at least 2**-126, since the reciprocal of what is less can be infinite.
-        max_loss_scale: The highest.
+        min_loss_scale: The lowest scale, at least 2**-126. The reciprocal of a smaller number can be infinite.
+        max_loss_scale: The highest scale.
 
     Raises:
-        TypeError: One is no number.
-        ValueError: One is out of range, or they are not in order.
+        TypeError: An argument is not a number.
+        ValueError: An argument is out of range, or the first scale is not within the bounds.
 
     Example:
         >>> loss_scale_bounds(0.5, 1, 1024)

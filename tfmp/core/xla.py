@@ -1,13 +1,13 @@
-"""Tells whether a graph that is being built will be compiled as a whole."""
+"""Finds out whether XLA will compile the graph that is being built as a whole."""
 
 import tensorflow as tf
 
-# TensorFlow (2.15 to 2.21) has no public way to ask.
+# An internal module: TensorFlow (2.15 to 2.21) has no public way to ask.
 from tensorflow.python.ops import control_flow_util
 
 
 def within_xla() -> bool:
-    """Return whether the code that runs is traced by a `tf.function(jit_compile=True)`, or below one.
+    """Return whether the running code is being traced for a `tf.function(jit_compile=True)`, directly or nested in one.
 
     Example:
         >>> within_xla()

@@ -1,4 +1,4 @@
-"""Warns of gradients that are divided by a scale which their loss was not multiplied by."""
+"""Warns if gradients are divided by the loss scale although their loss was not multiplied by it."""
 
 import logging
 import weakref
@@ -13,51 +13,55 @@ from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
-#: Ops looked at on the way back from gradients. Larger graphs are not searched, and nothing is said of them.
+#: The largest number of ops that a search visits. In a larger graph there is no warning.
 _MOST_OPS = 50_000
-#: Parts of the types of ops whose values do not come from their inputs.
+#: Parts of the types of ops whose values may come from elsewhere than their inputs. Gradients that depend on such an op
+#: may depend on the scale unnoticed, so there is no warning.
 _GIVEN_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray")
-#: Parts of the types of ops that stand for a function's arguments and captures.
+#: Parts of the types of ops that stand for the arguments and captures of a function.
 _SOURCES = ("Placeholder", "VarHandleOp", "Variable")
-#: Files of TensorFlow that differentiate, and the ops that they begin with: ones, in the form of the loss.
+#: The files of TensorFlow that compute gradients, and the types of the ops with which they begin: a tensor of ones in
+#: the shape of the loss, the gradient of the loss with respect to itself.
 _DIFFERENTIATES = ("gradients_impl.py", "backprop.py")
 _ONES = {"Const", "Fill", "OnesLike"}
 
 
 class ScaledLosses:
-    """What is known of the losses that were scaled, and so of gradients that are to be unscaled.
+    """Remembers which losses were scaled, and warns if the gradients of another loss are about to be unscaled.
 
-    In eager code it is only whether any loss was scaled. A graph shows more: the gradients of a scaled loss depend on
-    what holds the scale. If gradients do not, another loss was differentiated. Wherever something else may be the case,
-    nothing is said:
+    In eager mode it only knows whether any loss was scaled. A graph shows more: the gradients of a scaled loss depend
+    on the op that reads the scale. If gradients do not depend on it, the script differentiated another loss.
 
-    * gradients, or what they are made of, come out of another function, or out of Python;
-    * the scale was read, perhaps to multiply by it without `scale`.
+    There is a warning only if the mistake is certain. There is none if
+
+    * the gradients, or values that they depend on, come from another function or from Python code;
+    * the user read the scale, and may have multiplied the loss by it without calling `scale`.
 
     Example:
         >>> losses = ScaledLosses()
         >>> losses.note(tf.constant(3.0) * 8.0)
-        >>> losses.warn_if_not_scaled([tf.constant(8.0)])  # one who has not called `note` is warned
+        >>> losses.warn_if_not_scaled([tf.constant(8.0)])  # without the line above this would log a warning
     """
 
     def __init__(self) -> None:
         self._any = False
         self._scale_was_read = False
         self._told = False
-        # For each graph the names of the ops behind its scales; the ops themselves would keep it alive.
+        # For each graph, the names of the ops that its scales depend on. The ops themselves would keep the graph alive.
         self._behind_scales: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
 
     def note(self, scaled: tf.Tensor) -> None:
         """Remember that a loss was scaled.
 
         Args:
-            scaled: The product of the loss and, second, the scale.
+            scaled: The scaled loss, the output of an op that multiplies the loss by the scale in this order.
         """
         self._any = True
         if hasattr(scaled, "numpy"):
-            # Eager tensors have no past.
+            # An eager tensor does not record the ops that it was computed by.
             return
-        # Another op than the product stands for it under `tf.debugging.enable_check_numerics`.
+        # Under `tf.debugging.enable_check_numerics`, `scaled.op` is not the multiplication but an op that checks its
+        # result. The scale cannot be found then, and this object gives no more warnings.
         behind = _past([scaled.op.inputs[1].op]) if len(scaled.op.inputs) == 2 else None
         if behind is None:
             self._scale_was_read = True
@@ -65,14 +69,14 @@ class ScaledLosses:
         self._behind_scales.setdefault(scaled.graph, set()).update(op.name for op in behind)
 
     def note_read(self) -> None:
-        """Remember that the user read the scale, and may scale losses by it."""
+        """Remember that the user read the scale, and may multiply losses by it without calling `scale`."""
         self._scale_was_read = True
 
     def warn_if_not_scaled(self, grads: Gradients) -> None:
-        """Warn, once, of gradients that are known not to be those of a scaled loss, by the line that made them.
+        """Log one warning, with the line of the script, if the gradients are certainly not those of a scaled loss.
 
         Args:
-            grads: The gradients, which are about to be unscaled.
+            grads: The gradients that are about to be unscaled.
         """
         if self._told or self._scale_was_read:
             return
@@ -80,17 +84,17 @@ class ScaledLosses:
         fault = None
         if self._any:
             if ops and self._is_left_out_of(ops):
-                fault = "what scale returned was not differentiated: differentiate that"
+                fault = "they are not the gradients of what scale() returned: differentiate that"
         elif not ops or not _may_be_made_elsewhere(ops):
-            fault = "scale was not called before: differentiate what scale returns"
+            fault = "scale() was not called before: differentiate what scale() returns"
         if fault is not None:
             self._told = True
             _logger.warning(
-                "%s: gradients are divided by the loss scale, and %s, not the loss itself.", _line_of(grads), fault
+                "%s: gradients are divided by the loss scale, but %s, not the loss itself.", _line_of(grads), fault
             )
 
     def _is_left_out_of(self, ops: Sequence[tf.Operation]) -> bool:
-        """Tell whether it is certain that the scale is not behind ops that give gradients."""
+        """Return True if the ops that compute gradients certainly do not depend on a scale."""
         graph = ops[0].graph
         behind_scale = self._behind_scales.get(graph)
         if behind_scale is None or any(op.graph is not graph for op in ops):
@@ -100,7 +104,7 @@ class ScaledLosses:
 
 
 def _may_be_made_elsewhere(ops: Sequence[tf.Operation]) -> bool:
-    """Tell whether ops that give gradients may only pass on what they are given, as the arguments of a function."""
+    """Return whether the gradients may have been computed outside the graph of the ops, for example by a caller."""
     past = _past(ops)
     if past is None:
         return True
@@ -109,7 +113,10 @@ def _may_be_made_elsewhere(ops: Sequence[tf.Operation]) -> bool:
 
 
 def _past(ops: Sequence[tf.Operation], not_behind: Collection[str] = ()) -> list[tf.Operation] | None:
-    """Return ops and all that they depend on; None if these are too many, or if one of some names is among them."""
+    """Return the given ops and all ops that they depend on.
+
+    The result is None if there are more than `_MOST_OPS`, or if an op whose name is in `not_behind` is among them.
+    """
     queue, seen = deque(ops), set(ops)
     past = []
     while queue:
@@ -124,13 +131,14 @@ def _past(ops: Sequence[tf.Operation], not_behind: Collection[str] = ()) -> list
 
 
 def _beginning(past: Sequence[tf.Operation]) -> tf.Operation | None:
-    """Return the op that the last differentiation began with; None if nothing was differentiated."""
+    """Return the op of ones with which the last computation of gradients began; None if there is none."""
+    # `past` begins with the ops closest to the gradients, so the first match belongs to the last differentiation.
     ones = (op for op in past if op.type in _ONES and _is_one(op))
     return next((op for op in ones if call_sites.made_within(op, *_DIFFERENTIATES)), None)
 
 
 def _line_of(grads: Gradients) -> str:
-    """Return the line that differentiates, not one that clips the gradients, where a graph tells it."""
+    """Return the line that computes the gradients. In a graph this is not a later line, such as one that clips them."""
     beginning = _beginning(_past(call_sites.ops_of(grads)) or [])
     return (beginning and call_sites.line_of_op(beginning)) or call_sites.line_of_gradients(grads)
 
@@ -143,13 +151,13 @@ def _is_one(op: tf.Operation) -> bool:
 
 
 def _calls_functions(past: Sequence[tf.Operation]) -> bool:
-    # An op's attributes are the same for all of its type.
+    # All ops of a type have the same attributes, so one op of each type is enough.
     kinds = {
         kind
         for kind, op in {op.type: op for op in past}.items()
         if any(attribute.type in {"func", "list(func)"} for attribute in op.op_def.attr)
     }
-    # Clipping has conditionals.
+    # The package's own clipping contains `tf.cond`, whose branches are functions. They compute norms, not gradients.
     return any(op.type in kinds and not call_sites.made_by_clipping(op) for op in past)
 
 

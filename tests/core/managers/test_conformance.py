@@ -1,4 +1,4 @@
-"""What holds for every manager, with every setting: a new one adds a row."""
+"""Tests that every manager must pass, with every setting. For a new manager, add a row to the tables below."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tfmp.core.step_counters import LossScaleStatus
 
 
 class _Legacy(tfmp.LossScaleManager):
-    """As scripts wrote them for tf.contrib: no call of the base class' constructor."""
+    """A manager as scripts wrote them for tf.contrib, where a subclass need not call the base class' constructor."""
 
     def __init__(self) -> None:
         self.seen: list[tf.Tensor] = []
@@ -50,7 +50,7 @@ def _each(managers: dict[str, Callable[[], tfmp.LossScaleManager]]) -> pytest.Ma
 
 
 def _max_abs(manager: tfmp.LossScaleManager, finite: Any) -> list[tf.Tensor]:
-    """Return what an update takes beside `finite`, where gradients reach 1 or infinity."""
+    """Return the further arguments of an update: none, or `max_abs`, which is 1 if finite and otherwise infinity."""
     return [tf.where(finite, 1.0, math.inf)] if manager.needs_max_abs else []
 
 
@@ -63,7 +63,7 @@ def _state(manager: tfmp.LossScaleManager) -> list[float]:
 
 
 @_each(_MANAGERS)
-def test_every_manager_gives_a_float32_scalar(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+def test_loss_scale_of_every_manager_is_a_float32_scalar(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
     scale = make_manager().get_loss_scale()
     assert (scale.dtype, scale.shape, float(scale)) == (tf.float32, [], 8)
 
@@ -99,7 +99,7 @@ def test_every_manager_tells_a_dropped_micro_batch_from_a_skipped_step(
 
 
 @_each(_MANAGERS)
-def test_every_manager_tells_its_status_anew_in_eager_code_and_in_functions(
+def test_status_of_every_manager_is_current_in_eager_mode_and_functions(
     make_manager: Callable[[], tfmp.LossScaleManager],
 ) -> None:
     manager = make_manager()
@@ -120,7 +120,7 @@ def test_every_manager_tells_its_status_anew_in_eager_code_and_in_functions(
 
 @pytest.mark.graph
 @_each(_MANAGERS)
-def test_asking_a_graph_for_the_status_again_does_not_grow_it(
+def test_repeated_get_status_does_not_grow_a_graph(
     make_manager: Callable[[], tfmp.LossScaleManager],
 ) -> None:
     manager = make_manager()
@@ -136,18 +136,19 @@ def test_asking_a_graph_for_the_status_again_does_not_grow_it(
 
 
 @_each(_WITH_STATE)
-def test_scale_falls_to_the_floor_that_the_manager_names(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+def test_scale_falls_to_lowest_loss_scale(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
     manager = make_manager()
     for _ in range(25):
         _update(manager, False)
     assert float(manager.get_loss_scale()) == manager.lowest_loss_scale < 8
 
 
+#: The managers for which `skips_per_backoff` is known.
 _SAYING = {name: make for name, make in _WITH_STATE.items() if name not in {"tolerance", "all settings"}}
 
 
 @_each(_SAYING)
-def test_scale_shrinks_after_as_many_skips_in_a_row_as_the_manager_says(
+def test_scale_shrinks_after_skips_per_backoff_skipped_steps(
     make_manager: Callable[[], tfmp.LossScaleManager],
 ) -> None:
     manager = make_manager()
@@ -160,7 +161,7 @@ def test_scale_shrinks_after_as_many_skips_in_a_row_as_the_manager_says(
 
 
 @_each({name: make for name, make in _MANAGERS.items() if name not in _SAYING})
-def test_manager_that_does_not_know_after_how_many_skips_says_so(
+def test_skips_per_backoff_is_none_if_it_is_unknown(
     make_manager: Callable[[], tfmp.LossScaleManager],
 ) -> None:
     assert make_manager().skips_per_backoff is None
@@ -168,7 +169,7 @@ def test_manager_that_does_not_know_after_how_many_skips_says_so(
 
 @pytest.mark.graph
 @_each(_MANAGERS)
-def test_every_manager_works_in_a_graph_it_was_not_made_in(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+def test_every_manager_works_in_a_graph_other_than_its_own(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
     manager = make_manager()
     for _ in range(2):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -186,7 +187,7 @@ _STEPS = [False, True, False, False, True, True, True, False, False, True, *[Fal
 
 
 @_each(_WITH_STATE)
-def test_function_and_eager_code_go_the_same_way(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+def test_state_evolves_alike_in_functions_and_eager_mode(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
     eager, traced = make_manager(), make_manager()
 
     @tf.function
@@ -204,7 +205,7 @@ def test_function_and_eager_code_go_the_same_way(make_manager: Callable[[], tfmp
 
 @pytest.mark.graph
 @_each(_WITH_STATE)
-def test_variables_of_a_graph_go_the_way_of_the_rule(
+def test_variables_of_a_graph_follow_next_state(
     make_manager: Callable[[], tfmp.LossScaleManager], session: tf.compat.v1.Session
 ) -> None:
     manager = make_manager()
@@ -224,7 +225,7 @@ def test_variables_of_a_graph_go_the_way_of_the_rule(
 
 
 @_each(_WITH_STATE)
-def test_eager_state_is_saved_by_a_checkpoint(
+def test_checkpoint_saves_and_restores_the_eager_state(
     make_manager: Callable[[], tfmp.LossScaleManager], tmp_path: Path
 ) -> None:
     manager, restored = make_manager(), make_manager()
@@ -241,7 +242,7 @@ def test_eager_state_is_saved_by_a_checkpoint(
 
 @pytest.mark.graph
 @_each(_WITH_STATE)
-def test_saver_keeps_the_state_of_a_graph(
+def test_saver_saves_the_state_of_a_graph(
     make_manager: Callable[[], tfmp.LossScaleManager], session: tf.compat.v1.Session, tmp_path: Path
 ) -> None:
     manager = make_manager()
@@ -254,7 +255,7 @@ def test_saver_keeps_the_state_of_a_graph(
 
 
 @_each(_WITH_STATE)
-def test_host_takes_over_the_present_state(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+def test_store_in_moves_the_current_state_into_new_variables(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
     manager = make_manager()
     _update(manager, False)
     manager.note_step(tf.constant(False))
@@ -278,7 +279,7 @@ def test_host_takes_over_the_present_state(make_manager: Callable[[], tfmp.LossS
 @_each(_WITH_STATE)
 @pytest.mark.parametrize("restored", [0.0, math.inf, math.nan])
 @pytest.mark.parametrize("finite", [True, False])
-def test_scale_that_was_restored_from_elsewhere_survives_no_step(
+def test_invalid_restored_scale_is_corrected_by_the_next_step(
     make_manager: Callable[[], tfmp.LossScaleManager], restored: float, finite: bool
 ) -> None:
     manager = make_manager()
@@ -288,13 +289,13 @@ def test_scale_that_was_restored_from_elsewhere_survives_no_step(
     assert manager.lowest_loss_scale <= float(manager.get_loss_scale()) <= highest
 
 
-def test_manager_that_cannot_be_saved_says_so() -> None:
+def test_missing_get_config_raises_an_error() -> None:
     with pytest.raises(NotImplementedError, match="_Legacy has no get_config, which saving a model needs"):
         _Legacy().get_config()
 
 
 @_each(_WITH_CONFIG)
-def test_config_makes_the_same_manager_again(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+def test_from_config_of_get_config_makes_the_same_manager(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
     manager = make_manager()
     again = type(manager).from_config(manager.get_config())
     assert again.get_config() == manager.get_config()

@@ -1,4 +1,4 @@
-"""The rule of tf.contrib and its extensions, against references in plain Python."""
+"""The rule of tf.contrib and its extensions, compared with reference implementations in plain Python."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from tfmp.core.managers.exponential import LossScaleState, TolerantLossScaleStat
 
 _LARGEST = float(np.finfo(np.float32).max)
 
-# As many sequences of outcomes are run for each example of settings, at once.
+# For each example of settings, this many sequences of outcomes run at once, each of this many steps.
 _SEQUENCES, _STEPS = 24, 40
 
 
@@ -24,7 +24,7 @@ def _manager(init_loss_scale: float = 1024, **settings: Any) -> tfmp.Exponential
 
 
 def _states(manager: tfmp.ExponentialUpdateLossScaleManager, outcomes: np.ndarray) -> list[list[np.ndarray]]:
-    """Return the states after each step, for many sequences at once: the first axis of `outcomes` is the step."""
+    """Return the state after each step. The first axis of `outcomes` is the step; further axes are sequences."""
     shape = outcomes.shape[1:]
     state = manager.state.read()
     state = type(state)(*(tf.fill(shape, field) for field in state))
@@ -40,7 +40,7 @@ def _scales(manager: tfmp.ExponentialUpdateLossScaleManager, outcomes: list[bool
 
 
 def _documented_step(state: list[Any], finite: bool, rule: dict[str, Any]) -> list[Any]:
-    """The rule of the docstring, in NumPy's float32."""
+    """Return the state after a step by the rule in the class docstring, computed with NumPy in float32."""
     scale, good, bad, steps = state
     forgiving = 1 - rule["hysteresis"]
     steps += 1
@@ -83,7 +83,7 @@ def _rules(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=50, deadline=None)
 @given(rule=_rules(), seed=st.integers(0, 2**32 - 1))
-def test_rule_is_the_documented_one(rule: dict[str, Any], seed: int) -> None:
+def test_rule_is_that_of_the_docstring(rule: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
     outcomes = rng.random([_STEPS, _SEQUENCES]) < rng.random(_SEQUENCES)
     first = [np.float32(rule["init_loss_scale"]), 0, 1 - rule["hysteresis"], 0]
@@ -96,7 +96,7 @@ def test_rule_is_the_documented_one(rule: dict[str, Any], seed: int) -> None:
 
 
 def _deepspeed(outcomes: np.ndarray, window: int, hysteresis: int, consecutive: bool) -> list[float]:
-    """DeepSpeed's rule, from 1024 and down to 1, which doubles and halves."""
+    """Return the scales of DeepSpeed's rule, which starts from 1024, doubles and halves, and never goes below 1."""
     scale, left, last_overflow, scales = 1024.0, hysteresis, -1, []
     for step, finite in enumerate(outcomes):
         if not finite:
@@ -114,7 +114,7 @@ def _deepspeed(outcomes: np.ndarray, window: int, hysteresis: int, consecutive: 
 
 
 def _megatron(outcomes: np.ndarray, window: int, hysteresis: int) -> list[float]:
-    """Megatron's rule, from 1024 and down to 1, which doubles and halves."""
+    """Return the scales of Megatron's rule, which starts from 1024, doubles and halves, and never goes below 1."""
     scale, growth_tracker, hysteresis_tracker, scales = 1024.0, 0, hysteresis, []
     for finite in outcomes:
         if finite:
@@ -130,7 +130,7 @@ def _megatron(outcomes: np.ndarray, window: int, hysteresis: int) -> list[float]
 
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("hysteresis", [1, 2, 4])
-def test_hysteresis_is_that_of_deepspeed_and_megatron(window: int, hysteresis: int) -> None:
+def test_hysteresis_gives_the_scales_of_deepspeed_and_megatron(window: int, hysteresis: int) -> None:
     rng = np.random.default_rng(window)
     outcomes = rng.random([60, 100]) < np.linspace(0.05, 0.95, 100)
     for consecutive in (False, True):
@@ -142,20 +142,24 @@ def test_hysteresis_is_that_of_deepspeed_and_megatron(window: int, hysteresis: i
             assert np.array_equal(ours, [_megatron(sequence, window, hysteresis) for sequence in outcomes.T])
 
 
-def test_hysteresis_is_used_up_once_until_the_scale_grows() -> None:
+def test_hysteresis_is_not_renewed_until_the_scale_grows() -> None:
     manager = _manager(hysteresis=3)
     outcomes = [False, False, False, False, True, True, True, False, False, False]
     assert _scales(manager, outcomes) == [1024, 1024, 512, 256, 256, 256, 512, 512, 512, 256]
 
 
-def test_finite_step_gives_consecutive_hysteresis_back() -> None:
+def test_finite_step_restores_consecutive_hysteresis() -> None:
     outcomes = [False, True, False, True, False, False, False]
     assert _scales(_manager(hysteresis=2, consecutive_hysteresis=True), outcomes)[-3:] == [1024, 512, 256]
     assert _scales(_manager(hysteresis=2), outcomes)[-3:] == [256, 128, 64]
 
 
 def _fairseq(outcomes: np.ndarray, window: int, tolerance: float) -> list[float]:
-    """Fairseq's rule, from 1024 and down to 1; but growth too lets overflows be forgotten, as it does steps."""
+    """Return the scales of fairseq's rule, which starts from 1024, doubles and halves, and never goes below 1.
+
+    There is one difference: when the scale grows, fairseq resets only the count of steps. Here, as in tfmp, growth
+    resets the count of overflows too.
+    """
     scale, last_overflow, last_rescale, overflows, scales = 1024.0, -1, -1, 0, []
     for step, finite in enumerate(outcomes):
         if not finite:
@@ -169,8 +173,8 @@ def _fairseq(outcomes: np.ndarray, window: int, tolerance: float) -> list[float]
 
 
 @pytest.mark.parametrize("tolerance", [0.05, 0.25, 0.5])
-def test_tolerance_is_that_of_fairseq(tolerance: float) -> None:
-    # A window grows after so many finite steps since the last overflow or growth.
+def test_tolerance_gives_the_scales_of_fairseq(tolerance: float) -> None:
+    # Shares of finite steps from 0.3 to 0.98: with a window of 8 steps, the scale both grows and shrinks.
     outcomes = np.random.default_rng(1).random([80, 100]) < np.linspace(0.3, 0.98, 100)
     ours = [scale for scale, *_ in _states(_manager(incr_every_n_steps=8, tolerance=tolerance), outcomes)]
     theirs = [_fairseq(sequence, 8, tolerance) for sequence in outcomes.T]
@@ -178,7 +182,7 @@ def test_tolerance_is_that_of_fairseq(tolerance: float) -> None:
     assert len(np.unique(theirs)) > 4
 
 
-def test_share_that_equals_the_tolerance_lowers_the_scale() -> None:
+def test_overflow_share_equal_to_the_tolerance_lowers_the_scale() -> None:
     manager = _manager(incr_every_n_steps=1000, tolerance=0.05)
     assert _scales(manager, [True] * 19 + [False])[-1] == 512
     assert _scales(manager, [True] * 20 + [False])[-1] == 1024
@@ -186,7 +190,7 @@ def test_share_that_equals_the_tolerance_lowers_the_scale() -> None:
 
 @pytest.mark.graph
 @pytest.mark.parametrize("tolerance", [0, 0.5])
-def test_tolerance_alone_makes_a_fourth_variable(session: tf.compat.v1.Session, tolerance: float) -> None:
+def test_only_a_tolerance_makes_a_fourth_variable(session: tf.compat.v1.Session, tolerance: float) -> None:
     _manager(hysteresis=2, min_loss_scale=0.5, tolerance=tolerance)
     names = {variable.op.name.removesuffix("/value") for variable in tf.compat.v1.global_variables()}
     fields = TolerantLossScaleState._fields if tolerance else LossScaleState._fields
@@ -195,7 +199,7 @@ def test_tolerance_alone_makes_a_fourth_variable(session: tf.compat.v1.Session, 
     assert session.run(["loss_scale:0", "bad_steps:0"]) == [1024, -1]
 
 
-def test_bad_steps_are_not_reset_by_finite_ones() -> None:
+def test_finite_steps_do_not_reset_bad_steps() -> None:
     manager = _manager(decr_every_n_nan_or_inf=2, incr_every_n_steps=1000)
     assert _scales(manager, [False, True, True, False]) == [1024, 1024, 1024, 512]
 
@@ -220,7 +224,7 @@ def test_restored_scale_is_brought_within_the_bounds(restored: float, meant: flo
 
 
 @pytest.mark.parametrize("tolerance", [0, 0.5])
-def test_manager_goes_on_from_a_scale_within_the_bounds(tolerance: float) -> None:
+def test_continue_from_brings_the_scale_within_the_bounds(tolerance: float) -> None:
     manager = _manager(min_loss_scale=2, max_loss_scale=4096, tolerance=tolerance)
     for loss_scale, meant in _MEANT.items():
         manager.update_loss_scale(tf.constant(True))
@@ -229,7 +233,7 @@ def test_manager_goes_on_from_a_scale_within_the_bounds(tolerance: float) -> Non
 
 
 @pytest.mark.graph
-def test_manager_goes_on_in_a_graph_by_an_op(session: tf.compat.v1.Session) -> None:
+def test_continue_from_returns_an_op_in_a_graph(session: tf.compat.v1.Session) -> None:
     manager = _manager(hysteresis=2, tolerance=0.5)
     set_state = manager.continue_from(math.nan, good_steps=1, bad_steps=-1)
     session.run(tf.compat.v1.global_variables_initializer())

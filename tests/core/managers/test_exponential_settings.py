@@ -1,4 +1,4 @@
-"""Settings that the exponential and the fixed manager refuse."""
+"""The settings that the exponential and the fixed manager refuse, and their error messages."""
 
 import math
 import re
@@ -23,13 +23,13 @@ def _manager(init_loss_scale: float = 1024, **settings: Any) -> tfmp.Exponential
         ({"bad_steps": -2}, "bad_steps must be a whole number from -1 to .*, got -2"),
     ],
 )
-def test_count_to_go_on_from_that_is_out_of_range_is_refused(given: dict[str, int], message: str) -> None:
+def test_count_out_of_range_is_refused_by_continue_from(given: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         _manager(hysteresis=2).continue_from(8, **given)
 
 
 @pytest.mark.parametrize("bad", [None, "8", True, [8]])
-def test_scale_to_go_on_from_that_is_no_number_is_refused(bad: Any) -> None:
+def test_scale_that_is_not_a_number_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"^loss_scale must be a number, got .* of type "):
         _manager().continue_from(bad)
     with pytest.raises(TypeError, match=r"^loss_scale must be a number, got .* of type "):
@@ -74,11 +74,11 @@ def test_setting_out_of_range_is_refused(bad: dict[str, float], message: str) ->
         _manager(**bad)
 
 
-def test_hysteresis_given_back_is_no_number() -> None:
+def test_consecutive_hysteresis_must_be_a_bool() -> None:
     with pytest.raises(TypeError, match=r"^consecutive_hysteresis must be True or False, got 1 of type int\."):
         _manager(consecutive_hysteresis=1)
 
 
-def test_numpy_numbers_are_numbers() -> None:
+def test_numpy_numbers_are_accepted_as_settings() -> None:
     manager = _manager(np.float32(8), incr_every_n_steps=np.int64(10), incr_ratio=np.float64(4))
     assert manager.get_config().items() >= {"init_loss_scale": 8, "incr_every_n_steps": 10, "incr_ratio": 4}.items()

@@ -1,4 +1,4 @@
-"""The rule that follows the magnitude of gradients."""
+"""The rule of `LogMaxLossScaleManager`, which follows the magnitude of gradients."""
 
 import math
 from collections.abc import Sequence
@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 import tfmp
 from tfmp.core.managers.log_max import LogMaxState
 
-# As many sequences of steps are run for each example of settings, at once.
+# For each example of settings, this many sequences run at once, each of this many steps.
 _SEQUENCES, _STEPS = 64, 40
 
 
 def _run(manager: tfmp.LogMaxLossScaleManager, max_abs: Any, state: LogMaxState | None = None) -> list[LogMaxState]:
-    """Return the states after each step; infinity and NaN overflow. There may be many sequences at once."""
+    """Return the state after each step; a magnitude that is infinite or NaN is an overflow.
+
+    The first axis of `max_abs` is the step; a second axis may hold many sequences.
+    """
     max_abs = np.array(max_abs, np.float32)
     if state is None:
         state = LogMaxState(*(tf.fill(max_abs.shape[1:], field) for field in manager.state.read()))
-    # Tracing takes as long as some hundred steps.
+    # Tracing takes as long as several hundred eager steps, so it only pays for many steps.
     next_state = tf.function(manager.next_state) if len(max_abs) > 500 else manager.next_state
     states = []
     for magnitude in max_abs:
@@ -35,7 +38,7 @@ def _scales(max_abs: Sequence[float], **settings: Any) -> list[float]:
     return [float(state.loss_scale) for state in _run(tfmp.LogMaxLossScaleManager(**settings), max_abs)]
 
 
-# Starts at 8; gradients of 1 may then be scaled by 1024.
+# The scale starts at 8. If the largest gradient is 1, it rises to 1024.
 _KILO: dict[str, Any] = {"init_loss_scale": 8, "limit": 1024}
 
 
@@ -52,11 +55,11 @@ def test_scale_stays_within_its_bounds() -> None:
     assert _scales([2**20] * 2, min_loss_scale=2**-12, **_KILO) == [2**-10] * 2
 
 
-def test_mean_and_variance_are_plain_ones_at_first_and_moving_ones_then() -> None:
+def test_mean_and_variance_are_plain_at_first_and_moving_later() -> None:
     manager = tfmp.LogMaxLossScaleManager(mean_decay=0.5, deviation_decay=0.75)
     states = _run(manager, [2**4, 2**8, 2**8, 2**8])
     assert [float(state.log_mean) for state in states] == [4, 6, 7, 7.5]
-    # The errors of the predictions are 4, 2 and 1.
+    # The differences between x and the mean before it are 4, 2 and 1.
     np.testing.assert_allclose([state.log_variance for state in states], [0, 16, (16 + 4) / 2, (16 + 4 + 1) / 3])
 
 
@@ -65,11 +68,11 @@ def test_scale_leaves_room_for_the_deviation() -> None:
     room = [1024 / (float(scale) * 2**8) for scale in _scales(magnitudes, min_loss_scale=2**-20, **_KILO)[100:]]
     assert min(room) >= 4
     assert max(room) <= 64
-    # The mean is a little more than 6.
+    # Without room for deviations, the scale is the limit divided by 2**mean, rounded down; the mean is just above 6.
     assert _scales(magnitudes, deviations=0, min_loss_scale=2**-20, **_KILO)[-1] == 2**3
 
 
-def test_one_overflow_costs_one_back_off_until_as_many_steps_were_finite() -> None:
+def test_overflow_halves_the_scale_until_enough_finite_steps() -> None:
     states = _run(
         tfmp.LogMaxLossScaleManager(incr_every_n_steps=3, **_KILO), [1, 1, math.inf, math.inf, *[1] * 6, 1, math.inf]
     )
@@ -92,8 +95,8 @@ def test_overflows_before_the_first_finite_step_leave_no_margin() -> None:
     assert (float(state.loss_scale), int(state.margin), int(state.observations)) == (1024, 0, 1)
 
 
-def test_margin_is_taken_from_what_the_bounds_allow() -> None:
-    # The magnitude would allow 2**30.
+def test_margin_is_subtracted_after_the_bounds_are_applied() -> None:
+    # The magnitude would allow a scale of 2**30, which is above the bound.
     manager = tfmp.LogMaxLossScaleManager(max_loss_scale=2**12, **_KILO)
     assert [int(state.margin) for state in _run(manager, [2**-20, math.inf, 2**-20])] == [0, 1, 1]
     assert _scales([2**-20, math.inf, 2**-20], max_loss_scale=2**12, **_KILO) == [2**12, 2**11, 2**11]
@@ -104,7 +107,7 @@ def test_margin_is_taken_from_what_the_bounds_allow() -> None:
 
 
 @pytest.mark.parametrize("nothing", [0.0, 1e-42])
-def test_gradients_without_a_magnitude_teach_nothing(nothing: float) -> None:
+def test_zero_or_denormal_gradients_are_not_observed(nothing: float) -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
     assert _scales([nothing, nothing], **_KILO) == [8, 8]
     before, *after = _run(manager, [1, nothing, nothing])
@@ -112,7 +115,7 @@ def test_gradients_without_a_magnitude_teach_nothing(nothing: float) -> None:
     assert [int(state.good_steps) for state in after] == [2, 3]
 
 
-def test_magnitude_that_is_not_finite_teaches_nothing_though_the_step_is_finite() -> None:
+def test_infinite_or_nan_magnitude_of_a_finite_step_is_not_observed() -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
     state = manager.state.read()
     for magnitude in (math.inf, math.nan):
@@ -120,7 +123,7 @@ def test_magnitude_that_is_not_finite_teaches_nothing_though_the_step_is_finite(
         assert [float(field) for field in after] == [8, 0, 0, 0, 0, 1]
 
 
-def test_phase_of_overflow_is_forgotten_where_the_original_stayed_at_its_minimum() -> None:
+def test_scale_recovers_from_an_overflow_that_pins_openseq2seq_at_its_minimum() -> None:
     scales = _scales([*[0.01] * 100, math.nan, *[0.01] * 1100])
     assert scales[99] == 2**22
     assert scales[100:1100] == [2**21] * 1000
@@ -159,7 +162,7 @@ def test_scale_is_a_power_of_two_within_its_bounds_whatever_happens(rule: dict[s
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, 3e38])
-def test_statistics_from_elsewhere_survive_no_step(bad: float) -> None:
+def test_invalid_restored_statistics_do_not_break_the_scale(bad: float) -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
     for field in ("log_mean", "log_variance"):
         state = manager.state.read()._replace(observations=tf.constant(5), margin=tf.constant(-7), **{field: bad})
@@ -171,7 +174,7 @@ def test_statistics_from_elsewhere_survive_no_step(bad: float) -> None:
 
 
 @pytest.mark.parametrize(("restored", "meant"), {1000.0: 512, -8.0: 1, 3e38: 2**24, 1e-42: 1}.items())
-def test_restored_scale_becomes_the_next_lower_power_of_two_within_the_bounds(restored: float, meant: float) -> None:
+def test_restored_scale_is_rounded_down_to_a_power_of_two_within_the_bounds(restored: float, meant: float) -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
     manager.state.create().loss_scale.assign(restored)
     manager.update_loss_scale(tf.constant(True), tf.constant(0.0))
@@ -185,7 +188,7 @@ def test_restored_scale_becomes_the_next_lower_power_of_two_within_the_bounds(re
         **{0.0: 2, -8.0: 2, -math.inf: 2, math.inf: 4096, math.nan: 8},
     }.items(),
 )
-def test_manager_goes_on_from_the_nearest_power_of_two_within_the_bounds(loss_scale: float, meant: float) -> None:
+def test_continue_from_rounds_to_the_nearest_power_of_two_within_the_bounds(loss_scale: float, meant: float) -> None:
     manager = tfmp.LogMaxLossScaleManager(min_loss_scale=2, max_loss_scale=4096, **_KILO)
     for max_abs in (1.0, math.inf):
         manager.update_loss_scale(tf.math.is_finite(max_abs), tf.constant(max_abs))
@@ -198,7 +201,7 @@ def test_manager_goes_on_from_the_nearest_power_of_two_within_the_bounds(loss_sc
 
 
 @pytest.mark.graph
-def test_manager_goes_on_in_a_graph_by_an_op(session: tf.compat.v1.Session) -> None:
+def test_continue_from_returns_an_op_in_a_graph(session: tf.compat.v1.Session) -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
     set_state = manager.continue_from(100)
     session.run(tf.compat.v1.global_variables_initializer())
@@ -208,12 +211,12 @@ def test_manager_goes_on_in_a_graph_by_an_op(session: tf.compat.v1.Session) -> N
 
 @pytest.mark.graph
 @pytest.mark.parametrize("given", [{"loss_scale": "8"}, {"loss_scale": 8, "good_steps": None}])
-def test_what_is_no_number_to_go_on_from_is_refused(given: dict[str, Any]) -> None:
+def test_continue_from_refuses_what_is_not_a_number(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=rf"^{list(given)[-1]} must be a number, got .* of type "):
         tfmp.LogMaxLossScaleManager().continue_from(**given)
 
 
-def test_missing_magnitude_is_asked_for() -> None:
+def test_missing_max_abs_is_refused() -> None:
     assert tfmp.LogMaxLossScaleManager.needs_max_abs
     with pytest.raises(TypeError, match=r"^LogMaxLossScaleManager.update_loss_scale needs max_abs, got None: pass "):
         tfmp.LogMaxLossScaleManager().update_loss_scale(tf.constant(True))

@@ -1,4 +1,4 @@
-"""A manager from one value."""
+"""`get_loss_scale_manager` with every kind of value, and the error messages for wrong values."""
 
 import inspect
 import math
@@ -64,18 +64,18 @@ _DYNAMIC = tfmp.ExponentialUpdateLossScaleManager(2**16, 2000, 1, 2, 0.5).get_co
         ),
     ],
 )
-def test_value_describes_a_manager(spec: Any, manager: type, config: dict[str, Any]) -> None:
+def test_each_value_describes_its_manager(spec: Any, manager: type, config: dict[str, Any]) -> None:
     made = tfmp.get_loss_scale_manager(spec)
     assert type(made) is manager
     assert made.get_config() == config
 
 
-def test_manager_is_returned_as_it_is() -> None:
+def test_manager_is_returned_unchanged() -> None:
     manager = tfmp.FixedLossScaleManager(8)
     assert tfmp.get_loss_scale_manager(manager) is manager
 
 
-# None of the values is the default.
+# Every argument of each manager, with a value that is not the default.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "dynamic": {
         "init_loss_scale": 8,
@@ -104,7 +104,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", _SETTINGS)
-def test_every_argument_of_a_manager_is_a_setting_of_its_mode(mode: str) -> None:
+def test_each_mode_accepts_every_argument_of_its_manager(mode: str) -> None:
     manager = tfmp.get_loss_scale_manager({"mode": mode, **_SETTINGS[mode]})
     assert manager.get_config() == _SETTINGS[mode]
     assert set(_SETTINGS[mode]) == set(inspect.signature(type(manager)).parameters)
@@ -112,7 +112,7 @@ def test_every_argument_of_a_manager_is_a_setting_of_its_mode(mode: str) -> None
     assert not set(default.items()) & set(_SETTINGS[mode].items())
 
 
-def test_description_is_left_as_it_is() -> None:
+def test_given_dict_is_not_changed() -> None:
     spec = {"mode": "static", "init_scale": 8}
     tfmp.get_loss_scale_manager(spec)
     assert spec == {"mode": "static", "init_scale": 8}
@@ -164,6 +164,6 @@ def test_description_is_left_as_it_is() -> None:
         (tfmp.FixedLossScaleManager, TypeError, "of type ABCMeta."),
     ],
 )
-def test_what_describes_no_manager_is_refused(spec: Any, error: type[Exception], message: str) -> None:
+def test_value_that_describes_no_manager_is_refused(spec: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         tfmp.get_loss_scale_manager(spec)

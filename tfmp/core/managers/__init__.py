@@ -1,7 +1,7 @@
-"""Loss-scale managers: what decides the loss scale.
+"""Loss-scale managers: the rules that decide the loss scale.
 
-A manager is a pure rule on a small state, and the variables that hold the state. `next_state` is the rule; nothing
-else computes a scale.
+A manager consists of a small state, the variables that hold it, and a pure function `next_state`, which computes the
+state after a step from the state before it. No other code of the package computes a loss scale.
 """
 
 from tfmp.core.managers.base import LossScaleManager as LossScaleManager
@@ -16,7 +16,7 @@ from tfmp.core.managers.specification import dynamic_manager as dynamic_manager
 from tfmp.core.managers.specification import get_loss_scale_manager as get_loss_scale_manager
 from tfmp.core.managers.specification import manager_of_wrapper as manager_of_wrapper
 
-#: The managers that are no user's own.
+#: The managers that this package defines, as opposed to those that users write.
 OWN_MANAGERS: tuple[type[LossScaleManager], ...] = (
     FixedLossScaleManager,
     ExponentialUpdateLossScaleManager,

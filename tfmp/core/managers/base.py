@@ -24,10 +24,16 @@ from tfmp.types import AddVariable
 
 
 class LossScaleManager(tf.Module, abc.ABC):
-    """Decides the loss scale; the interface of `tf.contrib.mixed_precision.LossScaleManager`.
+    """Base class of the managers, which decide the loss scale; the interface of tf.contrib's `LossScaleManager`.
 
-    A manager of your own overrides `get_loss_scale` and `update_loss_scale`, and is then taken wherever the ones
-    here are. Counting steps is done for it.
+    The optimizer multiplies each loss by `get_loss_scale()`, and after each step calls `update_loss_scale` with the
+    answer to one question: were all gradients finite? Pass a manager to `tfmp.LossScaleOptimizer` or
+    `tfmp.GradScaler`. Most scripts use `tfmp.ExponentialUpdateLossScaleManager`.
+
+    To write a manager of your own, derive it from this class and override `get_loss_scale` and `update_loss_scale`.
+    It can then be used wherever the managers of this package can. Keep values that change in TensorFlow variables,
+    because the methods may be called only once, while a graph or a `tf.function` is built. This class counts the
+    applied and skipped steps. Override `get_config` too if Keras is to save the manager with a model.
 
     Example:
         >>> class AlwaysEight(LossScaleManager):
@@ -39,42 +45,47 @@ class LossScaleManager(tf.Module, abc.ABC):
         8.0
     """
 
-    #: Whether `update_loss_scale` also takes the largest magnitude among the step's gradients, its second argument.
+    #: True if `update_loss_scale` needs a second argument: the largest magnitude among the step's unscaled gradients.
     needs_max_abs: bool = False
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:
-        """Return the loss scale, a float32 scalar: a tensor to fetch in graph mode, a value in eager mode."""
+        """Return the loss scale, a float32 scalar: a tensor to fetch in graph mode, an eager tensor in eager mode."""
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Take note of a step.
+        """Adjust the loss scale after a step; the optimizer calls this method once per step.
 
         Args:
-            finite_grads: A boolean scalar, whether the gradients were finite on every replica.
+            finite_grads: A boolean scalar: were the gradients finite on every replica?
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that updates the manager's state; None in eager mode, where the update has happened on return.
         """
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
-        """Set the scale, from which the rule goes on; for a rule that can be overruled.
+        """Set the loss scale; the next steps adjust the scale from there.
+
+        Of the managers in this package, only `tfmp.ExponentialUpdateLossScaleManager` supports this.
 
         Args:
-            loss_scale: The scale.
+            loss_scale: The new scale, a number or a scalar tensor.
 
         Returns:
-            The op that sets it; None in eager mode.
+            The op that sets the scale; None in eager mode.
 
         Raises:
-            NotImplementedError: The rule alone decides the scale.
+            NotImplementedError: The scale of this kind of manager cannot be set.
         """
         raise NotImplementedError(
             f"the scale of a {type(self).__name__} cannot be set: use a tfmp.ExponentialUpdateLossScaleManager."
         )
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state that eager code keeps, as numbers; empty for a rule that keeps none.
+        """Return the state of eager mode as Python numbers, for example to save it as JSON.
+
+        Returns:
+            The numbers by name; an empty dict if the manager keeps no state.
 
         Example:
             >>> import tfmp
@@ -85,14 +96,14 @@ class LossScaleManager(tf.Module, abc.ABC):
         return {} if state is None else state.numbers()
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
-        """Set the state of eager code to what `state_dict` returned.
+        """Restore the state of eager mode from what `state_dict` returned.
 
         Args:
-            state_dict: The numbers, by their names.
+            state_dict: The numbers by name.
 
         Raises:
-            TypeError: It is no mapping, or one is no number.
-            ValueError: Some are missing, not known or out of range; then the state stays as it was.
+            TypeError: `state_dict` is not a mapping, or one of its values is not a number.
+            ValueError: A name is missing or unknown, or a number is out of range. The state is then unchanged.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -104,7 +115,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         if sorted(state_dict) != sorted(names):
             kept, given = (", ".join(each) or "nothing" for each in (names, state_dict))
             raise ValueError(
-                f"a {type(self).__name__} keeps {kept}, got {given}: load what the state_dict of the same kind of "
+                f"a {type(self).__name__} keeps {kept}, got {given}: pass what state_dict() of the same kind of "
                 "manager returned."
             )
         if state is not None:
@@ -112,35 +123,38 @@ class LossScaleManager(tf.Module, abc.ABC):
             state.load(state_dict)
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
-        """Say so if numbers are none that the rule can go on from, before any of them is taken."""
+        """Raise an error if the rule cannot continue from these numbers; called before any of them is stored."""
 
     def _state_to_save(self) -> StateVariables[Any] | None:
         return None
 
     @property
     def lowest_loss_scale(self) -> float:
-        """The scale that the manager never goes below; 0 if it does not say.
+        """The lowest loss scale that the manager can reach; 0 if the manager does not know it.
 
-        Where it is less than 1 gradients are unscaled before they are checked: that could make them infinite.
+        If this value is less than 1, the optimizer unscales gradients before it checks them: dividing by a scale less
+        than 1 makes gradients larger, so a finite gradient could become infinite.
         """
         return 0.0
 
     @property
     def skips_per_backoff(self) -> int | None:
-        """After how many skipped steps in a row the scale shrinks; None if it never does, or is not known."""
+        """The number of consecutive skipped steps that lower the scale; None if it never shrinks or this is unknown."""
         return None
 
     def get_status(self) -> LossScaleStatus:
-        """Return the loss scale, and how many steps were applied and skipped, as monitors show them.
+        """Return the loss scale and the step counters, for logs and monitoring.
 
-        The counts begin with the session, or the eager program. They need no initializer and are in no checkpoint,
-        which holds what tf.contrib's held and no more; Keras saves them with the optimizer.
+        Counting begins with the session, or with the eager program. The counters need no initializer. No checkpoint
+        contains them, because a checkpoint holds the same variables as with tf.contrib; Keras saves them with the
+        optimizer.
 
-        At the top level of a graph every call returns the same tensors, which can be fetched also when the graph is
-        final. Under control dependencies, in conditionals, in a `tf.function` and in eager code they are read anew.
+        At the top level of a TF1 graph, every call returns the same tensors. They can therefore be fetched after the
+        graph is finalized, and repeated calls do not grow the graph. Under control dependencies, in conditionals, in
+        a `tf.function` and in eager mode, each call reads the variables again.
 
         Returns:
-            A `LossScaleStatus` of scalars.
+            A `LossScaleStatus`, a NamedTuple of scalar tensors.
 
         Example:
             >>> import tfmp
@@ -157,14 +171,14 @@ class LossScaleManager(tf.Module, abc.ABC):
         return self.get_status()
 
     def note_step(self, applied: tf.Tensor, finite: tf.Tensor | None = None) -> tf.Operation:
-        """Count a step; the optimizer calls it beside `update_loss_scale`.
+        """Count a step as applied or skipped; the optimizer calls this method once per step.
 
         Args:
             applied: A boolean scalar: was the step applied?
             finite: A boolean scalar: did no gradient overflow? None if that is the same.
 
         Returns:
-            The op that counts it; None in eager mode.
+            The op that updates the counters; None in eager mode.
         """
         counters = next_counters(self._counters.read(), applied)
         counted = self._counters.assign(counters)
@@ -174,10 +188,11 @@ class LossScaleManager(tf.Module, abc.ABC):
         return tf.group(counted, self._last_drop.assign(LastDrop(tf.where(finite, NO_DROP.at_step, number))))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, as Keras saves them with a model.
+        """Return the constructor's arguments; Keras saves them with a model.
 
         Raises:
-            NotImplementedError: The class does not say; a manager of your own overrides this to be saved.
+            NotImplementedError: The class does not override this method. A manager of your own must override it if
+                Keras is to save it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no get_config, which saving a model needs.")
 
@@ -186,13 +201,14 @@ class LossScaleManager(tf.Module, abc.ABC):
         """Make a manager from what `get_config` returned.
 
         Args:
-            config: The constructor's arguments.
+            config: The constructor's arguments by name.
         """
         return cls(**config)
 
     def __repr__(self) -> str:
-        """Show the settings that differ from their defaults and, in an eager program, the state."""
+        """Return the class with the settings that differ from their defaults and, in an eager program, the state."""
         shown = f"{type(self).__name__}({', '.join(self._settings_to_show())})"
+        # While a `tf.function` is traced, `tf.init_scope` returns to eager mode, where the variables have values.
         with tf.init_scope():
             state = self.state_dict() if tf.executing_eagerly() else {}
         values = ", ".join(f"{name}={value!r}" for name, value in state.items())
@@ -208,18 +224,22 @@ class LossScaleManager(tf.Module, abc.ABC):
         return [f"{name}={value!r}" for name, value in config.items() if value != defaults.get(name)]
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Keep the eager state in variables that a host makes: Keras saves those of its optimizers.
+        """Move the state of eager mode into variables of a Keras optimizer, so that Keras saves them with the model.
+
+        `tfmp.LossScaleOptimizer` calls this method; scripts need not.
 
         Args:
-            add_variable: Makes a variable from its name and its initial value, a NumPy scalar.
+            add_variable: The optimizer's method that makes a variable, given its name and its initial value, a NumPy
+                scalar.
 
         Raises:
-            ValueError: Another host keeps the state already.
+            ValueError: Another optimizer already holds the state: each optimizer needs a manager of its own.
         """
         self._counters.store_in(add_variable)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        # Private, for want of a public way to be in a SavedModel, whose functions count steps, and in no checkpoint.
+        # A SavedModel needs the counters, because its traced functions update them; a checkpoint must not contain
+        # them. TensorFlow has no public way to distinguish the two, so this overrides a private method.
         children = super()._trackable_children(save_type, **kwargs)
         return (
             children | {"counters": self._counters, "last_drop": self._last_drop}
@@ -234,7 +254,7 @@ class LossScaleManager(tf.Module, abc.ABC):
     def _make_status(self) -> LossScaleStatus:
         return status_of(self.get_loss_scale(), self._counters.read(), self._last_drop.read())
 
-    # Made on first use: the managers that users wrote for tf.contrib never call this class' constructor.
+    # Made on first use, not in a constructor: managers written for tf.contrib do not call `super().__init__()`.
 
     @functools.cached_property
     def _counters(self) -> StateVariables[StepCounters]:
@@ -247,14 +267,14 @@ class LossScaleManager(tf.Module, abc.ABC):
 
 
 def validated_manager(manager: LossScaleManager, name: str = "loss_scale_manager") -> LossScaleManager:
-    """Return the manager, or say that it is none.
+    """Return the manager, or raise an error if the object is not a manager.
 
     Args:
-        manager: What the user gave as a manager.
-        name: The argument's name, for the error.
+        manager: The object that the user passed.
+        name: The name of the argument, for the error message.
 
     Raises:
-        TypeError: It is not one.
+        TypeError: The object is not a `LossScaleManager`.
     """
     if not isinstance(manager, LossScaleManager):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""The manager of tf.contrib: the scale grows while gradients are finite, and shrinks when they overflow."""
+"""The dynamic loss scale of tf.contrib: it grows while gradients are finite and shrinks when they overflow."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,12 +15,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class LossScaleState(NamedTuple):
-    """What a manager keeps; the names are those of tf.contrib's variables, and so of the checkpoint's keys.
+    """The state of a manager without `tolerance`.
+
+    The names of the fields are the names of tf.contrib's variables, and therefore the keys in its checkpoints.
 
     Attributes:
         loss_scale: The loss scale; float32.
         good_steps: Finite steps since the scale last changed or a step overflowed; int32.
-        bad_steps: Overflowed steps since the scale last changed; int32. Below 0 while hysteresis forgives them.
+        bad_steps: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
     """
 
     loss_scale: tf.Tensor
@@ -29,13 +31,13 @@ class LossScaleState(NamedTuple):
 
 
 class TolerantLossScaleState(NamedTuple):
-    """What a manager with a tolerance keeps.
+    """The state of a manager with `tolerance`, which has one more field than `LossScaleState`.
 
     Attributes:
-        loss_scale: As in `LossScaleState`.
-        good_steps: As in `LossScaleState`.
-        bad_steps: As in `LossScaleState`.
-        steps_since_change: All steps since the scale last changed; int32.
+        loss_scale: The loss scale; float32.
+        good_steps: Finite steps since the scale last changed or a step overflowed; int32.
+        bad_steps: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
+        steps_since_change: All steps since the scale last changed, finite or not; int32.
     """
 
     loss_scale: tf.Tensor
@@ -45,48 +47,55 @@ class TolerantLossScaleState(NamedTuple):
 
 
 class ExponentialUpdateLossScaleManager(LossScaleManager):
-    """A loss scale that grows while gradients are finite, and shrinks when they overflow.
+    """A loss scale that grows while gradients are finite and shrinks when they overflow.
 
-    The rule, in float32, after each step:
+    This is the usual choice, because no suitable scale need be known: the scale grows until gradients overflow now and
+    then. A step whose gradients overflow is skipped.
+
+    The rule, computed in float32 after each step, where `good` and `bad` count finite and overflowed steps:
 
         finite:      good += 1                if good reaches incr_every_n_steps:
                                                   scale *= incr_ratio, if that is finite;  good = bad = 0
         not finite:  bad += 1; good = 0       if bad reaches decr_every_n_nan_or_inf:
                                                   scale = max(1, scale * decr_ratio);      good = bad = 0
 
-    Finite steps do not reset `bad`. The keyword-only settings change this rule; without them it is tf.contrib's:
+    Finite steps do not reset `bad`, so two overflows far apart can lower the scale together. The keyword-only settings
+    change the rule as follows; with their defaults it is exactly tf.contrib's rule:
 
-        max_loss_scale          scale = min(max_loss_scale, scale * incr_ratio) where it grows
-        min_loss_scale          scale = max(min_loss_scale, scale * decr_ratio) where it shrinks
-        hysteresis              bad = 1 - hysteresis at the start and where the scale grows; 0 where it shrinks
-        consecutive_hysteresis  bad = 1 - hysteresis at every finite step
-        tolerance               it shrinks only if also bad / steps >= tolerance; all steps since it last changed
+        max_loss_scale          when the scale grows:    scale = min(max_loss_scale, scale * incr_ratio)
+        min_loss_scale          when the scale shrinks:  scale = max(min_loss_scale, scale * decr_ratio)
+        hysteresis              at the start and when the scale grows:  bad = 1 - hysteresis, instead of 0
+        consecutive_hysteresis  after every finite step too:            bad = 1 - hysteresis
+        tolerance               the scale shrinks only if also bad / (steps since it last changed) >= tolerance
 
-    The scale is never 0, infinite or NaN. One from elsewhere, as a checkpoint of another program may hold, is brought
-    within the bounds by the next step, before that step counts: what is too low becomes `min_loss_scale`, what is too
-    high or infinite `max_loss_scale`, and NaN `init_loss_scale`.
+    The scale is never 0, infinite or NaN after a step. A checkpoint of another program may restore a scale outside the
+    bounds. The next step then corrects that scale before it applies the rule: a scale that is too low becomes
+    `min_loss_scale`, one that is too high or infinite becomes `max_loss_scale`, and NaN becomes `init_loss_scale`.
 
-    In graph mode the state is held by the variables `loss_scale`, `good_steps` and `bad_steps`, made here, and with a
-    tolerance `steps_since_change`; eagerly by `tf.Variable`s that `tf.train.Checkpoint(manager=manager)` saves.
+    In graph mode the constructor makes the variables `loss_scale`, `good_steps` and `bad_steps` (with a tolerance also
+    `steps_since_change`), which a `tf.compat.v1.train.Saver` saves. In eager mode the state is held by `tf.Variable`s,
+    which `tf.train.Checkpoint(manager=manager)` saves.
 
     Args:
-        init_loss_scale: The scale to start from, within the bounds. It may be far too high: each
+        init_loss_scale: The scale to start from, within the bounds. It may be far too high: every
             `decr_every_n_nan_or_inf` skipped steps multiply it by `decr_ratio`. BERT scripts use 2**32.
-        incr_every_n_steps: Finite steps in a row after which the scale grows. 1000 to 2000 is usual: growing costs
-            about one skipped step.
-        decr_every_n_nan_or_inf: Overflowed steps after which the scale shrinks. With more than 1 a single bad
-            batch does not lower the scale.
-        incr_ratio: What the scale is multiplied by to grow, more than 1.
-        decr_ratio: What the scale is multiplied by to shrink, between 0 and 1. Powers of two keep the scaling
-            exact.
-        min_loss_scale: The lowest scale, at least 2**-126. Below 1 it helps gradients that overflow unscaled.
-        max_loss_scale: The highest scale; by default what float32 holds.
-        hysteresis: Overflowed steps until the first back-off after the scale grew, if those after it need one each.
-            `hysteresis - 1` overflows are forgiven; once they are used up, none is until the scale grows again.
-        consecutive_hysteresis: Whether every finite step also gives the hysteresis back. Then only overflows in a row
-            lower the scale.
-        tolerance: The share of overflowed steps, among those since the scale last changed, from which on it shrinks;
-            at least 0 and below 1. Overflows that hysteresis forgave are no part of the share.
+        incr_every_n_steps: The number of consecutive finite steps after which the scale grows. Usual values are 1000
+            to 2000, because each growth costs about one skipped step.
+        decr_every_n_nan_or_inf: The number of overflowed steps after which the scale shrinks. With a value above 1, a
+            single bad batch does not lower the scale.
+        incr_ratio: The factor by which the scale grows, greater than 1.
+        decr_ratio: The factor by which the scale shrinks, between 0 and 1. If both factors are powers of two, scaling
+            and unscaling are exact.
+        min_loss_scale: The lowest scale, at least 2**-126. A value below 1 helps if gradients overflow even without
+            scaling.
+        max_loss_scale: The highest scale; by default the scale may grow as far as float32 allows.
+        hysteresis: The number of overflowed steps after which the scale first shrinks once it has grown, if
+            `decr_every_n_nan_or_inf` is 1. The first `hysteresis - 1` overflows after the start or after a growth do
+            not count; later overflows all count until the scale grows again.
+        consecutive_hysteresis: If True, every finite step restores the full hysteresis, so that only consecutive
+            overflows lower the scale.
+        tolerance: A share of overflowed steps, at least 0 and below 1. The scale shrinks only if at least this share
+            of the steps since it last changed overflowed. Overflows that hysteresis ignored do not count as overflowed.
 
     Raises:
         TypeError: A setting is not a number.
@@ -99,8 +108,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         ...     print(float(manager.get_loss_scale()), end=" ")
         1024.0 2048.0 2048.0 1024.0 1024.0 512.0
 
-    Source: tf.contrib.mixed_precision, with its names, arguments and numbers; hysteresis after Megatron-LM and
-    DeepSpeed, whose rule it is with `decr_every_n_nan_or_inf=1`; the tolerance after fairseq.
+    Source: tf.contrib.mixed_precision, with its names, arguments and numbers. The hysteresis is that of Megatron-LM and
+    DeepSpeed if `decr_every_n_nan_or_inf` is 1; the tolerance follows fairseq.
     """
 
     def __init__(
@@ -134,7 +143,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         self._consecutive_hysteresis = settings.flag("consecutive_hysteresis", consecutive_hysteresis)
         self._tolerance = settings.below_1("tolerance", tolerance)
         self._initial_state = self._state_to_start_from()
-        # Of either kind of state.
+        # `Any` because the state is a `LossScaleState` or, with a tolerance, a `TolerantLossScaleState`.
         self.state: StateVariables[Any] = StateVariables(self._initial_state, saved=True)
         self.state.create()
 
@@ -159,14 +168,15 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     @property
     def lowest_loss_scale(self) -> float:
-        """The scale that the manager never goes below."""
+        """The lowest loss scale that the manager can reach: `min_loss_scale`."""
         return float(self._lowest)
 
     @property
     def skips_per_backoff(self) -> int | None:
-        """After how many skipped steps in a row the scale shrinks, at most: after growth, hysteresis comes on top.
+        """The largest number of consecutive skipped steps that it can take to lower the scale.
 
-        None with a tolerance: there it depends on the steps before.
+        This is `decr_every_n_nan_or_inf`, plus the overflows that hysteresis ignores after a growth. With a tolerance
+        the number depends on the earlier steps, and this property is None.
         """
         return None if self._tolerance else self._decr_every_n_nan_or_inf + self._hysteresis - 1
 
@@ -175,32 +185,34 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return self.state.read().loss_scale
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Move the state by one step.
+        """Apply the rule after a step; the optimizer calls this method once per step.
 
         Args:
-            finite_grads: A boolean scalar, whether the gradients were finite on every replica.
+            finite_grads: A boolean scalar: were the gradients finite on every replica?
 
         Returns:
-            The op that moves it; None in eager mode.
+            The op that updates the state; None in eager mode, where the update has happened on return.
         """
-        # The original branched here, and its scope shows in the names of what comes after: in a GAN the second
-        # Adam's powers are `cond_2/beta1_power` in every old checkpoint. The variables stay outside that scope.
+        # tf.contrib used a conditional here, whose name scope `cond` influences the names of later ops and variables.
+        # In a GAN, the second Adam's variable is `cond_2/beta1_power` in every old checkpoint. Opening a scope of the
+        # same name keeps these checkpoint keys. The manager's own variables are created before, outside that scope.
         self.state.create()
         with tf.name_scope("cond"):
             return self.state.assign(self.next_state(self.state.read(), finite_grads))
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
-        """Set the scale; the steps that count towards its next change stay.
+        """Set the loss scale without changing the counts of good and bad steps.
 
         Args:
-            loss_scale: The scale, within the bounds; a number, or a scalar tensor.
+            loss_scale: The new scale, within the bounds; a number or a scalar tensor.
 
         Returns:
-            The op that sets it; None in eager mode.
+            The op that sets the scale; None in eager mode.
 
         Raises:
-            TypeError: It is no number.
-            ValueError: It is not finite, or not within the bounds. A tensor of a graph is an error when the op runs.
+            TypeError: The scale is not a number.
+            ValueError: The scale is not finite or not within the bounds. If the scale is a tensor of a graph whose
+                value is not known yet, running the op raises `tf.errors.InvalidArgumentError` instead.
 
         Example:
             >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=2)
@@ -218,28 +230,32 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             if loss_scale > self._highest:
                 raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {number!r}.")
         else:
-            # NaN is not within them either.
+            # Both comparisons are False for NaN, so this also refuses NaN.
             within = tf.logical_and(loss_scale >= self._lowest, loss_scale <= self._highest)
             checks = [
                 tf.debugging.Assert(within, ["the new loss scale is not within the manager's bounds:", loss_scale])
             ]
         with tf.control_dependencies(checks):
+            # `tf.identity` makes an op that runs after the checks. The assignment waits for it.
             return self.state.assign(self.state.read()._replace(loss_scale=tf.identity(loss_scale)))
 
     def continue_from(self, loss_scale: float, good_steps: int = 0, bad_steps: int = 0) -> tf.Operation:
-        """Go on where another program stopped; steps since the scale changed are counted anew.
+        """Set the whole state to continue from another program's loss scale.
+
+        With a tolerance, the count of all steps since the scale last changed restarts at 0.
 
         Args:
-            loss_scale: The scale. Also 0, infinity or NaN is brought within the bounds, as the class tells.
-            good_steps: Finite steps in a row.
-            bad_steps: Overflowed steps since the scale last changed. Down to `1 - hysteresis`, which forgives all that
-                hysteresis can; 0 forgives none.
+            loss_scale: The scale of the other program. Any number is accepted, even 0, infinity or NaN: it is brought
+                within the bounds as described in the class.
+            good_steps: The number of consecutive finite steps so far.
+            bad_steps: The number of overflowed steps since the scale last changed. The lowest value,
+                `1 - hysteresis`, restores the full hysteresis; with 0 the next overflow already counts.
 
         Returns:
             The op that sets the state; None in eager mode.
 
         Raises:
-            TypeError: One is no number.
+            TypeError: An argument is not a number.
             ValueError: A number of steps is out of range.
 
         Example:
@@ -251,6 +267,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """
         good = settings.count("good_steps", good_steps, least=0)
         bad = settings.count("bad_steps", bad_steps, least=1 - self._hysteresis)
+        # A number beyond the range of float32 becomes infinite here, and then the highest scale.
         with np.errstate(over="ignore"):
             scale = np.float32(settings.real("loss_scale", loss_scale))
         state = self._initial_state._replace(
@@ -269,19 +286,19 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return self.state
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Keep the scale's own state there too; see `LossScaleManager.store_in`."""
+        """Move the scale and its counts, as well as the step counters, into variables of a Keras optimizer."""
         self.state.store_in(add_variable)
         super().store_in(add_variable)
 
     def next_state(self, state: Any, finite: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
-        """Return the state after one step; a pure function, of each element by itself.
+        """Return the state after one step. This is a pure function; it works elementwise, so a batch of states is fine.
 
         Args:
-            state: The state before it, a `LossScaleState`; with a tolerance a `TolerantLossScaleState`.
-            finite: A boolean scalar, whether the gradients were finite on every replica.
+            state: The state before the step: a `LossScaleState`, or with a tolerance a `TolerantLossScaleState`.
+            finite: A boolean scalar: were the gradients finite on every replica?
 
         Returns:
-            The state after it, of the same kind.
+            The state after the step, of the same type.
         """
         forgiving = 1 - self._hysteresis
         good = tf.where(finite, state.good_steps + 1, 0)
@@ -291,7 +308,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         shrink = tf.logical_and(tf.logical_not(finite), bad >= self._decr_every_n_nan_or_inf)
         if self._tolerance:
             steps = state.steps_since_change + 1
-            # In float64, where 1 / 20 is 0.05.
+            # TensorFlow divides int32 tensors in float64, so that 1 / 20 equals the Python number 0.05 exactly.
             shrink = tf.logical_and(shrink, bad / steps >= self._tolerance)
             state = state._replace(steps_since_change=tf.where(tf.logical_or(grow, shrink), 0, steps))
 
@@ -308,8 +325,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         grown = scale * self._incr_ratio
         if self._max_loss_scale is not None:
             return tf.minimum(self._highest, grown)
+        # As in tf.contrib: if the product is infinite, the scale does not change.
         return tf.where(tf.math.is_finite(grown), grown, scale)
 
     def _within_bounds(self, scale: tf.Tensor) -> tf.Tensor:
+        # `tf.maximum` and `tf.minimum` do not replace NaN, so it is handled separately.
         within = tf.minimum(tf.maximum(scale, self._lowest), self._highest)
         return tf.where(tf.math.is_nan(scale), self._init_loss_scale, within)

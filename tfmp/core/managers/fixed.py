@@ -1,4 +1,4 @@
-"""The manager of a scale that never changes."""
+"""The manager of a constant loss scale."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ from tfmp.core.managers.base import LossScaleManager
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A loss scale that never changes. Steps that overflow are still skipped.
+    """A constant loss scale. Steps that overflow are still skipped.
 
-    Choose it when a good scale is known. Where it is not, `ExponentialUpdateLossScaleManager` finds one.
+    Choose this manager if you know a good scale. `ExponentialUpdateLossScaleManager` finds one automatically. With a
+    scale of 1 nothing is scaled, and the only effect is that steps with infinities or NaN are skipped.
 
     Args:
         loss_scale: The scale, a finite number of at least 1.
@@ -40,7 +41,7 @@ class FixedLossScaleManager(LossScaleManager):
 
     @property
     def lowest_loss_scale(self) -> float:
-        """The scale."""
+        """The loss scale itself, since it never changes."""
         return float(self._setting)
 
     def get_loss_scale(self) -> tf.Tensor:
@@ -48,6 +49,6 @@ class FixedLossScaleManager(LossScaleManager):
         return self._loss_scale.get()
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Do nothing: the scale is fixed."""
+        """Do nothing, because the scale is constant."""
         del finite_grads
         return tf.no_op()

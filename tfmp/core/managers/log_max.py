@@ -1,4 +1,4 @@
-"""The manager that predicts the largest gradient from those before."""
+"""The manager that predicts the largest gradient from the gradients of earlier steps."""
 
 import math
 from collections.abc import Mapping
@@ -12,25 +12,26 @@ from tfmp.core.managers.base import LossScaleManager
 from tfmp.core.state import StateVariables
 from tfmp.types import AddVariable
 
-# Of a float32.
+# The bit layout of float32 in IEEE 754.
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127
 
+# The count of observations stops here, because int32 must not overflow.
 _MOST_OBSERVATIONS = 2**30
 
-# Float32 holds the square root of any variance, times as many.
+# With at most this factor, deviations * sqrt(variance) stays finite in float32 for every variance.
 _MOST_DEVIATIONS = 1000
 
 
 class LogMaxState(NamedTuple):
-    """What the manager keeps.
+    """The state of the manager; the class describes the rule that uses it.
 
     Attributes:
         loss_scale: The loss scale, a power of two; float32.
         log_mean: Moving mean of x = log2(max_abs); float32.
-        log_variance: Moving mean of the squared error of predicting x by that mean; float32.
-        observations: How many x there were; int32.
-        margin: How many powers of two the scale stays below what mean and variance propose; int32.
-        good_steps: Finite steps since the margin last changed; int32.
+        log_variance: Moving mean of the squared difference between x and the mean before it; float32.
+        observations: The number of values x that the mean and the variance contain; int32.
+        margin: The number of powers of two by which the scale stays below the proposal; int32.
+        good_steps: Consecutive finite steps; starts again from 0 at `incr_every_n_steps`; int32.
     """
 
     loss_scale: tf.Tensor
@@ -42,11 +43,16 @@ class LogMaxState(NamedTuple):
 
 
 class LogMaxLossScaleManager(LossScaleManager):
-    """A loss scale that follows the magnitude of gradients, so that overflow is a rare event.
+    """A loss scale that follows the magnitude of gradients, so that overflows are rare.
 
-    The logarithm of the largest magnitude among a step's gradients moves slowly, with some deviation. The scale is put
-    where a value some deviations above the mean still does not overflow. It then follows gradients that grow before
-    they overflow, and those that shrink without a search. The rule after each step:
+    `ExponentialUpdateLossScaleManager` finds the highest possible scale by overflowing now and then. This manager
+    predicts it instead. It observes the largest magnitude among the gradients of each step, `max_abs`. The logarithm of
+    `max_abs` usually changes slowly, with some deviation. The manager keeps a moving mean and variance of this
+    logarithm, and chooses the scale such that a gradient several standard deviations above the mean still does not
+    overflow. While gradients grow, the scale falls before they overflow; while they shrink, it rises without having
+    to overflow first.
+
+    The rule after each step, where `n` counts the observations:
 
         finite, 0 < max_abs < infinity:  x = log2(max_abs); n += 1
                                          variance += ((x - mean)**2 - variance) * max(1 - deviation_decay, 1 / (n - 1))
@@ -57,27 +63,35 @@ class LogMaxLossScaleManager(LossScaleManager):
         not finite:                      scale = max(min_loss_scale, scale / 2); good = 0
                                          once n > 0: margin = max(0, proposal - log2(scale))
 
-        proposal                         floor(log2(limit) - mean - deviations * sqrt(variance)), in the bounds
+        proposal                         floor(log2(limit) - mean - deviations * sqrt(variance)), within log2 of the
+                                         bounds
 
-    Until `1 / n` is as small as a moving mean's rate, the means are plain ones: nothing pulls them towards where they
-    started. The variance is that of the error of the prediction, so that drift counts too; the first x has none. An
-    overflow tells nothing of the magnitude, so it leaves the statistics alone: it costs one back-off, and the margin
-    remembers that they were too hopeful. Overflows before the first x leave no margin. The proposal is taken within
-    the bounds before the margin is, since a margin beyond them would be felt later. Gradients that are all 0 tell
-    nothing either; nor does a magnitude below 2**-126, which processors may take for 0.
+    * For the first observations, `1 / n` is larger than `1 - decay`. The mean and the variance are then plain
+      averages, which do not depend on where they started.
+    * The variance measures how far the mean before a step missed that step's `x`. A steady drift therefore increases
+      it too. The first `x` has no prediction and does not enter the variance.
+    * The magnitude of gradients that overflowed is unknown, so an overflow does not change the mean and the variance.
+      It halves the scale once, and the margin keeps the scale below later proposals. Overflows before the first
+      observation leave no margin.
+    * The proposal is limited to the bounds before the margin is computed or subtracted. Otherwise a margin could
+      accumulate beyond the bounds and keep the scale too low later.
+    * A step whose gradients are all 0 is not an observation. Nor is a magnitude below 2**-126, which is denormal in
+      float32: some processors replace such numbers by 0.
 
-    The scale is always a power of two, and never 0, infinite or NaN. One from elsewhere is brought within the bounds by
-    the next step: NaN becomes `init_loss_scale`, and what is no power of two the next lower one. Statistics that are
-    not finite are forgotten.
+    The scale is always a power of two, and never 0, infinite or NaN. If a checkpoint of another program restores other
+    values, the next step corrects them: it brings the scale within the bounds, rounds it down to a power of two,
+    replaces a NaN scale by `init_loss_scale`, and forgets a mean or variance that is not finite.
 
     Args:
-        init_loss_scale: The scale before the first finite step, a power of two within the bounds. If it is so low that
-            all gradients vanish there is nothing to learn from, and it stays.
+        init_loss_scale: The scale before the first finite step, a power of two within the bounds. It must not be so low
+            that all gradients become 0: there would then be nothing to observe, and the scale would never change.
         limit: The largest magnitude that a scaled gradient may have. 65504 is the largest number in float16.
-        deviations: How many deviations above the mean a gradient may be without overflow, from 0 to 1000.
-        mean_decay: What of the mean is kept in a step, at least 0 and below 1. 0.99 averages about 100 steps.
-        deviation_decay: The same for the variance. It should remember longer than the mean does.
-        incr_every_n_steps: Finite steps in a row that take one from the margin.
+        deviations: The number of standard deviations, from 0 to 1000, that a gradient may lie above the mean without
+            overflowing. A larger number gives fewer overflows and a lower scale.
+        mean_decay: The part of the mean that a step keeps, at least 0 and below 1. 0.99 averages over about 100 steps.
+        deviation_decay: The part of the variance that a step keeps, at least 0 and below 1. Choose it larger than
+            `mean_decay`, so that the variance covers a longer time than the mean.
+        incr_every_n_steps: The number of consecutive finite steps after which the margin falls by one.
         min_loss_scale: The lowest scale, a power of two, at least 2**-126.
         max_loss_scale: The highest scale, a power of two.
 
@@ -93,8 +107,9 @@ class LogMaxLossScaleManager(LossScaleManager):
         ...     print(float(manager.get_loss_scale()), end=" ")
         524288.0 8192.0 8192.0 8192.0
 
-    Source: the "LogMax" scaler of OpenSeq2Seq. There one overflow counts as a magnitude of 2**65536 and pins the scale
-    at its minimum for thousands of steps, and one step without gradients makes it NaN for good.
+    Source: the "LogMax" scaler of OpenSeq2Seq, with two faults corrected. There an overflow counts as a magnitude of
+    2**65536, which holds the scale at its minimum for thousands of steps; and one step whose gradients are all 0 makes
+    the scale NaN permanently.
     """
 
     needs_max_abs = True
@@ -116,6 +131,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         for name, scale in zip(
             ("min_loss_scale", "max_loss_scale", "init_loss_scale"), (*scales[1:], scales[0]), strict=True
         ):
+            # `frexp` returns the fraction 0.5 for powers of two, and for no other number.
             if math.frexp(scale)[0] != 0.5:
                 raise ValueError(f"{name} must be a power of two, got {float(scale)!r}.")
         self._init_loss_scale, self._lowest, self._highest = scales
@@ -147,12 +163,12 @@ class LogMaxLossScaleManager(LossScaleManager):
 
     @property
     def lowest_loss_scale(self) -> float:
-        """The scale that the manager never goes below."""
+        """The lowest loss scale that the manager can reach: `min_loss_scale`."""
         return float(self._lowest)
 
     @property
     def skips_per_backoff(self) -> int:
-        """After how many skipped steps in a row the scale shrinks."""
+        """The number of consecutive skipped steps that lower the scale: every skipped step does."""
         return 1
 
     def get_loss_scale(self) -> tf.Tensor:
@@ -160,15 +176,15 @@ class LogMaxLossScaleManager(LossScaleManager):
         return self.state.read().loss_scale
 
     def update_loss_scale(self, finite_grads: tf.Tensor, max_abs: tf.Tensor | None = None) -> tf.Operation:
-        """Move the state by one step.
+        """Apply the rule after a step; the optimizer calls this method once per step.
 
         Args:
-            finite_grads: A boolean scalar, whether the gradients were finite on every replica.
-            max_abs: A float32 scalar, the largest magnitude among the unscaled gradients of all replicas. What it is
-                on a step that overflowed does not matter.
+            finite_grads: A boolean scalar: were the gradients finite on every replica?
+            max_abs: A float32 scalar, the largest magnitude among the unscaled gradients of all replicas. It is
+                required. If `finite_grads` is False, its value is ignored.
 
         Returns:
-            The op that moves it; None in eager mode.
+            The op that updates the state; None in eager mode, where the update has happened on return.
 
         Raises:
             TypeError: `max_abs` is missing.
@@ -179,24 +195,27 @@ class LogMaxLossScaleManager(LossScaleManager):
                 "the step's unscaled gradients."
             )
         self.state.create()
-        with tf.name_scope("cond"):  # As the manager of tf.contrib has it.
+        # The name scope keeps the checkpoint keys of old GANs, as in `ExponentialUpdateLossScaleManager`.
+        with tf.name_scope("cond"):
             return self.state.assign(self.next_state(self.state.read(), finite_grads, max_abs))
 
     def continue_from(self, loss_scale: float, good_steps: int = 0, bad_steps: int = 0) -> tf.Operation:
-        """Go on from the scale of another program, as from `init_loss_scale`: statistics and margin begin anew.
+        """Continue from another program's loss scale; the mean, the variance and the margin start anew.
 
         Args:
-            loss_scale: The scale. It becomes the nearest power of two within the bounds, of two as near the lower one;
-                what is not positive becomes `min_loss_scale`, infinity `max_loss_scale` and NaN `init_loss_scale`.
-            good_steps: Finite steps in a row. Other rules go on from it; this one has no use for it, since there is no
-                margin to take from.
-            bad_steps: Overflowed steps since the scale last changed; no use either.
+            loss_scale: The scale of the other program. It is rounded to the nearest power of two within the bounds; if
+                two are equally near, to the lower one. A number that is not positive becomes `min_loss_scale`,
+                infinity becomes `max_loss_scale`, and NaN becomes `init_loss_scale`.
+            good_steps: Accepted for the same signature as `ExponentialUpdateLossScaleManager.continue_from`, and
+                ignored: good steps only reduce the margin, which starts at 0.
+            bad_steps: Accepted for the same signature, and ignored.
 
         Returns:
             The op that sets the state; None in eager mode.
 
         Raises:
-            TypeError: One is no number.
+            TypeError: An argument is not a number.
+            ValueError: A number of steps is infinite or NaN.
 
         Example:
             >>> manager = LogMaxLossScaleManager()
@@ -212,6 +231,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         return self.state.assign(LogMaxState(*map(tf.convert_to_tensor, state)))
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
+        # A scale outside the bounds or between powers of two is accepted: the next step corrects it.
         settings.loss_scale("loss_scale", state_dict["loss_scale"], least=settings.LOWEST_LOSS_SCALE)
         for name in ("log_mean", "log_variance"):
             settings.number(name, state_dict[name])
@@ -222,20 +242,20 @@ class LogMaxLossScaleManager(LossScaleManager):
         return self.state
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Keep the scale's own state there too; see `LossScaleManager.store_in`."""
+        """Move the manager's state, as well as the step counters, into variables of a Keras optimizer."""
         self.state.store_in(add_variable)
         super().store_in(add_variable)
 
     def next_state(self, state: LogMaxState, finite: tf.Tensor, max_abs: tf.Tensor) -> LogMaxState:
-        """Return the state after one step; a pure function, of each element by itself.
+        """Return the state after one step. This is a pure function; it works elementwise, so a batch of states is fine.
 
         Args:
-            state: The state before it.
-            finite: A boolean scalar, whether the gradients were finite on every replica.
+            state: The state before the step.
+            finite: A boolean scalar: were the gradients finite on every replica?
             max_abs: A float32 scalar, the largest magnitude among the unscaled gradients.
 
         Returns:
-            The state after it.
+            The state after the step.
         """
         state = self._with_observation(self._mended(state), finite, max_abs)
         observed = state.observations > 0
@@ -258,11 +278,12 @@ class LogMaxLossScaleManager(LossScaleManager):
 
     def _nearest_power_of_two(self, scale: float) -> float:
         fraction, exponent = math.frexp(min(max(scale, float(self._lowest)), float(self._highest)))
-        # The fraction is at least 1/2.
+        # `frexp` returns scale == fraction * 2**exponent with a fraction from 0.5 to 1. Above 0.75 the scale is nearer
+        # to 2**exponent than to 2**(exponent - 1).
         return math.ldexp(1, exponent - 1 if fraction <= 0.75 else exponent)
 
     def _mended(self, state: LogMaxState) -> LogMaxState:
-        """Return a state whose values can be computed with, as all states are but those from elsewhere."""
+        """Return the state with invalid values corrected; they can only come from another program's checkpoint."""
         within = tf.minimum(tf.maximum(state.loss_scale, self._lowest), self._highest)
         known = tf.math.is_finite(state.log_mean) & tf.math.is_finite(state.log_variance) & (state.log_variance >= 0)
         return state._replace(
@@ -276,9 +297,10 @@ class LogMaxLossScaleManager(LossScaleManager):
     def _with_observation(self, state: LogMaxState, finite: tf.Tensor, max_abs: tf.Tensor) -> LogMaxState:
         seen = finite & tf.math.is_finite(max_abs) & (max_abs >= settings.LOWEST_LOSS_SCALE)
         count = tf.minimum(state.observations + tf.cast(seen, tf.int32), _MOST_OBSERVATIONS)
+        # Both branches of `tf.where` are computed, so the inner one keeps 0 and infinity out of the logarithm.
         error = tf.where(seen, _log2(tf.where(seen, max_abs, 1.0)) - state.log_mean, 0.0)
         mean_rate = _rate(self._mean_decay, count)
-        # The first x has no error. The mean is 0 before it.
+        # The first observation does not enter the variance: the mean before it is 0, which predicts nothing.
         variance_rate = tf.where(seen & (count > 1), _rate(self._deviation_decay, count - 1), 0.0)
         return state._replace(
             log_mean=state.log_mean + error * mean_rate,
@@ -292,13 +314,16 @@ class LogMaxLossScaleManager(LossScaleManager):
 
 
 def _rate(decay: float, count: tf.Tensor) -> tf.Tensor:
+    # 1 / count makes a plain average of the first observations, 1 - decay a moving average of the later ones.
     return tf.maximum(1 - decay, 1 / tf.cast(tf.maximum(count, 1), tf.float32))
 
 
-# By the bits of float32: `tf.pow` and `tf.math.log` round, and differ between processors and XLA.
+# The functions below read and write the bits of a float32 directly. `tf.pow` and `tf.math.log` round, and their results
+# differ between processors and under XLA, so a power of two would not always come out exactly.
 
 
 def _exponent(value: tf.Tensor) -> tf.Tensor:
+    # For positive normal numbers only: the sign bit and the exponent bits of the others mean something else.
     bits = tf.bitcast(value, tf.int32)
     return tf.bitwise.right_shift(bits, _FRACTION_BITS) - _EXPONENT_BIAS
 

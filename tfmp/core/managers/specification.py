@@ -1,4 +1,4 @@
-"""A manager from one value, as a configuration file holds it."""
+"""Makes a manager from one value of a configuration: a name, a number or a dict."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,20 +10,21 @@ from tfmp.core.managers.exponential import ExponentialUpdateLossScaleManager
 from tfmp.core.managers.fixed import FixedLossScaleManager
 from tfmp.core.managers.log_max import LogMaxLossScaleManager
 
-#: What says which manager to make.
+#: The values that describe a manager; `get_loss_scale_manager` explains them.
 Specification: TypeAlias = LossScaleManager | float | str | Mapping[str, Any] | None
 
-#: What the wrappers of Keras and TensorFlow start from, and after how many finite steps they double the scale.
+#: The defaults of the loss-scale wrappers of Keras and TensorFlow: the first scale, and the number of consecutive
+#: finite steps after which the scale doubles.
 _INITIAL_SCALE, _GROWTH_STEPS = 2**15, 2000
 
 
 class _Mode(NamedTuple):
-    """A kind of manager.
+    """A mode of a configuration, such as "dynamic".
 
     Attributes:
-        make: Its class.
-        defaults: The settings that are taken where none is given.
-        names: The settings, by each name that they may be given.
+        make: The class of the manager.
+        defaults: The arguments of the class that are used if the configuration does not set them.
+        names: For each setting that a configuration may contain, the arguments of the class that it sets.
     """
 
     make: Callable[..., LossScaleManager]
@@ -36,32 +37,38 @@ def _by_own_names(*names: str) -> dict[str, tuple[str, ...]]:
 
 
 def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
-    """Return the manager that one value describes, as a configuration file holds it.
+    """Return the loss-scale manager that one value describes, for example a value of a configuration file.
 
-        a manager    itself
-        None         FixedLossScaleManager(1): nothing is scaled, and steps that overflow are skipped
-        a number     FixedLossScaleManager of that scale
-        "dynamic"    ExponentialUpdateLossScaleManager from 2**16; halves at each overflow, doubles after 2000 finite
-                     steps in a row, as PyTorch does
-        "log_max"    LogMaxLossScaleManager from 2**15
-        a mapping    `mode`, which is "dynamic" where it is left out, "static" (or "fixed") or "log_max", and settings
-                     by the names of the manager's own arguments, or those of MMCV or PyTorch:
+    The values are:
 
-            init_scale, scale_factor, scale_window             init_loss_scale (static: loss_scale), both incr_ratio and
-                                                               1 / decr_ratio, incr_every_n_steps
-            growth_factor, backoff_factor, growth_interval     incr_ratio, decr_ratio, incr_every_n_steps
+        a manager    returned unchanged
+        None         FixedLossScaleManager(1): nothing is scaled, but steps that overflow are skipped
+        a number     FixedLossScaleManager(number)
+        "dynamic"    ExponentialUpdateLossScaleManager, which starts from 2**16, halves at each overflow, and doubles
+                     after 2000 consecutive finite steps, like PyTorch's GradScaler
+        "log_max"    LogMaxLossScaleManager, which starts from 2**15
+        a dict       the key `mode` ("dynamic" if left out, "static" or "fixed", or "log_max") and settings
 
-    Where no scale to start from is given, it is that default, or the nearest within the bounds that are given.
+    Settings in a dict have the names of the manager's own arguments, or these names of MMCV and PyTorch:
+
+        init_scale                         init_loss_scale; in a static mode loss_scale
+        scale_factor                       incr_ratio, and at the same time 1 / decr_ratio
+        scale_window, growth_interval      incr_every_n_steps
+        growth_factor                      incr_ratio
+        backoff_factor                     decr_ratio
+
+    If a dict sets no first scale, the default above is used; if it lies outside the bounds that the dict sets, the
+    nearer bound is used.
 
     Args:
-        spec: The description.
+        spec: One of the values above.
 
     Returns:
         The manager.
 
     Raises:
-        TypeError: It is none of these, or a setting is of the wrong type.
-        ValueError: A mode or a setting is not known, a setting is given twice, missing or out of range.
+        TypeError: `spec` is none of these values, or a setting has the wrong type.
+        ValueError: A mode or a setting is unknown; or a setting is given twice, missing or out of range.
 
     Example:
         >>> manager = get_loss_scale_manager({"init_scale": 512.0, "mode": "dynamic"})
@@ -90,20 +97,20 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
 
 
 def manager_of_wrapper(spec: Specification) -> LossScaleManager:
-    """Return the manager that the second argument of a `tfmp.LossScaleOptimizer` describes.
+    """Return the manager that the second argument of `tfmp.LossScaleOptimizer` describes.
 
-    As `get_loss_scale_manager`, but that "dynamic" starts from 2**15, as it does in the wrappers of Keras and
-    TensorFlow, and that None is refused: a wrapper that scales nothing is asked for by the number 1.
+    The argument may be any value of `get_loss_scale_manager`, with two differences. "dynamic" starts from 2**15, as in
+    the wrappers of Keras and TensorFlow. None is refused: to wrap an optimizer without scaling, pass the number 1.
 
     Args:
-        spec: The description.
+        spec: The argument.
 
     Returns:
         The manager.
 
     Raises:
-        TypeError: It describes none, or a setting is of the wrong type.
-        ValueError: A mode or a setting is not known, a setting is given twice, missing or out of range.
+        TypeError: `spec` describes no manager, or a setting has the wrong type.
+        ValueError: A mode or a setting is unknown; or a setting is given twice, missing or out of range.
 
     Example:
         >>> manager_of_wrapper("dynamic").get_config()["init_loss_scale"]
@@ -122,15 +129,17 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
 def dynamic_manager(
     initial_scale: float = _INITIAL_SCALE, dynamic_growth_steps: int = _GROWTH_STEPS
 ) -> ExponentialUpdateLossScaleManager:
-    """Return a manager that halves at each overflow and doubles after some finite steps, as Keras' wrappers do.
+    """Return the manager that behaves like the loss scale of Keras' `LossScaleOptimizer`.
+
+    It halves the scale at each overflow and doubles it after `dynamic_growth_steps` consecutive finite steps.
 
     Args:
         initial_scale: The scale to start from.
-        dynamic_growth_steps: Finite steps in a row after which the scale doubles.
+        dynamic_growth_steps: The number of consecutive finite steps after which the scale doubles.
 
     Raises:
-        TypeError: One is no number.
-        ValueError: One is out of range.
+        TypeError: An argument is not a number.
+        ValueError: An argument is out of range.
 
     Example:
         >>> dynamic_manager()
@@ -142,6 +151,7 @@ def dynamic_manager(
             initial_scale, dynamic_growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
         )
     except (TypeError, ValueError) as error:
+        # The caller knows the arguments by the names in Keras, so the message should use them.
         message = str(error).replace("init_loss_scale", "initial_scale")
         raise type(error)(message.replace("incr_every_n_steps", "dynamic_growth_steps")) from None
 
@@ -168,9 +178,9 @@ def _manager_of_mode(name: object, given: Mapping[str, Any]) -> LossScaleManager
 
 
 def _within_bounds(default: float, values: Mapping[str, Any]) -> float:
-    """Return the scale to start from where none is given: the default, or the bound that is nearest to it."""
+    """Return the default first scale, moved to the nearer bound if it lies outside the bounds in `values`."""
     lowest, highest = (values.get(name) for name in ("min_loss_scale", "max_loss_scale"))
-    # What is no number is left to the manager to refuse.
+    # A bound that is not a number is ignored here: the manager's constructor refuses it with a better message.
     if lowest is not None and settings.is_number(lowest):
         default = max(default, lowest)
     if highest is not None and settings.is_number(highest):
@@ -179,7 +189,7 @@ def _within_bounds(default: float, values: Mapping[str, Any]) -> float:
 
 
 def _in_the_words_given(message: str, mode: _Mode, given_as: Mapping[str, str]) -> str:
-    """Return what a manager says of its settings, with the names that they were given by."""
+    """Return a manager's error message with its argument names replaced by the names in the user's configuration."""
     own_names = {name for names in mode.names.values() for name in names}
 
     def named(match: re.Match[str]) -> str:
@@ -195,7 +205,7 @@ def _in_the_words_given(message: str, mode: _Mode, given_as: Mapping[str, str]) 
 
 
 def _settings(mode: _Mode, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings by the manager's own names, and the names that they were given by."""
+    """Return the values by the manager's argument names, and for each argument the name that the user wrote."""
     values: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     for key, value in given.items():
@@ -204,6 +214,7 @@ def _settings(mode: _Mode, given: Mapping[str, Any]) -> tuple[dict[str, Any], di
                 raise ValueError(f"{given_as[setting]} and {key} are the same setting: give one of them.")
             given_as[setting] = key
             values[setting] = value
+    # In MMCV, the scale grows by `scale_factor` and shrinks by its reciprocal.
     if given_as.get("decr_ratio") == "scale_factor":
         values["decr_ratio"] = 1 / settings.positive("scale_factor", values["decr_ratio"])
     return values, given_as
