@@ -25,8 +25,8 @@ import tensorflow as tf
 import tfmp
 from benchmarks import report, ring_sums
 from benchmarks.bert_shapes import bert_shapes
-from tfmp.core import scaler
 from tfmp.core.distribute import Horovod
+from tfmp.core.step import scaler
 from tfmp.types import Gradients
 
 tf1 = tf.compat.v1

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 import tfmp
 from benchmarks import report
-from tfmp.core import scaler
 from tfmp.core.distribute import Mirrored
+from tfmp.core.step import scaler
 from tfmp.types import Gradients
 
 

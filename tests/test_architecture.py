@@ -34,7 +34,12 @@ _CORE = {
     )
 }
 _MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "log", "stuck")}
-_BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.step_counters", "tfmp.core.state", *_LEAVES}
+_BELOW_MANAGERS = {
+    "tfmp.core.gradients.arithmetic",
+    "tfmp.core.managers.step_counters",
+    "tfmp.core.storage.state_variables",
+    *_LEAVES,
+}
 _RULES = {
     f"tfmp.migrate.rules.{name}"
     for name in (
@@ -91,19 +96,24 @@ _ALLOWED = {
     "tfmp.keras_registration": set(),
     "tfmp.types": set(),
     "tfmp.optional": set(),
-    "tfmp.core.numerics": {"tfmp.core.xla", "tfmp.types"},
-    "tfmp.core.reductions": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
-    "tfmp.core.xla": set(),
-    "tfmp.core.compilation": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
-    "tfmp.core.debugging": set(),
+    "tfmp.core.gradients.arithmetic": {"tfmp.core.tracing", "tfmp.types"},
+    "tfmp.core.gradients.reductions": {"tfmp.core.gradients.arithmetic", "tfmp.core.tracing", "tfmp.types"},
+    "tfmp.core.tracing": set(),
+    "tfmp.optimizers.keras3_compilation": {"tfmp.core.gradients.arithmetic", "tfmp.core.tracing", "tfmp.types"},
+    "tfmp.core.tracing": set(),
     "tfmp.core.settings": set(),
     "tfmp.core.lists": {"tfmp.types"},
-    "tfmp.core.graph_variables": {"tfmp.types"},
-    "tfmp.core.state": {"tfmp.core.graph_variables", "tfmp.types"},
-    "tfmp.core.overflow": {"tfmp.core.reductions", *_LEAVES},
-    "tfmp.core.inspection": {"tfmp.core.numerics", "tfmp.core.overflow", "tfmp.core.reductions", "tfmp.types"},
-    "tfmp.core.overflow_counts": {"tfmp.core.overflow", "tfmp.core.state"},
-    "tfmp.core.step_counters": set(),
+    "tfmp.core.storage.graph_variables": {"tfmp.types"},
+    "tfmp.core.storage.state_variables": {"tfmp.core.storage.graph_variables", "tfmp.types"},
+    "tfmp.core.overflow.detectors": {"tfmp.core.gradients.reductions", *_LEAVES},
+    "tfmp.core.inspection": {
+        "tfmp.core.gradients.arithmetic",
+        "tfmp.core.overflow.detectors",
+        "tfmp.core.gradients.reductions",
+        "tfmp.types",
+    },
+    "tfmp.core.overflow.overflow_counts": {"tfmp.core.overflow.detectors", "tfmp.core.storage.state_variables"},
+    "tfmp.core.managers.step_counters": set(),
     "tfmp.core.managers": {
         f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed", "log_max", "specification")
     },
@@ -111,29 +121,29 @@ _ALLOWED = {
     "tfmp.core.managers.fixed": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
     "tfmp.core.managers.exponential": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
     "tfmp.core.managers.log_max": {"tfmp.core.managers.base", *_BELOW_MANAGERS},
-    "tfmp.core.managers.specification": {
+    "tfmp.core.managers.from_config": {
         "tfmp.core.settings",
         *(f"tfmp.core.managers.{name}" for name in ("base", "exponential", "fixed", "log_max")),
     },
-    "tfmp.core.horovods": set(),
-    "tfmp.core.accumulation": {
+    "tfmp.core.distribute.horovod_detection": set(),
+    "tfmp.core.accumulation.accumulator": {
         *(f"tfmp.core.{name}" for name in ("accumulation_settings", "autograph", "conditionals", "inspection")),
         *(f"tfmp.core.{name}" for name in ("lists", "numerics", "overflow", "verdicts")),
         *_LEAVES,
     },
-    "tfmp.core.accumulation_settings": {"tfmp.core.settings"},
-    "tfmp.core.accumulators": {
+    "tfmp.core.accumulation.settings": {"tfmp.core.settings"},
+    "tfmp.optimizers.v1_accumulation": {
         f"tfmp.core.{name}" for name in ("accumulation", "accumulation_settings", "overflow", "state")
     },
-    "tfmp.core.autograph": set(),
-    "tfmp.core.clipping": {*(f"tfmp.core.{name}" for name in ("lists", "numerics", "reductions")), *_LEAVES},
-    "tfmp.core.conditionals": {"tfmp.core.numerics", "tfmp.core.xla", "tfmp.types"},
+    "tfmp.core.tracing": set(),
+    "tfmp.core.gradients.clipping": {*(f"tfmp.core.{name}" for name in ("lists", "numerics", "reductions")), *_LEAVES},
+    "tfmp.core.control_flow": {"tfmp.core.gradients.arithmetic", "tfmp.core.tracing", "tfmp.types"},
     "tfmp.core.distribute": {
         f"tfmp.core.distribute.{name}" for name in ("base", "current", "horovod", "mirrored", "single_process")
     },
     "tfmp.core.distribute.base": {"tfmp.types"},
-    "tfmp.core.distribute.sums": set(),
-    "tfmp.core.distribute.single_process": {"tfmp.core.conditionals", "tfmp.types"},
+    "tfmp.core.distribute.collectives": set(),
+    "tfmp.core.distribute.single_process": {"tfmp.core.control_flow", "tfmp.types"},
     "tfmp.core.distribute.mirrored": {
         *(f"tfmp.core.{name}" for name in ("conditionals", "distribute.sums", "numerics")),
         "tfmp.types",
@@ -142,14 +152,14 @@ _ALLOWED = {
         *(f"tfmp.core.{name}" for name in ("distribute.single_process", "distribute.sums", "numerics")),
         "tfmp.types",
     },
-    "tfmp.core.distribute.current": {
-        "tfmp.core.horovods",
+    "tfmp.core.distribute.resolve": {
+        "tfmp.core.distribute.horovod_detection",
         *(f"tfmp.core.distribute.{name}" for name in ("base", "horovod", "mirrored", "single_process")),
     },
     "tfmp.core.noted_losses": set(),
-    "tfmp.core.call_sites": set(),
-    "tfmp.core.scaled_losses": {"tfmp.core.call_sites", "tfmp.types"},
-    "tfmp.core.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.scaler"},
+    "tfmp.core.script_lines": set(),
+    "tfmp.core.scaled_losses": {"tfmp.core.script_lines", "tfmp.types"},
+    "tfmp.core.step.scaler": {"tfmp.core.noted_losses", "tfmp.types", *_CORE} - {"tfmp.core.step.scaler"},
     "tfmp.core.steps_of_graph": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts")},
     "tfmp.core.verdicts": set(),
     "tfmp.core.findings": {f"tfmp.core.{name}" for name in ("state", "verdicts")},
@@ -174,10 +184,10 @@ _ALLOWED = {
         *(f"tfmp.core.{name}" for name in ("iteration", "managers", "settings", "step_properties")),
         "tfmp.grad_scaler",
     },
-    "tfmp.core.status": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
-    "tfmp.optimizers.base": {"tfmp.core.status", "tfmp.optional", "tfmp.types", *_CORE},
+    "tfmp.core.step.status": {f"tfmp.core.{name}" for name in ("managers", "overflow_counts", "scaler")},
+    "tfmp.optimizers.base": {"tfmp.core.step.status", "tfmp.optional", "tfmp.types", *_CORE},
     "tfmp.optimizers.keras": {
-        "tfmp.core.call_sites",
+        "tfmp.core.script_lines",
         "tfmp.core.settings",
         "tfmp.optimizers.base",
         "tfmp.optimizers.keras_accumulation",
@@ -202,10 +212,16 @@ _ALLOWED = {
         *_CORE,
     },
     "tfmp.optimizers.tf_keras": {"tfmp.optimizers.keras", "tfmp.optimizers.keras2"},
-    "tfmp.optimizers.v1": {"tfmp.core.call_sites", "tfmp.core.settings", "tfmp.optimizers.base", "tfmp.types", *_CORE},
+    "tfmp.optimizers.v1": {
+        "tfmp.core.script_lines",
+        "tfmp.core.settings",
+        "tfmp.optimizers.base",
+        "tfmp.types",
+        *_CORE,
+    },
     "tfmp.monitoring.callbacks": {
-        "tfmp.core.call_sites",
-        "tfmp.core.status",
+        "tfmp.core.script_lines",
+        "tfmp.core.step.status",
         "tfmp.optimizers.base",
         *_MONITORING,
         *_LEAVES,
@@ -221,7 +237,7 @@ _ALLOWED = {
         *_LEAVES,
         *_CORE,
     },
-    "tfmp.monitoring.step_counting": {"tfmp.core.call_sites"},
+    "tfmp.monitoring.step_counting": {"tfmp.core.script_lines"},
     "tfmp.monitoring.stuck": {*_LEAVES, *_CORE},
     "tfmp.npu": {"tfmp.npu.advice", "tfmp.optional"},
     "tfmp.npu.advice": set(),
@@ -236,7 +252,7 @@ _ALLOWED = {
     "tfmp.checkpoints.files": set(),
     "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},
     "tfmp.checkpoints.states": {"tfmp.checkpoints.files", "tfmp.checkpoints.layouts"},
-    "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables", "tfmp.core.lists"},
+    "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.storage.graph_variables", "tfmp.core.lists"},
     # Tables, what reads scripts, rules, the program: each on those before it.
     **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
     **{table: set() for table in _TABLES},
@@ -272,17 +288,17 @@ _ALLOWED = {
     },
     "tfmp.migrate.__main__": {"tfmp.migrate.command"},
     "tfmp.bert": {"tfmp.optional"},
-    "tfmp.bert.accumulation": {"tfmp.core.conditionals", "tfmp.types", *_CORE},
+    "tfmp.bert.accumulation": {"tfmp.core.control_flow", "tfmp.types", *_CORE},
     "tfmp.bert.google": {"tfmp.bert.optimizers", "tfmp.bert.training", *_LEAVES},
     "tfmp.bert.lamb": {"tfmp.bert.optimizers", "tfmp.types"},
     "tfmp.bert.modes": {*_CORE},
-    "tfmp.bert.normalization": {"tfmp.core.numerics"},
-    "tfmp.bert.optimizers": {"tfmp.core.lists", "tfmp.core.numerics", *_LEAVES},
+    "tfmp.bert.normalization": {"tfmp.core.gradients.arithmetic"},
+    "tfmp.bert.optimizers": {"tfmp.core.lists", "tfmp.core.gradients.arithmetic", *_LEAVES},
     "tfmp.bert.schedule": {"tfmp.core.settings"},
     "tfmp.bert.throughput": {"tfmp.core.settings"},
     "tfmp.bert.training": {
         *(f"tfmp.bert.{name}" for name in ("accumulation", "lamb", "modes", "optimizers", "schedule")),
-        *("tfmp.core.clipping", "tfmp.optimizers.base", "tfmp.optimizers.v1"),
+        *("tfmp.core.gradients.clipping", "tfmp.optimizers.base", "tfmp.optimizers.v1"),
         *_LEAVES,
         *_CORE,
     },
@@ -324,7 +340,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
-                # `from tfmp.core import numerics` imports a module; `from tfmp.core.numerics import scale` a name.
+                # `from tfmp.core.numerics` imports a module; `from tfmp.core.gradients.arithmetic import scale` a name import
                 full = f"{node.module}.{alias.name}"
                 yield node, full if full in _ALLOWED else str(node.module)
 

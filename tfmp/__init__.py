@@ -13,20 +13,20 @@ from tfmp.optional import require_tensorflow
 if TYPE_CHECKING:
     from tfmp.checkpoints.names import checkpoint_variable_map as checkpoint_variable_map
     from tfmp.checkpoints.states import read_loss_scale_state as read_loss_scale_state
-    from tfmp.core.accumulation import GradientAccumulator as GradientAccumulator
-    from tfmp.core.clipping import clip_by_global_norm as clip_by_global_norm
-    from tfmp.core.clipping import clip_by_norm as clip_by_norm
-    from tfmp.core.clipping import clip_by_value as clip_by_value
+    from tfmp.core.accumulation.accumulator import GradientAccumulator as GradientAccumulator
+    from tfmp.core.gradients.clipping import clip_by_global_norm as clip_by_global_norm
+    from tfmp.core.gradients.clipping import clip_by_norm as clip_by_norm
+    from tfmp.core.gradients.clipping import clip_by_value as clip_by_value
     from tfmp.core.managers import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
     from tfmp.core.managers import FixedLossScaleManager as FixedLossScaleManager
     from tfmp.core.managers import LogMaxLossScaleManager as LogMaxLossScaleManager
     from tfmp.core.managers import LossScaleManager as LossScaleManager
     from tfmp.core.managers import get_loss_scale_manager as get_loss_scale_manager
-    from tfmp.core.overflow import NonFiniteDetector as NonFiniteDetector
-    from tfmp.core.overflow import OverflowDetector as OverflowDetector
-    from tfmp.core.overflow import SaturationDetector as SaturationDetector
-    from tfmp.core.overflow_counts import OverflowReport as OverflowReport
-    from tfmp.core.step_counters import LossScaleStatus as LossScaleStatus
+    from tfmp.core.managers.step_counters import LossScaleStatus as LossScaleStatus
+    from tfmp.core.overflow.detectors import NonFiniteDetector as NonFiniteDetector
+    from tfmp.core.overflow.detectors import OverflowDetector as OverflowDetector
+    from tfmp.core.overflow.detectors import SaturationDetector as SaturationDetector
+    from tfmp.core.overflow.overflow_counts import OverflowReport as OverflowReport
     from tfmp.grad_scaler.replay import replay as replay
     from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer as ScaledGradientsOptimizer
     from tfmp.grad_scaler.scaler import GradScaler as GradScaler
@@ -42,23 +42,23 @@ _MODULE_OF = {
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
     "GradScaler": "tfmp.grad_scaler.scaler",
-    "GradientAccumulator": "tfmp.core.accumulation",
+    "GradientAccumulator": "tfmp.core.accumulation.accumulator",
     "LogMaxLossScaleManager": "tfmp.core.managers",
     "LossScaleCallback": "tfmp.monitoring.callbacks",
     "LossScaleLoggingHook": "tfmp.monitoring.hooks",
     "LossScaleManager": "tfmp.core.managers",
     "LossScaleOptimizer": "tfmp.optimizers.base",
     "LossScaleStuckError": "tfmp.monitoring.stuck",
-    "LossScaleStatus": "tfmp.core.step_counters",
-    "NonFiniteDetector": "tfmp.core.overflow",
-    "OverflowDetector": "tfmp.core.overflow",
-    "OverflowReport": "tfmp.core.overflow_counts",
-    "SaturationDetector": "tfmp.core.overflow",
+    "LossScaleStatus": "tfmp.core.managers.step_counters",
+    "NonFiniteDetector": "tfmp.core.overflow.detectors",
+    "OverflowDetector": "tfmp.core.overflow.detectors",
+    "OverflowReport": "tfmp.core.overflow.overflow_counts",
+    "SaturationDetector": "tfmp.core.overflow.detectors",
     "ScaledGradientsOptimizer": "tfmp.grad_scaler.scaled_gradients",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
-    "clip_by_global_norm": "tfmp.core.clipping",
-    "clip_by_norm": "tfmp.core.clipping",
-    "clip_by_value": "tfmp.core.clipping",
+    "clip_by_global_norm": "tfmp.core.gradients.clipping",
+    "clip_by_norm": "tfmp.core.gradients.clipping",
+    "clip_by_value": "tfmp.core.gradients.clipping",
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "read_loss_scale_state": "tfmp.checkpoints.states",

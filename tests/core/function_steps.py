@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.scaler import LossScaler, Step
+from tfmp.core.step.scaler import LossScaler, Step
 from tfmp.types import Gradients
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfmp
-from tfmp.core.numerics import densify
-from tfmp.core.scaler import LossScaler
+from tfmp.core.gradients.arithmetic import densify
+from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
 
 _POLICIES = ["window", "micro_batch"]

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfmp.core.autograph import without_autograph
+from tfmp.core.tracing import without_autograph
 
 
 def _larger(value: tf.Tensor) -> tf.Tensor:

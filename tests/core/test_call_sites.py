@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core import call_sites
+from tfmp.core import script_lines
 
 pytestmark = pytest.mark.graph
 
@@ -21,8 +21,8 @@ def _here() -> str:
 
 def test_line_of_a_call_skips_lines_of_libraries() -> None:
     # Python's `map` and TensorFlow's `map_structure` call the lambda, so lines of libraries are between the two calls.
-    assert list(map(lambda _: call_sites.line_of_call(), [0])) == [_here()]  # noqa: C417 - a call through another
-    assert tf.nest.map_structure(lambda _: call_sites.line_of_call(), [0]) == [_here()]
+    assert list(map(lambda _: script_lines.line_of_call(), [0])) == [_here()]  # noqa: C417 - a call through another
+    assert tf.nest.map_structure(lambda _: script_lines.line_of_call(), [0]) == [_here()]
 
 
 @pytest.mark.parametrize("clip", [None, tf.clip_by_global_norm, tfmp.clip_by_global_norm])
@@ -32,9 +32,9 @@ def test_clipped_gradients_are_traced_back_to_the_line_that_made_them(clip: Call
         grads, line = tf.gradients(tf.reduce_sum(w * w), [w]), _here()
         if clip is not None:
             grads, _ = clip(grads, 1.0)
-        op = call_sites.gradient_op(grads)
+        op = script_lines.gradient_op(grads)
         assert op is not None
-        assert call_sites.line_of_op(op) == line
+        assert script_lines.line_of_op(op) == line
 
 
 def test_line_of_a_sparse_gradient_is_found_beside_none() -> None:
@@ -42,4 +42,4 @@ def test_line_of_a_sparse_gradient_is_found_beside_none() -> None:
         w = tf.compat.v1.get_variable("w", initializer=[[1.0], [2.0]])
         (grad,), line = tf.gradients(tf.reduce_sum(tf.gather(w, [0])), [w]), _here()
         assert isinstance(grad, tf.IndexedSlices)
-        assert call_sites.line_of_gradients([None, grad]) == line
+        assert script_lines.line_of_gradients([None, grad]) == line

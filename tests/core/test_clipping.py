@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kerases import for_every_keras, kernel_and_bias, optimizer, wrap
 
 import tfmp
-from tfmp.core.numerics import values_of
-from tfmp.core.scaler import LossScaler
+from tfmp.core.gradients.arithmetic import values_of
+from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradient, Gradients
 
 

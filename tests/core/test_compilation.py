@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.core.compilation import can_be_compiled, run_compiled, worth_compiling
+from tfmp.optimizers.keras3_compilation import can_be_compiled, run_compiled, worth_compiling
 from tfmp.types import Gradient, Gradients
 
 

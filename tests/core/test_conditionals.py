@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfmp.core.conditionals import conditional_update
+from tfmp.core.control_flow import conditional_update
 from tfmp.types import Gradients
 
 _MODES: dict[str, Callable[..., Any]] = {

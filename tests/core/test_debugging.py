@@ -2,7 +2,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfmp.core.debugging import ops_are_watched
+from tfmp.core.tracing import ops_are_watched
 
 
 def test_enable_check_numerics_is_noticed_until_it_is_disabled() -> None:

@@ -4,7 +4,7 @@ from function_steps import take_step
 
 import tfmp
 from tfmp.core.distribute import Mirrored, SingleProcess, current_distribution
-from tfmp.core.scaler import LossScaler
+from tfmp.core.step.scaler import LossScaler
 
 
 def test_without_a_strategy_there_is_one_process() -> None:

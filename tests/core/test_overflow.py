@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core import numerics
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.gradients import arithmetic
+from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.types import Gradients
 
 _SCALE = 1024.0
@@ -14,7 +14,7 @@ _SCALE = 1024.0
 
 class _OfTheUsers(tfmp.OverflowDetector):
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in numerics.values_of(grads)])
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in arithmetic.values_of(grads)])
 
 
 _DETECTORS = {

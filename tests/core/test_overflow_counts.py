@@ -7,8 +7,8 @@ import tensorflow as tf
 from function_steps import take_step
 
 import tfmp
-from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
-from tfmp.core.scaler import LossScaler
+from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.step.scaler import LossScaler
 
 _NAMES = ["kernel", "bias"]
 

@@ -8,7 +8,7 @@ from gradient_forms import FORMS, TYPES, gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfmp.core import reductions
+from tfmp.core.gradients import reductions
 
 
 def test_list_without_gradients_is_finite_and_has_norm_0() -> None:

@@ -5,8 +5,8 @@ import tensorflow as tf
 from function_steps import take_step
 
 import tfmp
-from tfmp.core.graph_records import managers_of_graph
-from tfmp.core.scaler import LossScaler
+from tfmp.core.step.graph_records import managers_of_graph
+from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
 
 

@@ -1,6 +1,6 @@
 import tensorflow as tf
 
-from tfmp.core.step_counters import StepCounters, next_counters
+from tfmp.core.managers.step_counters import StepCounters, next_counters
 
 
 def test_counts_of_consecutive_skips_end_with_an_applied_step() -> None:

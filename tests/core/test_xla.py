@@ -1,6 +1,6 @@
 import tensorflow as tf
 
-from tfmp.core.xla import within_xla
+from tfmp.core.tracing import within_xla
 
 
 def test_plain_function_is_not_within_xla() -> None:

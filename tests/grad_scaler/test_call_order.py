@@ -4,7 +4,7 @@ import weakref
 import pytest
 import tensorflow as tf
 
-from tfmp.core.result import LocalCheck
+from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.grad_scaler.call_order import CallOrder
 
 

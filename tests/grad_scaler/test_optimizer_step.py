@@ -1,7 +1,7 @@
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.result import LocalCheck
+from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.grad_scaler.optimizer_step import OptimizerStep, known_together
 
 

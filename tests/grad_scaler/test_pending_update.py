@@ -1,6 +1,6 @@
 import tensorflow as tf
 
-from tfmp.core.result import StepResult
+from tfmp.core.step.result import StepResult
 from tfmp.grad_scaler.pending_update import PendingUpdate
 
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.step_counters import LossScaleStatus
+from tfmp.core.managers.step_counters import LossScaleStatus
 
 _KERASES = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
 

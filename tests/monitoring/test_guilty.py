@@ -1,6 +1,6 @@
 import numpy as np
 
-from tfmp.core.overflow_counts import OverflowReport
+from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.monitoring.guilty import GuiltyVariables, last_overflow, overflow_table
 
 

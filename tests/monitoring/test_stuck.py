@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.step_counters import LossScaleStatus
+from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.monitoring.stuck import StuckWatch, several_processes, why_stuck
 
 tf1 = tf.compat.v1

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.managers import LossScaleState
-from tfmp.core.step_counters import StepCounters
+from tfmp.core.managers.step_counters import StepCounters
 
 #: The scale that a manager starts from.
 SCALE = 1024.0

@@ -4,7 +4,7 @@ import numbers
 
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core.gradients import arithmetic
 
 tf1 = tf.compat.v1
 
@@ -56,7 +56,7 @@ def layer_norm(
             tf1.get_variable(name, shape, dtype, initializer, collections=collections)
             for name, initializer in (("beta", tf1.zeros_initializer()), ("gamma", tf1.ones_initializer()))
         )
-        wide = numerics.widen(inputs)
+        wide = arithmetic.widen(inputs)
         mean, variance = tf.nn.moments(wide, list(range(norm_axis, inputs.shape.rank)), keepdims=True)
         epsilon = 1e-3 if dtype == tf.float16 else 1e-12
         offset, scale = (tf.cast(each, wide.dtype) for each in (beta, gamma))

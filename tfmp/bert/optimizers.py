@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core import lists, numerics, settings
+from tfmp.core import lists, settings
+from tfmp.core.gradients import arithmetic
 from tfmp.types import GradsAndVars
 
 tf1 = tf.compat.v1
@@ -167,7 +168,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         return update
 
     def _apply_sparse(self, grad: tf.IndexedSlices, var: tf.Variable) -> tf.Operation:
-        return self._apply_dense(numerics.densify(grad), var)
+        return self._apply_dense(arithmetic.densify(grad), var)
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable) -> tf.Operation:
         return self._apply_dense(grad, handle)

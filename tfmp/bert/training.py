@@ -11,7 +11,8 @@ from tfmp.bert.accumulation import NamedWindow
 from tfmp.bert.lamb import LAMBOptimizer
 from tfmp.bert.optimizers import AdamWeightDecayOptimizer
 from tfmp.bert.schedule import warm_up_then_decay
-from tfmp.core import clipping, settings
+from tfmp.core import settings
+from tfmp.core.gradients import clipping
 from tfmp.core.managers import LossScaleManager
 from tfmp.optimizers.base import LossScaleOptimizer
 from tfmp.optimizers.v1 import LossScaleOptimizerV1

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfmp.checkpoints.files import open_checkpoint
 from tfmp.core import lists
-from tfmp.core.graph_variables import checkpoint_key
+from tfmp.core.storage.graph_variables import checkpoint_key
 
 
 def checkpoint_variable_map(

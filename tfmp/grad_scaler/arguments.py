@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.adapters import is_overwritten
-from tfmp.core.horovods import is_horovods
+from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer
 from tfmp.types import Gradient, GradsAndVars
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.result import LocalCheck
+from tfmp.core.overflow.local_check import LocalCheck
 
 
 class _Call(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, TF1Adapter
-from tfmp.core.overflow import KINDS
-from tfmp.core.result import LocalCheck
+from tfmp.core.overflow.detectors import KINDS
+from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
 from tfmp.types import Gradients
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.result import StepResult
-from tfmp.core.state import NotCheckpointed, StateVariables
+from tfmp.core.step.result import StepResult
+from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 
 
 class _Pending(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import call_sites
+from tfmp.core import script_lines
 from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -80,7 +80,7 @@ class ScaledLosses:
         """
         if self._told or self._scale_was_read:
             return
-        ops = call_sites.ops_of(grads)
+        ops = script_lines.ops_of(grads)
         fault = None
         if self._any:
             if ops and self._is_left_out_of(ops):
@@ -134,13 +134,13 @@ def _beginning(past: Sequence[tf.Operation]) -> tf.Operation | None:
     """Return the op of ones with which the last computation of gradients began; None if there is none."""
     # `past` begins with the ops closest to the gradients, so the first match belongs to the last differentiation.
     ones = (op for op in past if op.type in _ONES and _is_one(op))
-    return next((op for op in ones if call_sites.made_within(op, *_DIFFERENTIATES)), None)
+    return next((op for op in ones if script_lines.made_within(op, *_DIFFERENTIATES)), None)
 
 
 def _line_of(grads: Gradients) -> str:
     """Return the line that computes the gradients. In a graph this is not a later line, such as one that clips them."""
-    beginning = _beginning(_past(call_sites.ops_of(grads)) or [])
-    return (beginning and call_sites.line_of_op(beginning)) or call_sites.line_of_gradients(grads)
+    beginning = _beginning(_past(script_lines.ops_of(grads)) or [])
+    return (beginning and script_lines.line_of_op(beginning)) or script_lines.line_of_gradients(grads)
 
 
 def _is_one(op: tf.Operation) -> bool:
@@ -158,7 +158,7 @@ def _calls_functions(past: Sequence[tf.Operation]) -> bool:
         if any(attribute.type in {"func", "list(func)"} for attribute in op.op_def.attr)
     }
     # The package's own clipping contains `tf.cond`, whose branches are functions. They compute norms, not gradients.
-    return any(op.type in kinds and not call_sites.made_by_clipping(op) for op in past)
+    return any(op.type in kinds and not script_lines.made_by_clipping(op) for op in past)
 
 
 def _is_given(past: Sequence[tf.Operation]) -> bool:

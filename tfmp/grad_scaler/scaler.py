@@ -6,16 +6,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter
-from tfmp.core.autograph import without_autograph
-from tfmp.core.conditionals import conditional_update
+from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.managers import LossScaleManager, get_loss_scale_manager, validated_manager
-from tfmp.core.overflow import OverflowDetector, validated_detector
-from tfmp.core.result import LocalCheck, StepResult
-from tfmp.core.scaler import LossScaler, Step
-from tfmp.core.status import StepProperties
+from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.step.result import StepResult
+from tfmp.core.step.scaler import LossScaler, Step
+from tfmp.core.step.status import StepProperties
+from tfmp.core.tracing import without_autograph
 from tfmp.grad_scaler.arguments import validate_kwargs, validate_optimizer, validated_pairs, validated_steps
 from tfmp.grad_scaler.call_order import CallOrder, on_replica
 from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together

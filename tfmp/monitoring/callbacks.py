@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.call_sites import line_of_call
-from tfmp.core.overflow_counts import OverflowReport
-from tfmp.core.status import StepProperties
-from tfmp.core.step_counters import LossScaleStatus
+from tfmp.core.managers.step_counters import LossScaleStatus
+from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.script_lines import line_of_call
+from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.graph_records import losses_of_graph
 from tfmp.core.managers import LossScaleManager
+from tfmp.core.step.graph_records import losses_of_graph
 
 
 class GraphLosses:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfmp.core.overflow import KINDS
-from tfmp.core.overflow_counts import OverflowReport
+from tfmp.core.overflow.detectors import KINDS
+from tfmp.core.overflow.overflow_counts import OverflowReport
 
 
 class GuiltyVariables:

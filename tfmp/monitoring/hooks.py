@@ -5,10 +5,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.graph_records import managers_of_graph, overflow_reports_of_graph
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow_counts import OverflowReport
-from tfmp.core.step_counters import LossScaleStatus
+from tfmp.core.managers.step_counters import LossScaleStatus
+from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.step.graph_records import managers_of_graph, overflow_reports_of_graph
 from tfmp.monitoring.graph_losses import GraphLosses, values_of
 from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfmp.core import call_sites
+from tfmp.core import script_lines
 
 _ASSIGNMENTS = {"Assign", "AssignAdd", "AssignVariableOp", "AssignAddVariableOp"}
 #: What stands between a variable and its assignment in a conditional or a loop of control flow v1.
@@ -37,12 +37,12 @@ def lines_that_assign(variable: tf.Variable) -> list[str]:
     targets = {part.op for part in parts}
     initializers = {part.initializer for part in parts}
     lines = (
-        call_sites.line_of_op(op)
+        script_lines.line_of_op(op)
         for op in _assignments(graph)
         if _target(op) in targets
         and op not in initializers
-        and not call_sites.made_by_tfmp(op)
-        and not call_sites.made_within(op, *_RESTORING)
+        and not script_lines.made_by_tfmp(op)
+        and not script_lines.made_within(op, *_RESTORING)
     )
     return list(dict.fromkeys(line for line in lines if line is not None))
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tfmp.core import settings
-from tfmp.core.horovods import running_horovod
+from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
-from tfmp.core.step_counters import LossScaleStatus
+from tfmp.core.managers.step_counters import LossScaleStatus
 
 OnStuck: TypeAlias = Literal["warn", "raise", "stop"]
 

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager, validated_manager
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager
 from tfmp.optimizers.v1 import LossScaleOptimizerV1
 from tfmp.types import Gradients

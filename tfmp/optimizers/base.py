@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
-from tfmp.core.autograph import without_autograph
 from tfmp.core.managers import LossScaleManager, Specification
-from tfmp.core.overflow import OverflowDetector
-from tfmp.core.status import StepProperties
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.step.status import StepProperties
+from tfmp.core.tracing import without_autograph
 from tfmp.optional import refuse_old_keras
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import call_sites, lists, settings
-from tfmp.core.accumulation_settings import AccumulationSettings
+from tfmp.core import lists, script_lines, settings
+from tfmp.core.accumulation.settings import AccumulationSettings
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.autograph import without_autograph
 from tfmp.core.managers import (
     OWN_MANAGERS,
     FixedLossScaleManager,
@@ -20,8 +19,9 @@ from tfmp.core.managers import (
     dynamic_manager,
     manager_of_wrapper,
 )
-from tfmp.core.overflow import OverflowDetector, validated_detector
-from tfmp.core.scaler import LossScaler, Step
+from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.step.scaler import LossScaler, Step
+from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
 from tfmp.optimizers.keras_accumulation import KerasAccumulation
 from tfmp.types import Gradient, Gradients, Loss
@@ -271,7 +271,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         if message in self._told:
             return
         self._told.add(message)
-        _logger.warning("%s: %s", call_sites.line_of_gradients(grads), message)
+        _logger.warning("%s: %s", script_lines.line_of_gradients(grads), message)
 
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, *, are_scaled: bool, averages: bool = False) -> None:
         """Take a step with gradients, or add them to the window."""

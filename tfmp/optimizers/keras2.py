@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.accumulation_settings import accumulation_settings
+from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import Keras2Adapter, names_of
-from tfmp.core.autograph import without_autograph
-from tfmp.core.horovods import is_horovods, refuse_unsupported_horovods
+from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.base import validated_aggregation_dtype
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,

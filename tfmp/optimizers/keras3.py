@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.accumulation_settings import AccumulationSettings, accumulation_settings
+from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
 from tfmp.core.adapters import Keras3Adapter, names_of
-from tfmp.core.autograph import without_autograph
-from tfmp.core.horovods import running_horovod
+from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,

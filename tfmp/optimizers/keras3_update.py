@@ -8,10 +8,9 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
-from tfmp.core import numerics, reductions
-from tfmp.core.compilation import can_be_compiled, run_compiled, worth_compiling
-from tfmp.core.debugging import ops_are_watched
-from tfmp.core.xla import within_xla
+from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.tracing import ops_are_watched, within_xla
+from tfmp.optimizers.keras3_compilation import can_be_compiled, run_compiled, worth_compiling
 from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -85,7 +84,7 @@ class Keras3Update:
 
         def unscale_and_apply(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
             loss_scale, *norms = tensors
-            true_grads = numerics.unscale(grads, loss_scale)
+            true_grads = arithmetic.unscale(grads, loss_scale)
             if norms:
                 self._clip_and_apply(true_grads, variables, *norms)
             else:

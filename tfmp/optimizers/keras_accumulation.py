@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.accumulation import GradientAccumulator
-from tfmp.core.accumulation_settings import AccumulationSettings
+from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation.settings import AccumulationSettings
 from tfmp.core.adapters import is_overwritten
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.types import AddBuffer
 
 
@@ -25,8 +25,8 @@ class KerasAccumulation:
         detector: What counts as overflow.
 
     Example:
-        >>> from tfmp.core.accumulation_settings import accumulation_settings
-        >>> from tfmp.core.overflow import NonFiniteDetector
+        >>> from tfmp.core.accumulation.settings import accumulation_settings
+        >>> from tfmp.core.overflow.detectors import NonFiniteDetector
         >>> accumulation = KerasAccumulation(accumulation_settings(1, "window", None), NonFiniteDetector())
         >>> accumulation.is_on, accumulation.get_config()["overflow_drops"]
         (False, 'window')

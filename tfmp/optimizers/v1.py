@@ -6,23 +6,29 @@ from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import call_sites, lists, numerics, settings
-from tfmp.core.accumulation import GradientAccumulator
-from tfmp.core.accumulation_settings import accumulation_settings
-from tfmp.core.accumulators import Accumulators
+from tfmp.core import lists, script_lines, settings
+from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import StepCounter, TF1Adapter
-from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import Distribution, MirroredWorkers
-from tfmp.core.horovods import called_by_horovods, is_horovods, refuse_unsupported_horovods, without_horovods
+from tfmp.core.distribute.horovod_detection import (
+    called_by_horovods,
+    is_horovods,
+    refuse_unsupported_horovods,
+    without_horovods,
+)
+from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import Specification, manager_of_wrapper
-from tfmp.core.overflow import OverflowDetector, validated_detector
-from tfmp.core.scaler import LossScaler, Step
+from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.step.scaler import LossScaler, Step
+from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
     refuse_wrapped,
     settings_to_show,
     validated_aggregation_dtype,
 )
+from tfmp.optimizers.v1_accumulation import Accumulators
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -161,12 +167,12 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
             colocate_gradients_with_ops=colocate_gradients_with_ops,
-            grad_loss=None if grad_loss is None else numerics.widen(tf.convert_to_tensor(grad_loss)),
+            grad_loss=None if grad_loss is None else arithmetic.widen(tf.convert_to_tensor(grad_loss)),
         )
         grads = [grad for grad, _ in grads_and_vars]
         if self._sparse_as_dense:
             # Before unscaling, as tf.contrib did: rows named twice may overflow in their sum.
-            grads = [numerics.densify(grad) for grad in grads]
+            grads = [arithmetic.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
         if is_horovods(self._opt) or called_by_horovods(self):
             # That optimizer averages gradients itself, inside this one or around it.
@@ -251,11 +257,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         if self._origin_known:
             return
         self._origin_known = True
-        op = call_sites.gradient_op(grads)
-        if op is not None and call_sites.made_by_tfmp(op):
+        op = script_lines.gradient_op(grads)
+        if op is not None and script_lines.made_by_tfmp(op):
             # Of another wrapper, whose variables two optimizers share out.
             return
-        line = call_sites.line_of_gradients(grads) if op is None else call_sites.line_of_op(op)
+        line = script_lines.line_of_gradients(grads) if op is None else script_lines.line_of_op(op)
         _logger.warning(
             "%s: these gradients reach apply_gradients, and their loss was never scaled: compute_gradients of "
             "tfmp.LossScaleOptimizer was not called. Write grads_and_vars = opt.compute_gradients(loss, variables) in "

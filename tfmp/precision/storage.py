@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.numerics import HALF_TYPES
+from tfmp.core.gradients.arithmetic import HALF_TYPES
 
 
 def float32_variable_storage_getter(

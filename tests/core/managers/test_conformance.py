@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.step_counters import LossScaleStatus
+from tfmp.core.managers.step_counters import LossScaleStatus
 
 
 class _Legacy(tfmp.LossScaleManager):

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core.gradients import arithmetic
 from tfmp.types import Gradient, Gradients
 
 
@@ -75,7 +75,7 @@ class OptimizerAdapter:
             grads: The gradients in true magnitude, one for each variable.
         """
         return [
-            grad if dtype is None or index in self.overwritten else numerics.cast(grad, dtype)
+            grad if dtype is None or index in self.overwritten else arithmetic.cast(grad, dtype)
             for index, (grad, dtype) in enumerate(zip(grads, self.dtypes, strict=True))
         ]
 

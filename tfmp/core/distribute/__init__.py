@@ -1,8 +1,8 @@
 """How the replicas of one step act together, a file for each way of having several."""
 
 from tfmp.core.distribute.base import Distribution as Distribution
-from tfmp.core.distribute.current import current_distribution as current_distribution
 from tfmp.core.distribute.horovod import Horovod as Horovod
 from tfmp.core.distribute.mirrored import Mirrored as Mirrored
 from tfmp.core.distribute.mirrored import MirroredWorkers as MirroredWorkers
+from tfmp.core.distribute.resolve import current_distribution as current_distribution
 from tfmp.core.distribute.single_process import SingleProcess as SingleProcess

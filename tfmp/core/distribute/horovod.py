@@ -5,9 +5,9 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from tfmp.core import numerics
+from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
 from tfmp.core.distribute.single_process import SingleProcess
-from tfmp.core.distribute.sums import alike_on_all, in_slot, sum_together
+from tfmp.core.gradients import arithmetic
 from tfmp.types import Gradient, Gradients
 
 
@@ -45,14 +45,14 @@ class Horovod(SingleProcess):
         def indices(values: tf.Tensor) -> tf.Tensor:
             return self._horovod.allgather(_of_each_step(values), name=f"{name}_indices")
 
-        return numerics.map_parts(summed, rows, indices, grad)
+        return arithmetic.map_parts(summed, rows, indices, grad)
 
     def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> tf.Operation:
         """Stop every process where one has a gradient that another lacks, which would wait for it for ever.
 
         Nothing of a step is needed to know, so in a graph this is done by the time that there are gradients.
         """
-        counts = self.total(tf.cast(numerics.forms(grads), tf.float32), "forms_of_gradients")
+        counts = self.total(tf.cast(arithmetic.forms(grads), tf.float32), "forms_of_gradients")
         return alike_on_all(counts, self._horovod.size(), names)
 
     def agree(

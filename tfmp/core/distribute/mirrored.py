@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import numerics
-from tfmp.core.conditionals import conditional_update
-from tfmp.core.distribute.sums import alike_on_all, in_slot, sum_together
+from tfmp.core.control_flow import conditional_update
+from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
+from tfmp.core.gradients import arithmetic
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
@@ -103,7 +103,7 @@ class MirroredWorkers(Mirrored):
         self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Find what holds for all replicas; stop if one has a gradient that another lacks."""
-        forms = tf.cast(numerics.forms(grads), tf.float32)
+        forms = tf.cast(arithmetic.forms(grads), tf.float32)
         counts, unusable, *largest = sum_together(self._total, [forms, *self._result_parts(usable, max_abs)])
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         with tf.control_dependencies([alike_on_all(counts, replicas, names)]):

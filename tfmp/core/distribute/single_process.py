@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.conditionals import conditional_update
+from tfmp.core.control_flow import conditional_update
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 

@@ -9,12 +9,12 @@ from tfmp.core.managers.base import validated_manager as validated_manager
 from tfmp.core.managers.exponential import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
 from tfmp.core.managers.exponential import LossScaleState as LossScaleState
 from tfmp.core.managers.fixed import FixedLossScaleManager as FixedLossScaleManager
+from tfmp.core.managers.from_config import Specification as Specification
+from tfmp.core.managers.from_config import dynamic_manager as dynamic_manager
+from tfmp.core.managers.from_config import get_loss_scale_manager as get_loss_scale_manager
+from tfmp.core.managers.from_config import manager_of_wrapper as manager_of_wrapper
 from tfmp.core.managers.log_max import LogMaxLossScaleManager as LogMaxLossScaleManager
 from tfmp.core.managers.log_max import LogMaxState as LogMaxState
-from tfmp.core.managers.specification import Specification as Specification
-from tfmp.core.managers.specification import dynamic_manager as dynamic_manager
-from tfmp.core.managers.specification import get_loss_scale_manager as get_loss_scale_manager
-from tfmp.core.managers.specification import manager_of_wrapper as manager_of_wrapper
 
 #: The managers that this package defines, as opposed to those that users write.
 OWN_MANAGERS: tuple[type[LossScaleManager], ...] = (

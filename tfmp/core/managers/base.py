@@ -9,9 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.graph_registry import OncePerGraph
-from tfmp.core.state import StateVariables
-from tfmp.core.step_counters import (
+from tfmp.core.managers.step_counters import (
     NO_DROP,
     NO_STEPS,
     LastDrop,
@@ -20,6 +18,8 @@ from tfmp.core.step_counters import (
     next_counters,
     status_of,
 )
+from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable
 
 

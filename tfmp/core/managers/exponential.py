@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers.base import LossScaleManager
-from tfmp.core.state import StateVariables
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.graph_registry import OncePerGraph
 from tfmp.core.managers.base import LossScaleManager
+from tfmp.core.storage.graph_registry import OncePerGraph
 
 
 class FixedLossScaleManager(LossScaleManager):

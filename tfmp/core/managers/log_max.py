@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers.base import LossScaleManager
-from tfmp.core.state import StateVariables
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable
 
 # The bit layout of float32 in IEEE 754.

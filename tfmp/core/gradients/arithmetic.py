@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfmp.core.xla import within_xla
+from tfmp.core.tracing import within_xla
 from tfmp.types import Gradient, Gradients
 
 #: The half-precision dtypes, whose values are converted to float32 before arithmetic.

@@ -4,9 +4,9 @@ import tensorflow as tf
 
 from tfmp.core.distribute.base import Distribution
 from tfmp.core.distribute.horovod import Horovod
+from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.distribute.mirrored import Mirrored, MirroredWorkers
 from tfmp.core.distribute.single_process import SingleProcess
-from tfmp.core.horovods import running_horovod
 
 _STRATEGIES_OF_WORKERS = (
     tf.distribute.MultiWorkerMirroredStrategy,

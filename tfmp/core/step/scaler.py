@@ -6,18 +6,19 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core import numerics
-from tfmp.core.accumulation import GradientAccumulator
+from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.autograph import without_autograph
 from tfmp.core.distribute import Distribution, current_distribution
-from tfmp.core.gradient_check import GradientCheck, Scaling
-from tfmp.core.graph_records import overflow_counts_of_graph, record_loss, record_step
-from tfmp.core.horovods import running_horovod
+from tfmp.core.distribute.horovod_detection import running_horovod
+from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow import NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
-from tfmp.core.result import LocalCheck, StepResult
+from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
+from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.step.graph_records import overflow_counts_of_graph, record_loss, record_step
+from tfmp.core.step.result import StepResult
+from tfmp.core.tracing import without_autograph
 from tfmp.types import Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -100,7 +101,7 @@ class LossScaler:
             loss: The loss, of a floating-point type.
         """
         record_loss(self._manager, loss)
-        return numerics.scale(loss, self._manager.get_loss_scale())
+        return arithmetic.scale(loss, self._manager.get_loss_scale())
 
     @without_autograph
     def unscale(self, grads: Gradients) -> list[Gradient]:
@@ -109,7 +110,7 @@ class LossScaler:
         Args:
             grads: Gradients of a loss scaled by `scale`.
         """
-        return numerics.unscale(grads, self._manager.get_loss_scale())
+        return arithmetic.unscale(grads, self._manager.get_loss_scale())
 
     @without_autograph
     def average_over_workers(
@@ -130,10 +131,10 @@ class LossScaler:
         if are_scaled or dtype is None:
             return distribution.mean(grads, names, dtype)
         loss_scale = self._manager.get_loss_scale()
-        scaled = [numerics.map_values(lambda values: numerics.scale(values, loss_scale), grad) for grad in grads]
+        scaled = [arithmetic.map_values(lambda values: arithmetic.scale(values, loss_scale), grad) for grad in grads]
         means = self.unscale(distribution.mean(scaled, names, dtype))
         return [
-            mean if grad is None else numerics.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)
+            mean if grad is None else arithmetic.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)
         ]
 
     def warn_if_nothing_averages(self) -> None:
@@ -286,7 +287,7 @@ class LossScaler:
         if known is None:
             local_check = LocalCheck(check.all_finite(grads))
         else:
-            changed = numerics.without(grads, known.checked)
+            changed = arithmetic.without(grads, known.checked)
             usable = tf.logical_and(check.all_finite(changed), known.usable) if changed else known.usable
             local_check = known._replace(usable=usable)
         if self._manager.needs_max_abs and local_check.max_abs is None:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.overflow import KINDS
-from tfmp.core.state import NotCheckpointed, StateVariables
+from tfmp.core.overflow.detectors import KINDS
+from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 
 
 class OverflowReport(NamedTuple):

@@ -35,7 +35,7 @@ def line_of_call() -> str:
 
     Example:
         >>> line_of_call()
-        '<doctest tfmp.core.call_sites.line_of_call[0]>:1'
+        '<doctest tfmp.core.script_lines.line_of_call[0]>:1'
     """
     frame = inspect.currentframe()
     frames = []
@@ -54,7 +54,7 @@ def line_of_op(op: tf.Operation) -> str | None:
     Example:
         >>> with tf.Graph().as_default():
         ...     line_of_op(tf.constant(1.0).op)
-        '<doctest tfmp.core.call_sites.line_of_op[0]>:2'
+        '<doctest tfmp.core.script_lines.line_of_op[0]>:2'
     """
     site = _innermost_of_user(CallSite(frame.filename, frame.lineno) for frame in reversed(list(op.traceback)))
     return None if site is None else str(site)
@@ -70,7 +70,7 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
 
     Example:
         >>> line_of_gradients([None, tf.constant(1.0)])
-        '<doctest tfmp.core.call_sites.line_of_gradients[0]>:1'
+        '<doctest tfmp.core.script_lines.line_of_gradients[0]>:1'
     """
     op = next(iter(ops_of(grads)), None)
     return (op and line_of_op(op)) or line_of_call()

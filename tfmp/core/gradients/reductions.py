@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.numerics import HALF_TYPES, map_values, values_of, widen
-from tfmp.core.xla import within_xla
+from tfmp.core.gradients.arithmetic import HALF_TYPES, map_values, values_of, widen
+from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
 #: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.

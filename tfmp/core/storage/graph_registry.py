@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
-from tfmp.core import graph_variables
+from tfmp.core.storage import graph_variables
 
 Kept = TypeVar("Kept")
 

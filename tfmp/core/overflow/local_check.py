@@ -1,4 +1,4 @@
-"""What the gradients of a step are found to be: on one replica, and on all replicas together."""
+"""What one replica knows of its gradients before all replicas agree on a step."""
 
 from typing import NamedTuple
 
@@ -31,18 +31,3 @@ class LocalCheck(NamedTuple):
     emptied: tf.Operation | None = None
     checked: Gradients = ()
     already_checked: bool = False
-
-
-class StepResult(NamedTuple):
-    """What all replicas agree on about a step.
-
-    Attributes:
-        applied: Whether the gradients were applied; bool.
-        finite: Whether no gradient overflowed; bool. Differs from `applied` only when overflowing micro-batches are
-            dropped; it is then another tensor.
-        max_abs: The largest magnitude, float32; None if the manager does not ask for it.
-    """
-
-    applied: tf.Tensor
-    finite: tf.Tensor
-    max_abs: tf.Tensor | None

@@ -8,8 +8,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import graph_variables
-from tfmp.core.graph_registry import OncePerGraph
+from tfmp.core.storage import graph_variables
+from tfmp.core.storage.graph_registry import OncePerGraph
 from tfmp.types import AddVariable
 
 State = TypeVar("State", bound=NamedTuple)

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from tfmp.core import numerics, reductions
-from tfmp.core.overflow import KINDS, NonFiniteDetector, OverflowDetector
+from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
 from tfmp.types import Gradients
 
 
@@ -66,7 +66,7 @@ class GradientCheck:
         """
         if self._scaling is not Scaling.UNSCALE_FIRST:
             return grads
-        unscaled = numerics.unscale(grads, self._loss_scale)
+        unscaled = arithmetic.unscale(grads, self._loss_scale)
         return [grads[index] if index in self._overwritten else grad for index, grad in enumerate(unscaled)]
 
     def all_finite(self, grads: Gradients) -> tf.Tensor:

@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import lists, numerics, reductions, settings
+from tfmp.core import lists, settings
+from tfmp.core.gradients import arithmetic, reductions
 from tfmp.types import Gradient
 
 _Number: TypeAlias = float | tf.Tensor
@@ -46,7 +47,7 @@ def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value
         clipped = tf.clip_by_value(values, tf.cast(lowest, values.dtype), tf.cast(highest, values.dtype))
         return tf.where(tf.math.is_finite(values), clipped, values)
 
-    return [numerics.map_values(clip, grad) for grad in grads]
+    return [arithmetic.map_values(clip, grad) for grad in grads]
 
 
 def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient]:
@@ -80,7 +81,7 @@ def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient
     """
     grads = _validated(grads)
     factors = tf.unstack(_factors(reductions.norms(grads), clip_norm), num=len(grads))
-    return [numerics.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
+    return [arithmetic.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
 
 
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[list[Gradient], tf.Tensor]:
@@ -120,7 +121,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
     grads = _validated(grads)
     norm = reductions.global_norm(grads)
     factor = _factors(norm, clip_norm)
-    return [numerics.shrink(grad, factor) for grad in grads], norm
+    return [arithmetic.shrink(grad, factor) for grad in grads], norm
 
 
 def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:

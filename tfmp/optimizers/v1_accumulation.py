@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfmp.core.accumulation import GradientAccumulator
-from tfmp.core.accumulation_settings import AccumulationSettings
-from tfmp.core.graph_registry import OncePerGraph
-from tfmp.core.overflow import OverflowDetector
+from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation.settings import AccumulationSettings
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.storage.graph_registry import OncePerGraph
 
 
 class Accumulators(tf.Module):
@@ -24,7 +24,7 @@ class Accumulators(tf.Module):
 
     Example:
         >>> import tfmp
-        >>> from tfmp.core.accumulation_settings import accumulation_settings
+        >>> from tfmp.core.accumulation.settings import accumulation_settings
         >>> accumulators = Accumulators(accumulation_settings(4, "window", None), tfmp.NonFiniteDetector())
         >>> w, b = tf.Variable(1.0), tf.Variable(1.0)
         >>> accumulators.of([w, b]) is accumulators.of([w, b]), accumulators.of([w]) is accumulators.of([b])

@@ -5,7 +5,8 @@ import abc
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import reductions, settings
+from tfmp.core import settings
+from tfmp.core.gradients import reductions
 from tfmp.types import Gradients
 
 #: The kinds of values that `OverflowDetector.counts` counts, in the order of its columns.

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfmp.core import numerics
-from tfmp.core.xla import within_xla
+from tfmp.core.gradients import arithmetic
+from tfmp.core.tracing import within_xla
 from tfmp.types import ApplyGradients, Gradients
 
 
@@ -51,7 +51,7 @@ def _call_once_or_never(flag: tf.Tensor, grads: Gradients, function: ApplyGradie
         # loop, and store what it gives.
         factor = tf.cast(times, tf.float32)
         grads_here = [
-            numerics.map_values(lambda values: values * tf.cast(factor, values.dtype), grad) for grad in grads
+            arithmetic.map_values(lambda values: values * tf.cast(factor, values.dtype), grad) for grad in grads
         ]
         with tf.control_dependencies([function(grads_here)]):
             return times - 1

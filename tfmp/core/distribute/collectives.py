@@ -44,10 +44,10 @@ def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Te
 
 
 def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:
-    """Stop unless what `numerics.forms` tells holds on no replica or on all.
+    """Stop unless what `arithmetic.forms` tells holds on no replica or on all.
 
     Args:
-        counts: On how many replicas it holds, a float32 matrix of the shape of `numerics.forms`.
+        counts: On how many replicas it holds, a float32 matrix of the shape of `arithmetic.forms`.
         replicas: How many there are.
         names: The names of the gradients' variables.
 

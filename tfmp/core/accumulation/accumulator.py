@@ -5,13 +5,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import lists, numerics, settings
-from tfmp.core.accumulation_settings import accumulation_settings
-from tfmp.core.autograph import without_autograph
-from tfmp.core.conditionals import conditional_update
-from tfmp.core.gradient_check import GradientCheck
-from tfmp.core.overflow import KINDS, OverflowDetector, validated_detector
-from tfmp.core.result import LocalCheck
+from tfmp.core import lists, settings
+from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.core.control_flow import conditional_update
+from tfmp.core.gradients import arithmetic
+from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
+from tfmp.core.overflow.gradient_check import GradientCheck
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.tracing import without_autograph
 from tfmp.types import AddBuffer, Gradient, Gradients
 
 
@@ -165,7 +166,7 @@ class GradientAccumulator(tf.Module):
             loss_scale = tf.cast(loss_scale, tf.float32)
         else:
             loss_scale = tf.constant(settings.positive("loss_scale", loss_scale), tf.float32)
-        return self.add_unscaled(numerics.unscale(lists.gradients(grads), loss_scale), loss_scale)
+        return self.add_unscaled(arithmetic.unscale(lists.gradients(grads), loss_scale), loss_scale)
 
     @without_autograph
     def add_unscaled(
@@ -275,7 +276,7 @@ class GradientAccumulator(tf.Module):
         # In the sums' own types; and not times 1 / kept, which is rounded. Of an empty window the sums are 0: as NaN
         # they would be counted as an overflow of every variable.
         grads = self._divided_sums(lambda values: tf.math.divide_no_nan(values, tf.cast(kept / replicas, values.dtype)))
-        with tf.control_dependencies([*numerics.values_of(grads), overflows, largest, complete]):
+        with tf.control_dependencies([*arithmetic.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
         drops_window = self._settings.overflow_drops == "window"
         return grads, LocalCheck(
@@ -296,8 +297,8 @@ class GradientAccumulator(tf.Module):
             grad = None
             if index in given:
                 values = variable.read_value()
-                grad = numerics.rows_not_zero(values) if index in self._sparse else values
-            grads.append(numerics.cast(numerics.map_values(divide, grad), dtype))
+                grad = arithmetic.rows_not_zero(values) if index in self._sparse else values
+            grads.append(arithmetic.cast(arithmetic.map_values(divide, grad), dtype))
         return grads
 
     def _given_now(self) -> set[int]:
@@ -342,12 +343,12 @@ class GradientAccumulator(tf.Module):
                 "micro-batches by one function."
             )
         self._given = self._given_now() | given
-        sparse = {index for index in given if numerics.is_sparse(grads[index])}
+        sparse = {index for index in given if arithmetic.is_sparse(grads[index])}
         self._sparse = (self._sparse - given) | sparse
 
 
 def _wide(dtype: tf.DType) -> tf.DType:
-    return tf.float32 if dtype in numerics.HALF_TYPES else dtype
+    return tf.float32 if dtype in arithmetic.HALF_TYPES else dtype
 
 
 def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
@@ -366,7 +367,7 @@ def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable
 def _add_to(variable: tf.Variable, grad: Gradient) -> Any:  # noqa: ANN401 - an op, or what a variable returns
     if grad is None:
         return tf.no_op()
-    if numerics.is_sparse(grad) and not tf.distribute.has_strategy():
-        return variable.scatter_add(numerics.cast(grad, variable.dtype.base_dtype))
+    if arithmetic.is_sparse(grad) and not tf.distribute.has_strategy():
+        return variable.scatter_add(arithmetic.cast(grad, variable.dtype.base_dtype))
     # A replica's own variable knows no scatter_add.
-    return variable.assign_add(tf.cast(numerics.densify(grad), variable.dtype.base_dtype))
+    return variable.assign_add(tf.cast(arithmetic.densify(grad), variable.dtype.base_dtype))

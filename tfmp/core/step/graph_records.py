@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.graph_registry import GraphList
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.storage.graph_registry import GraphList
 
 
 class RecordedLoss(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core import numerics
-from tfmp.core.xla import within_xla
+from tfmp.core.gradients import arithmetic
+from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
 #: The smallest number of values, in total and per variable on average, for which compiling pays. With fewer values it
@@ -45,7 +45,7 @@ def run_compiled(
     def run(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         update(grads, tensors)
 
-    padded = [numerics.pad_rows(grad) for grad in grads]
+    padded = [arithmetic.pad_rows(grad) for grad in grads]
     tf.function(run, jit_compile=True, autograph=False)(padded, list(map(tf.convert_to_tensor, tensors)))
 
 

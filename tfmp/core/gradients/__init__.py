@@ -1,0 +1,1 @@
+"""Arithmetic on gradients: None, dense tensors and IndexedSlices."""

@@ -1,0 +1,1 @@
+"""One step: check, agree, apply or count, advance; and what users read of the steps."""

@@ -1,0 +1,64 @@
+"""How a step is traced: without AutoGraph, for XLA or not, under TensorFlow's debugging tools or not."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import tensorflow as tf
+
+# Internal modules: TensorFlow (2.15 to 2.21) has no public way to ask what they tell.
+from tensorflow.python.framework import op_callbacks
+from tensorflow.python.ops import control_flow_util
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Return the function such that AutoGraph converts neither it nor the functions that it calls.
+
+    When a `tf.function` traces a step, AutoGraph converts the source code of every function that the step calls. This
+    takes most of the time of the trace. The code of this package does not need it, because it uses `tf.cond` instead
+    of `if` on tensors.
+
+    Args:
+        function: A function that uses no `if`, `while` or `for` on tensors.
+
+    Example:
+        >>> @without_autograph
+        ... def kind_of(value):
+        ...     return "positive" if value is not None else "none"
+        >>> kind_of(1)
+        'positive'
+    """
+    unconverted: Callable[Parameters, Returned] = tf.autograph.experimental.do_not_convert(function)
+    return unconverted
+
+
+def within_xla() -> bool:
+    """Return whether the running code is being traced for a `tf.function(jit_compile=True)`, directly or nested in one.
+
+    Example:
+        >>> within_xla()
+        False
+        >>> bool(tf.function(lambda: tf.constant(within_xla()), jit_compile=True)())
+        True
+    """
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def ops_are_watched() -> bool:
+    """Return whether a debugging tool adds an op of its own after each op that this thread builds.
+
+    `tf.debugging.enable_check_numerics` and `tf.debugging.experimental.enable_dump_debug_info` do so. XLA cannot
+    compile the ops that they add, so nothing should be compiled while they are enabled.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> tf.debugging.enable_check_numerics()
+        >>> ops_are_watched()
+        True
+        >>> tf.debugging.disable_check_numerics()
+        >>> ops_are_watched()
+        False
+    """
+    return bool(op_callbacks.should_invoke_op_callbacks())
