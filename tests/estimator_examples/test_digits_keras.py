@@ -50,7 +50,7 @@ def test_one_replica_learns() -> None:
         "steps applied": "210",
         "steps skipped": "0",
         "weights finite": "yes",
-        "replicas equal": "there is one",
+        "replicas equal": "there is only one",
     }
 
 
