@@ -76,7 +76,7 @@ def sentence_pairs(
     """Yield the pairs of one document, in order; the second part follows the first, or is from another document.
 
     Half of the second parts start at a random sentence of another document, and so does the second part after a
-    document's last sentence. The next pair then starts where the first part ended.
+    document's last sentence. After such a pair, the next pair starts where the first part ended.
     """
     document = documents[index]
     budget = seq_length - SPECIALS_PER_PAIR
