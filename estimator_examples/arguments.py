@@ -1,4 +1,4 @@
-"""Types of command-line arguments, each with a message of its own for a wrong value."""
+"""Types of command-line arguments; each has its own error message for a wrong value."""
 
 import argparse
 import math
@@ -7,7 +7,7 @@ _FLOAT32_MAX = 3.4028235e38
 
 
 def positive_int(text: str) -> int:
-    """Read a whole number of 1 or more."""
+    """Convert an argument to a whole number of 1 or more."""
     value = _parsed(int, text, "a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}.")
@@ -15,7 +15,7 @@ def positive_int(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """Read a whole number of 0 or more."""
+    """Convert an argument to a whole number of 0 or more."""
     value = _parsed(int, text, "a whole number")
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}.")
@@ -23,7 +23,7 @@ def count(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """Read a finite number above 0."""
+    """Convert an argument to a finite number above 0."""
     value = _parsed(float, text, "a number")
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}.")
@@ -31,7 +31,7 @@ def positive(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """Read a number of at least 0 and less than 1."""
+    """Convert an argument to a number of at least 0 and less than 1."""
     value = _parsed(float, text, "a number")
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, got {text}.")
@@ -39,7 +39,7 @@ def fraction(text: str) -> float:
 
 
 def loss_scale(text: str) -> float:
-    """Read a loss scale, such as `65536` or `2**16`."""
+    """Convert an argument such as `65536` or `2**16` to a loss scale."""
     value = _power(text) if "**" in text else _parsed(float, text, "a number")
     if not 1 <= value <= _FLOAT32_MAX:
         raise argparse.ArgumentTypeError(f"must be 1 or more, and finite in float32, got {text}.")
@@ -47,7 +47,7 @@ def loss_scale(text: str) -> float:
 
 
 def loss_scale_or_zero(text: str) -> float:
-    """Read a loss scale, or 0 for a dynamic one."""
+    """Convert an argument to a fixed loss scale; 0 chooses a dynamic loss scale."""
     try:
         return 0.0 if text in ("0", "0.0") else loss_scale(text)
     except argparse.ArgumentTypeError as error:

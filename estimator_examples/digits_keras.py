@@ -1,4 +1,4 @@
-"""A small dense net on scikit-learn's digits, in mixed_float16, with Keras' `fit`, on one CPU or on several replicas.
+"""Train a small dense net on scikit-learn's digits in mixed_float16 with Keras' `fit`, on one CPU or several replicas.
 
 Run `python -m estimator_examples.digits_keras`.
 """
@@ -19,21 +19,22 @@ import tfmp
 from estimator_examples import arguments, digits_session
 
 CLASSES = 10
-# The rule of Keras' own wrapper, for tfmp's as well: the two then differ in nothing but what they do on overflow.
+# Keras' own wrapper has this rule. tfmp's wrapper gets the same one here, so that the two differ only in how they
+# handle overflow.
 STEPS_TO_DOUBLE = 2000
 RATIO_ON_OVERFLOW = 0.5
-OVERFLOWING_PIXEL = 1e5  # infinite in float16, which ends at 65504
+OVERFLOWING_PIXEL = 1e5  # infinite in float16, whose largest number is 65504
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a training ended with.
+    """The result of a training.
 
     Attributes:
-        accuracy: On the test images, from 0 to 1.
-        loss_scale: The last one.
-        steps: How many were applied and how many skipped; None where the optimizer does not count them.
-        weights: Of every replica.
+        accuracy: The accuracy on the test images, from 0 to 1.
+        loss_scale: The loss scale at the end of the training.
+        steps: The numbers of applied and skipped steps; None if the optimizer does not count them.
+        weights: The weights of the net, as a list for each replica.
     """
 
     accuracy: float
@@ -58,10 +59,10 @@ class Outcome:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, test, and print what came of it.
+    """Train and test the net, and print the results.
 
     Args:
-        argv: The arguments; by default those of the process.
+        argv: The command-line arguments; None means those of the process.
 
     Returns:
         The exit status.
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ImportError, ValueError) as error:
         print(f"digits_keras: error: {error}", file=sys.stderr)
         return 2
-    # Between the lines that Keras prints, and in their order.
+    # tfmp's log goes to the stream to which Keras prints, so that the lines appear in the order of the events.
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     if options.inject_overflow:
         print(f"One image of the first epoch overflows float16, on the last replica of {options.replicas}.")
@@ -93,38 +94,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; a wrong one ends the program with a message."""
+    """Parse the command line; a wrong argument ends the program with an error message."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.batch_size % options.replicas:
         parser.error(
-            "argument --batch-size: must be a multiple of --replicas, so that each gets as many images, "
+            "argument --batch-size: must be a multiple of --replicas, so that all replicas get equally many images, "
             f"got {options.batch_size} for {options.replicas} replicas."
         )
     return options
 
 
 def cpu_strategy(replicas: int) -> tf.distribute.Strategy:
-    """Make a logical device of the CPU for each replica, which TensorFlow allows before it has started."""
+    """Split the CPU into one logical device per replica; TensorFlow allows this only before it creates its devices."""
     tf.config.set_visible_devices([], "GPU")
     if replicas == 1:
         return tf.distribute.get_strategy()
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     devices = [f"cpu:{replica}" for replica in range(replicas)]
-    # Not the default, collectives: on CPUs it hangs under Estimator.
+    # The default, collective operations, hangs on CPUs under Estimator.
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
 def build(options: argparse.Namespace, stock: bool) -> keras.Model:
-    """Build the net, compiled with an optimizer that scales the loss: Keras' own if `stock`."""
+    """Build and compile the net, with Keras' own loss scaling if `stock`, otherwise with tfmp's."""
     model = keras.Sequential(
         [
             keras.Input([8, 8, 1]),
             keras.layers.Flatten(),
             keras.layers.Dense(64, activation="relu"),
             keras.layers.Dense(64, activation="relu"),
-            # The logits in float32, as Keras advises.
+            # Keras advises to compute the logits in float32.
             keras.layers.Dense(CLASSES, dtype="float32"),
         ]
     )
@@ -136,7 +137,7 @@ def build(options: argparse.Namespace, stock: bool) -> keras.Model:
 
 
 def tfmp_optimizer(inner: keras.optimizers.Optimizer, init_loss_scale: float) -> keras.optimizers.Optimizer:
-    """Wrap an optimizer in tfmp's."""
+    """Wrap an optimizer in `tfmp.LossScaleOptimizer`."""
     manager = tfmp.ExponentialUpdateLossScaleManager(
         init_loss_scale, STEPS_TO_DOUBLE, decr_every_n_nan_or_inf=1, decr_ratio=RATIO_ON_OVERFLOW
     )
@@ -144,14 +145,14 @@ def tfmp_optimizer(inner: keras.optimizers.Optimizer, init_loss_scale: float) ->
 
 
 def stock_optimizer(inner: keras.optimizers.Optimizer, init_loss_scale: float) -> keras.optimizers.Optimizer:
-    """Wrap an optimizer in Keras' own, as `compile` does by itself."""
+    """Wrap an optimizer in Keras' own `LossScaleOptimizer`, as `compile` does by default under mixed_float16."""
     return keras.mixed_precision.LossScaleOptimizer(
         inner, initial_scale=init_loss_scale, dynamic_growth_steps=STEPS_TO_DOUBLE
     )
 
 
 def train(model: keras.Model, digits: digits_session.Digits, options: argparse.Namespace) -> None:
-    """Train the net; Keras prints how it goes."""
+    """Train the net; Keras prints the progress."""
     first_images = with_overflow(digits.images, options.batch_size) if options.inject_overflow else digits.images
     first_epoch = _batches(first_images, digits.labels, options.batch_size)
     next_epochs = _batches(digits.images, digits.labels, options.batch_size).repeat()
@@ -166,9 +167,9 @@ def train(model: keras.Model, digits: digits_session.Digits, options: argparse.N
 
 
 def with_overflow(images: np.ndarray, batch_size: int) -> np.ndarray:
-    """Return the images, with one in the middle that overflows float16: the last of its batch.
+    """Return the images, of which one in the middle of the epoch overflows float16.
 
-    A batch is split in order, so this image is the last replica's.
+    It is the last image of its batch. Keras splits a batch over the replicas in order, so the last replica gets it.
     """
     batch = len(images) // batch_size // 2
     images = images.copy()
@@ -177,11 +178,11 @@ def with_overflow(images: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 def outcome_of(model: keras.Model, test: digits_session.Digits, strategy: tf.distribute.Strategy) -> Outcome:
-    """Test the net, and read the state of the training."""
-    # Not by `evaluate`: Keras 3.15 fails there where the images do not split evenly over the replicas.
+    """Test the net, and return the accuracy with the final state of the training."""
+    # `evaluate` is not used: in Keras 3.15 it fails if the images cannot be split evenly over the replicas.
     accuracy = np.mean(np.argmax(model(test.images), axis=-1) == test.labels)
     optimizer = model.optimizer
-    # Keras 3 calls its own `dynamic_scale`; tfmp and Keras 2 say `loss_scale`.
+    # Keras 3's wrapper names the scale `dynamic_scale`; the wrappers of tfmp and Keras 2 name it `loss_scale`.
     scale = optimizer.loss_scale if hasattr(optimizer, "loss_scale") else optimizer.dynamic_scale
     steps = None
     if isinstance(optimizer, tfmp.LossScaleOptimizer):
@@ -190,7 +191,7 @@ def outcome_of(model: keras.Model, test: digits_session.Digits, strategy: tf.dis
 
 
 def weights_of_replicas(model: keras.Model, strategy: tf.distribute.Strategy) -> list[list[np.ndarray]]:
-    """Return the net's weights as each replica holds them."""
+    """Return the weights of the net on each replica."""
 
     @tf.function
     def read() -> list[tf.Tensor]:
@@ -201,15 +202,15 @@ def weights_of_replicas(model: keras.Model, strategy: tf.distribute.Strategy) ->
 
 
 def summary_text(outcome: Outcome) -> str:
-    """Tell what a training ended with."""
+    """Return the result of one training as text."""
     return "\n".join(["\nSummary", *(f"  {name:<14}  {value}" for name, value in _rows(outcome).items())])
 
 
 def comparison_text(outcomes: dict[str, Outcome]) -> str:
-    """Set side by side what trainings ended with.
+    """Return the results of two trainings as text, side by side.
 
     Args:
-        outcomes: By the name of what scaled the loss.
+        outcomes: The results, by the name of the library that scaled the loss.
     """
     columns = [_rows(outcome) for outcome in outcomes.values()]
     lines = [("", *outcomes), *((name, *(column[name] for column in columns)) for name in columns[0])]
@@ -224,7 +225,7 @@ def _rows(outcome: Outcome) -> dict[str, str]:
         "steps applied": f"{applied}",
         "steps skipped": f"{skipped}",
         "weights finite": _yes(outcome.finite),
-        "replicas equal": _yes(outcome.equal) if len(outcome.weights) > 1 else "there is one",
+        "replicas equal": _yes(outcome.equal) if len(outcome.weights) > 1 else "there is only one",
     }
 
 
@@ -243,20 +244,29 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a small net in mixed_float16 with Keras, on one CPU or on several replicas.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--replicas", type=arguments.positive_int, default=1, help="logical CPUs that train together")
     parser.add_argument(
-        "--inject-overflow", action="store_true", help="let an image of the first epoch overflow, on the last replica"
+        "--replicas", type=arguments.positive_int, default=1, help="number of logical CPUs that train together"
+    )
+    parser.add_argument(
+        "--inject-overflow",
+        action="store_true",
+        help="change one image of the first epoch so that it overflows float16 on the last replica",
     )
     scaling = parser.add_mutually_exclusive_group()
-    scaling.add_argument("--stock", action="store_true", help="scale the loss by Keras' own optimizer, not tfmp's")
-    scaling.add_argument("--compare", action="store_true", help="train with both, and set the results side by side")
-    parser.add_argument("--epochs", type=arguments.positive_int, default=10, help="passes over the training images")
+    scaling.add_argument("--stock", action="store_true", help="use Keras' own loss scaling, not tfmp's")
+    scaling.add_argument("--compare", action="store_true", help="train with both, and print the results side by side")
     parser.add_argument(
-        "--batch-size", type=arguments.positive_int, default=64, help="images of a step, on all replicas together"
+        "--epochs", type=arguments.positive_int, default=10, help="number of passes over the training images"
     )
-    parser.add_argument("--learning-rate", type=arguments.positive, default=0.005, help="of Adam")
-    parser.add_argument("--init-loss-scale", type=arguments.loss_scale, default="2**15", help="to start from")
-    parser.add_argument("--seed", type=arguments.count, default=1, help="of the split and the weights")
+    parser.add_argument(
+        "--batch-size",
+        type=arguments.positive_int,
+        default=64,
+        help="number of images per step, on all replicas together",
+    )
+    parser.add_argument("--learning-rate", type=arguments.positive, default=0.005, help="learning rate of Adam")
+    parser.add_argument("--init-loss-scale", type=arguments.loss_scale, default="2**15", help="initial loss scale")
+    parser.add_argument("--seed", type=arguments.count, default=1, help="random seed of the test split and the weights")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""A small convolutional net on scikit-learn's digits, in float16, in a `sess.run` loop.
+"""Train a small convolutional net on scikit-learn's digits in float16, in a `sess.run` loop.
 
 Run `python -m estimator_examples.digits_session`.
 """
@@ -26,13 +26,13 @@ MOVING_AVERAGE_DECAY = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """Images, float32 [n, 8, 8, 1] from 0 to 1, and labels, int32 [n]."""
+    """Images, float32 [n, 8, 8, 1] with values from 0 to 1, and their labels, int32 [n]."""
 
     images: np.ndarray
     labels: np.ndarray
 
     def batches(self, size: int, rng: np.random.Generator) -> Iterator[Digits]:
-        """Yield shuffled batches without end; what does not fill one is left out of a pass."""
+        """Yield shuffled batches without end; each pass leaves out the images that do not fill a batch."""
         while True:
             order = rng.permutation(len(self.labels))
             for i in range(0, len(order) - size + 1, size):
@@ -54,10 +54,10 @@ class Network:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, print how it goes, and test.
+    """Train the net, print the progress, and test the net.
 
     Args:
-        argv: The arguments; by default those of the process.
+        argv: The command-line arguments; None means those of the process.
 
     Returns:
         The exit status.
@@ -78,10 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load_digits(seed: int, batch_size: int) -> tuple[Digits, Digits]:
-    """Load the 1797 digits that scikit-learn carries, split into training and test.
+    """Load the 1797 images of digits that scikit-learn includes, split into a training and a test part.
 
     Raises:
-        ImportError: scikit-learn is missing.
+        ImportError: scikit-learn is not installed.
         ValueError: The training images do not fill one batch.
     """
     try:
@@ -101,11 +101,11 @@ def load_digits(seed: int, batch_size: int) -> tuple[Digits, Digits]:
 
 
 def build(learning_rate: float, init_loss_scale: float) -> Network:
-    """Build the net, and the step that trains it, in the current graph."""
+    """Build the net and its training step in the current graph."""
     images = tf1.placeholder(tf.float32, [None, 8, 8, 1])
     labels = tf1.placeholder(tf.int32, [None])
     training = tf1.placeholder_with_default(False, [])
-    # Weights are stored in float32; the layers see a float16 copy.
+    # The getter stores the weights in float32, and gives the layers a float16 copy.
     with tf1.variable_scope("net", dtype=tf.float16, custom_getter=tfmp.float32_variable_storage_getter):
         logits = _logits(tf.cast(images, tf.float16), training)
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
@@ -113,8 +113,8 @@ def build(learning_rate: float, init_loss_scale: float) -> Network:
         init_loss_scale, incr_every_n_steps=100, decr_every_n_nan_or_inf=2, decr_ratio=0.5
     )
     optimizer = tfmp.LossScaleOptimizer(tf1.train.MomentumOptimizer(learning_rate, MOMENTUM), manager)
-    # The batch norm's moving averages. They move on skipped steps too, which would harm them where
-    # activations overflowed: `_moving_average` leaves that out.
+    # UPDATE_OPS holds the updates of the batch norm's moving averages. They run on skipped steps too. If activations
+    # overflowed, this would make the averages infinite, so `_moving_average` ignores values that are not finite.
     with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
         train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
     right = tf.equal(tf.argmax(logits, -1, tf.int32), labels)
@@ -123,8 +123,9 @@ def build(learning_rate: float, init_loss_scale: float) -> Network:
 
 
 def train(session: tf1.Session, network: Network, digits: Digits, options: argparse.Namespace) -> None:
-    """Attempt the steps, and print the state of the loss scaling along the way."""
-    # Fetched in a call of their own: beside the train op they could be from before or after it.
+    """Attempt the steps, and print the state of the loss scaling at intervals."""
+    # These are fetched in a `session.run` of their own. Together with the train op, they could be read before or after
+    # the step.
     optimizer = network.optimizer
     state = {
         "scale": optimizer.loss_scale,
@@ -158,7 +159,8 @@ def _logits(x: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
 
 def _batch_norm(x: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
     width = [_width(x)]
-    # Statistics of float16 values in float16 would overflow, and moving averages would stand still.
+    # Computed in float16, the statistics of float16 values would overflow, and small changes of a moving average would
+    # be rounded away.
     gamma = tf1.get_variable("gamma", width, tf.float32, tf1.ones_initializer())
     beta = tf1.get_variable("beta", width, tf.float32, tf1.zeros_initializer())
     mean, variance = tf.nn.moments(tf.cast(x, tf.float32), [0, 1, 2])
@@ -192,8 +194,8 @@ def _width(x: tf.Tensor) -> int:
 
 
 def _matmul(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    # As on Tensor Cores: float16 in, float32 sums, float16 out. TensorFlow 2.15's own float16
-    # product is some 250 times slower on a CPU.
+    # Multiply as on Tensor Cores: float16 inputs, float32 sums, float16 results. TensorFlow 2.15's own float16 product
+    # is about 250 times slower on a CPU.
     return tf.cast(tf.matmul(tf.cast(a, tf.float32), tf.cast(b, tf.float32)), a.dtype)
 
 
@@ -204,12 +206,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a small convolutional net in float16 with a sess.run loop.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--steps", type=arguments.positive_int, default=400, help="attempted steps")
-    parser.add_argument("--batch_size", type=arguments.positive_int, default=64, help="images of a step")
-    parser.add_argument("--learning_rate", type=arguments.positive, default=0.05, help="of momentum")
-    parser.add_argument("--init_loss_scale", type=arguments.loss_scale, default="2**32", help="to start from")
-    parser.add_argument("--log_every", type=arguments.positive_int, default=20, help="steps from line to line")
-    parser.add_argument("--seed", type=arguments.count, default=1, help="of the split, the batches and the weights")
+    parser.add_argument("--steps", type=arguments.positive_int, default=400, help="number of attempted steps")
+    parser.add_argument("--batch_size", type=arguments.positive_int, default=64, help="number of images per step")
+    parser.add_argument("--learning_rate", type=arguments.positive, default=0.05, help="learning rate of momentum")
+    parser.add_argument("--init_loss_scale", type=arguments.loss_scale, default="2**32", help="initial loss scale")
+    parser.add_argument(
+        "--log_every", type=arguments.positive_int, default=20, help="number of steps between two lines of output"
+    )
+    parser.add_argument(
+        "--seed", type=arguments.count, default=1, help="random seed of the test split, the batches and the weights"
+    )
     return parser
 
 

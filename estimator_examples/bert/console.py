@@ -1,4 +1,4 @@
-"""Lines and progress bars that share standard output, and never break each other."""
+"""Lines and progress bars that share standard output without overwriting each other."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ import tqdm
 
 
 def say(text: str) -> None:
-    """Print a text above the bar, if there is one; on a terminal, lines end between words.
+    """Print a text above the progress bar, if there is one; on a terminal, long lines are wrapped between words.
 
     Args:
         text: One line or several.
@@ -26,20 +26,20 @@ def say(text: str) -> None:
 
 
 def bar(iterable: Iterable[Any] | None = None, **settings: Any) -> tqdm.tqdm:  # noqa: ANN401 - tqdm's own
-    """Make a progress bar, which shows on a terminal only.
+    """Make a progress bar, which is shown on a terminal only.
 
     Args:
-        iterable: What to count; None for a bar that is moved by hand.
-        **settings: Arguments of `tqdm.tqdm`.
+        iterable: The items that the bar counts; None for a bar that the caller updates.
+        **settings: Further arguments of `tqdm.tqdm`.
     """
-    # tqdm's default is standard error. tox reads that as another stream, so that the bar and the lines arrive in any
-    # order, and paints it red.
+    # tqdm's default is standard error. tox reads that as a second stream, so that the bar and the lines would appear in
+    # any order, and prints it in red.
     return tqdm.tqdm(iterable, file=sys.stdout, disable=None, dynamic_ncols=True, **settings)
 
 
 @contextlib.contextmanager
 def logs_as_lines(*loggers: logging.Logger) -> Iterator[None]:
-    """Print what the loggers are told by `say`, in place of what their own handlers do with it."""
+    """Within this context, print the records of some loggers by `say`, instead of by the loggers' own handlers."""
     handlers = [(logger, logger.handlers) for logger in loggers]
     for logger in loggers:
         logger.handlers = [_LineHandler()]
@@ -51,7 +51,7 @@ def logs_as_lines(*loggers: logging.Logger) -> Iterator[None]:
 
 
 class _LineHandler(logging.Handler):
-    """Prints records as lines."""
+    """Prints log records by `say`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record."""
@@ -59,10 +59,10 @@ class _LineHandler(logging.Handler):
 
 
 def _width() -> int:
-    """Return the columns of the terminal, 0 if there is none."""
+    """Return the number of columns of the terminal; 0 if standard output is not a terminal."""
     return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    # Names and paths stay whole: somebody may want to copy them.
+    # Names and paths are not broken, so that they can be copied.
     return textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) or [""]

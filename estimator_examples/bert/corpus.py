@@ -1,4 +1,4 @@
-"""Text files, or Python's own manual, as documents of sentences."""
+"""Reads text files, or the manual that comes with Python, as documents of sentences."""
 
 import pathlib
 import re
@@ -8,15 +8,15 @@ SENTENCES_PER_DOCUMENT = 40
 MIN_DOCUMENTS = 4
 LINES_PER_SENTENCE = 5
 SENTENCE_ENDS = (
-    "A sentence ends at a blank line, and at .!?: (or the like of another script) before a letter that is not "
-    "lower-case, a digit, a quote or a bracket; a text with fewer such ends than one in "
-    f"{LINES_PER_SENTENCE} lines is read as one sentence a line."
+    "A sentence ends at a blank line. It also ends at .!?: (or such a mark of another script) if a digit, a quote, a "
+    "bracket, or a letter that is not lower-case follows. A text with fewer than one such end in "
+    f"{LINES_PER_SENTENCE} lines is read as one sentence per line."
 )
 
 Document = list[str]
 
 _PARAGRAPH_BREAK = re.compile(r"\n\s*\n|\n\W+\n")
-# No space follows full-width punctuation.
+# Full-width punctuation is not followed by a space.
 _SENTENCE_END = re.compile(r"(?<=[.!?:؟۔।])\s+|(?<=[。！？])\s*")  # noqa: RUF001 - no look-alikes: other scripts
 _OPENING = tuple("\"'(«„「¿¡")
 _WHITESPACE = re.compile(r"\s+")
@@ -24,17 +24,17 @@ _WORD = re.compile(r"\w")
 
 
 def read_documents(paths: Sequence[str]) -> list[Document]:
-    """Read the files, or the manual that ships with Python when there are none.
+    """Read text files, or the manual that comes with Python if no files are given.
 
-    A long text is cut into documents of at most 40 sentences, so that a single file also gives
-    next-sentence prediction other documents to draw its wrong answers from. A sentence that the
-    text repeats is kept once, so that none of the held-out ones was trained on.
+    A long text is cut into documents of at most 40 sentences. So a single file also gives several documents, and
+    next-sentence prediction can draw its wrong answers from another one. A repeated sentence is kept only once, so that
+    the training does not see a held-out sentence.
 
     Args:
-        paths: UTF-8 text files; empty for `pydoc_data.topics`.
+        paths: The paths of UTF-8 text files; if empty, `pydoc_data.topics` is read.
 
     Returns:
-        Documents, each a list of sentences, in the order of the text.
+        The documents in the order of the text; each is a list of sentences.
 
     Raises:
         ValueError: A file is missing, empty or not UTF-8, or the text is too short.
@@ -54,7 +54,7 @@ def read_documents(paths: Sequence[str]) -> list[Document]:
 
 
 def sentences(text: str) -> list[str]:
-    r"""Return the sentences of a text; `SENTENCE_ENDS` says in words what ends one.
+    r"""Return the sentences of a text; `SENTENCE_ENDS` describes in words where a sentence ends.
 
     Example:
         >>> sentences("Title\n*****\nOne, i.e. a. Two\nlines.\n\nThree")
@@ -71,8 +71,8 @@ def split_held_out(documents: Sequence[Document], every: int = 10) -> tuple[list
     """Split documents into a training part and a held-out part for evaluation.
 
     Returns:
-        Training documents and held-out documents: one of `every`, but never fewer than two,
-        because next-sentence prediction needs another document.
+        The training documents and the held-out documents. One of `every` documents is held out, but at least two,
+        because next-sentence prediction needs a second document.
     """
     every = max(2, min(every, len(documents) // 2))
     held_out = [document for i, document in enumerate(documents) if i % every == every - 1]
@@ -122,5 +122,5 @@ def _unseen(parts: Iterable[str], seen: set[str]) -> Iterator[str]:
 def _cut(parts: Iterable[str], length: int) -> list[Document]:
     everything = list(parts)
     pieces = [everything[i : i + length] for i in range(0, len(everything), length)]
-    # One sentence alone has no next sentence.
+    # A single sentence has no next sentence.
     return [piece for piece in pieces if len(piece) > 1]

@@ -17,10 +17,10 @@ class Step:
 
     Attributes:
         attempt: The number of the attempt, from 1, over all runs in the directory.
-        global_step: Applied steps, this one included if it was applied.
+        global_step: The number of applied steps, including this one if it was applied.
         loss_scale: The loss scale after the step.
-        applied: Whether the gradients were finite.
-        consecutive_skips: Skipped steps up to this one; 0 if it was applied.
+        applied: Whether the step was applied, because its gradients were finite.
+        consecutive_skips: The number of skipped steps in a row up to this one; 0 if this step was applied.
     """
 
     attempt: int
@@ -33,12 +33,12 @@ class Step:
     consecutive_skips: int
 
     def to_row(self) -> Row:
-        """Return the step as the texts of a CSV row."""
+        """Return the step as a CSV row: its fields as strings, by name."""
         return {name: str(value) for name, value in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_row(cls, row: Row) -> Step:
-        """Return the step of a CSV row."""
+        """Return the step that a CSV row describes."""
         return cls(
             attempt=int(row["attempt"]),
             global_step=int(row["global_step"]),
@@ -52,18 +52,18 @@ class Step:
 
 
 class HistoryError(RuntimeError):
-    """The file does not tell of the steps that the checkpoint has seen."""
+    """The file is damaged, or lacks steps that the checkpoint includes."""
 
 
 class History:
-    """All steps so far: in memory for the report, on disk for the next run."""
+    """The record of all steps so far, in memory for the report and on disk for the next run."""
 
     def __init__(self, path: pathlib.Path, resumed_step: int) -> None:
-        """Read the file, and forget what happened after the checkpoint that training resumes from.
+        """Read the file, and drop the steps after the checkpoint that training resumes from.
 
         Args:
-            path: The CSV file; it need not exist.
-            resumed_step: The global step of the checkpoint, 0 if there is none.
+            path: The CSV file, which need not exist.
+            resumed_step: The global step of the checkpoint; 0 if there is no checkpoint.
 
         Raises:
             HistoryError: The file is damaged, or lacks steps up to the checkpoint.
@@ -76,19 +76,19 @@ class History:
                 f"{path} holds {applied} of the {resumed_step} steps of the checkpoint beside it: put the whole file "
                 "back, or choose another --model_dir."
             )
-        # Killed at any moment, this leaves a whole file.
+        # A new file replaces the old one, so that the file is complete even if the process is killed in between.
         new = path.with_suffix(".new")
         _write(new, self.steps, mode="w")
         new.replace(path)
 
     def append(self, step: Step) -> None:
-        """Add a step, on disk too, so that an interrupted run leaves its record behind."""
+        """Add a step to the record, in memory and on disk; so the record of an interrupted run is kept."""
         self.steps.append(step)
         _write(self._path, [step], mode="a")
 
 
 def until_checkpoint(steps: Sequence[Step], resumed_step: int) -> list[Step]:
-    """Keep the steps that a checkpoint has seen: those up to the one that reached its global step.
+    """Return the steps that a checkpoint includes: all steps up to the one that reached its global step.
 
     Example:
         >>> until_checkpoint([], 5)
@@ -100,7 +100,7 @@ def until_checkpoint(steps: Sequence[Step], resumed_step: int) -> list[Step]:
 
 
 def read_steps(path: pathlib.Path) -> list[Step]:
-    """Return the steps in a file; none if there is no file.
+    """Return the steps in a file; an empty list if there is no file.
 
     Raises:
         HistoryError: The file is damaged.
@@ -109,7 +109,7 @@ def read_steps(path: pathlib.Path) -> list[Step]:
         return []
     try:
         text = path.read_text(encoding="utf-8")
-        # A run that was killed may leave the start of a row behind.
+        # A run that was killed may have written only a part of the last row.
         whole_rows = text[: text.rfind("\n") + 1]
         return [Step.from_row(row) for row in csv.DictReader(io.StringIO(whole_rows))]
     except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The session hook that hands every step to whoever watches it."""
+"""A session hook that passes every step to observers, and an observer that ends a training that only skips."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,27 +10,28 @@ Observer = Callable[[Step], None]
 
 
 class TooManySkippedStepsError(RuntimeError):
-    """Training stands still: no step was applied for long."""
+    """Too many steps in a row were skipped, so that the training makes no progress."""
 
 
 class StepHook(tf.compat.v1.train.SessionRunHook):
-    """Fetches what a step did, and calls the observers with it."""
+    """Fetches the figures of each step, and calls the observers with them."""
 
     def __init__(self, fetches: Mapping[str, tf.Tensor], first_attempt: int, observers: Sequence[Observer]) -> None:
         """Make the hook.
 
         Args:
-            fetches: A tensor for every field of `Step` but the attempt, each to be read after the
-                step is done.
-            first_attempt: The number of the first step.
-            observers: Called in this order with every step; one may raise to end the training.
+            fetches: A tensor for every field of `Step` except `attempt`. The tensors must depend on the step, so that
+                they are read after it.
+            first_attempt: The number of the first attempted step.
+            observers: Functions that are called with every step, in this order. An observer may raise an error to end
+                the training.
         """
         self._fetches = dict(fetches)
         self._attempt = first_attempt
         self._observers = tuple(observers)
 
     def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> tf.compat.v1.train.SessionRunArgs:
-        """Ask for the tensors."""
+        """Request the tensors of the step."""
         del run_context
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
@@ -39,7 +40,7 @@ class StepHook(tf.compat.v1.train.SessionRunHook):
         run_context: tf.compat.v1.train.SessionRunContext,
         run_values: tf.compat.v1.train.SessionRunValues,
     ) -> None:
-        """Tell the observers."""
+        """Call the observers with the step."""
         del run_context
         values = {name: value.item() for name, value in run_values.results.items()}
         step = Step(attempt=self._attempt, **values)
@@ -49,10 +50,10 @@ class StepHook(tf.compat.v1.train.SessionRunHook):
 
 
 def stop_after_skips(limit: int) -> Observer:
-    """Make an observer that ends a training which would skip for ever.
+    """Make an observer that ends a training that skips every step.
 
     Args:
-        limit: Skipped steps in a row to stand.
+        limit: The number of skipped steps in a row at which the training ends.
 
     Returns:
         An observer that raises `TooManySkippedStepsError`.

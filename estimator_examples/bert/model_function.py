@@ -15,18 +15,19 @@ tf1 = tf.compat.v1
 
 METRICS = ("MLM loss", "MLM accuracy", "NSP loss", "NSP accuracy")
 
-# A string: TensorFlow newer than 2.15 has no tf.estimator, and this module is to import there too.
+# The result type is a string, so that this module can be imported on TensorFlow newer than 2.15, which has no
+# tf.estimator.
 ModelFunction = Callable[[dict[str, tf.Tensor], str], "tf.estimator.EstimatorSpec"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Watching:
-    """What looks on while the model trains.
+    """How a training is observed.
 
     Attributes:
         first_attempt: The number of the first attempted step.
-        observers: Called with every step.
-        summary_dir: Where TensorBoard looks; None for nowhere.
+        observers: Functions that are called with every step.
+        summary_dir: The directory of TensorBoard's summaries; None to write none.
     """
 
     first_attempt: int
@@ -40,12 +41,12 @@ def make_model_function(
     """Make Estimator's `model_fn` for pre-training.
 
     Args:
-        config: The model's shape.
-        settings: How to train it.
-        watching: What looks on.
+        config: The shape of the model.
+        settings: The settings of the optimizer.
+        watching: How the training is observed.
 
     Returns:
-        A function of features and mode.
+        A function that takes the features and the mode.
     """
 
     def model_fn(features: dict[str, tf.Tensor], mode: str) -> tf.estimator.EstimatorSpec:
@@ -66,7 +67,7 @@ def _training_spec(
     losses, weights = modeling.word_losses(outputs, features)
     mlm_loss = tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
     nsp_loss = tf.reduce_mean(modeling.next_losses(outputs, features))
-    # The manager and its variables must be made in Estimator's graph, so all of it is made here.
+    # The manager and its variables must be made in Estimator's graph, so the whole training step is built here.
     training = optimization.build_training(mlm_loss + nsp_loss, settings)
     fetches = _step_fetches(training, mlm_loss, nsp_loss)
     return tf.estimator.EstimatorSpec(
@@ -81,7 +82,7 @@ def _training_spec(
 
 
 def _step_fetches(training: bert.Training, mlm_loss: tf.Tensor, nsp_loss: tf.Tensor) -> dict[str, tf.Tensor]:
-    # Without the dependency a fetch may see the state before the step, or after it.
+    # Without this dependency, a fetch could read the state before the step or after it.
     with tf.control_dependencies([training.train_op]):
         return {
             "global_step": tf.identity(tf1.train.get_global_step().read_value()),

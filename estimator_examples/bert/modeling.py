@@ -1,7 +1,7 @@
-"""BERT: the encoder, the masked-word head, the next-sentence head.
+"""BERT: the encoder, the masked-word head and the next-sentence head.
 
-Activations and the gradients between layers are of the precision's type. Layer normalisation,
-softmax and the losses are computed in float32, and so the weights are stored.
+Activations, and the gradients between layers, have the type of the chosen precision. Layer normalisation, softmax and
+the losses are computed in float32, and the weights are stored in float32.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ class BertConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """What the two heads say.
+    """The outputs of the two heads.
 
     Attributes:
         word_logits: float32, [batch * predictions, vocabulary].
-        next_logits: float32, [batch, 2]; class 1 is "drawn from elsewhere".
+        next_logits: float32, [batch, 2]; class 1 means that the second part is from another document.
     """
 
     word_logits: tf.Tensor
@@ -58,12 +58,12 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
     Args:
         features: int32 tensors `input_ids`, `segment_ids` [batch, seq_length] and
             `masked_positions` [batch, predictions].
-        config: The model's shape.
+        config: The shape of the model.
 
     Returns:
         The logits of both heads.
     """
-    # The getter stores every weight in float32 and hands the layers a copy of the scope's type.
+    # The getter stores every weight in float32, and gives the layers a copy in the scope's type.
     with tf1.variable_scope("bert", dtype=config.dtype, custom_getter=tfmp.float32_variable_storage_getter):
         table = _embeddings("word_embeddings", config.vocab_size, config)
         x = _embed(features, table, config)
@@ -80,7 +80,7 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
 
 
 def count_weights(config: BertConfig) -> int:
-    """Count the numbers that training changes, in a graph that is thrown away."""
+    """Return the number of trainable weights, by building the model in a temporary graph."""
     with tf.Graph().as_default():
         tokens = tf.zeros([1, config.seq_length], tf.int32)
         bert({"input_ids": tokens, "segment_ids": tokens, "masked_positions": tokens[:, :1]}, config)
@@ -88,17 +88,17 @@ def count_weights(config: BertConfig) -> int:
 
 
 def matmul(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
-    """Multiply as Tensor Cores do: inputs of `a`'s type, sums in float32, the result rounded.
+    """Multiply as on Tensor Cores: inputs in the type of `a`, sums in float32, and a result that is rounded once.
 
-    The gradients take the same way back. On a CPU, TensorFlow 2.15 multiplies float16 matrices
-    some 250 times slower than float32 ones; this costs about as much as float32.
+    The gradients are computed in the same way. On a CPU, TensorFlow 2.15 multiplies float16 matrices about 250 times
+    slower than float32 matrices; this function takes about as long as a float32 product.
     """
     product = tf.matmul(tf.cast(a, tf.float32), tf.cast(b, tf.float32), transpose_b=transpose_b)
     return tf.cast(product, a.dtype)
 
 
 def word_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute the loss of every masked position, and the weight that leaves padding out.
+    """Compute the loss of every masked position, and its weight, which is 0 for padding.
 
     Returns:
         float32 losses and weights, both [batch * predictions].
@@ -110,7 +110,7 @@ def word_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tuple[tf.Te
 
 
 def next_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Compute the next-sentence loss of every example: float32, [batch]."""
+    """Compute the next-sentence loss of every example, float32 [batch]."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=features["random_next"][:, 0], logits=outputs.next_logits
     )
@@ -119,7 +119,7 @@ def next_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tf.Tensor:
 def _embed(features: dict[str, tf.Tensor], table: tf.Tensor, config: BertConfig) -> tf.Tensor:
     positions = _embeddings("position_embeddings", config.seq_length, config)
     segments = _embeddings("segment_embeddings", 2, config)
-    # Two rows: a product is cheaper than the sparse gradient of a look-up.
+    # The table has two rows only, so a product is cheaper than the sparse gradient of a look-up.
     segment = matmul(tf.one_hot(tf.reshape(features["segment_ids"], [-1]), 2, dtype=config.dtype), segments)
     words = tf.gather(table, features["input_ids"]) + positions
     x = tf.reshape(words, [-1, config.hidden_size]) + segment
@@ -127,8 +127,8 @@ def _embed(features: dict[str, tf.Tensor], table: tf.Tensor, config: BertConfig)
 
 
 def _transformer_layer(x: tf.Tensor, visible: tf.Tensor, config: BertConfig) -> tf.Tensor:
-    # Normalised before each part, not after as in the first BERT: so it learns at this small size
-    # without a long warm-up.
+    # The input of each part is normalised, not its output as in the original BERT: a small model then learns without a
+    # long warm-up.
     with tf1.variable_scope("attention"):
         mixed = _attention(_layer_norm(x), visible, config)
         x = x + _dropout(_dense(mixed, config.hidden_size, "output"), config)
@@ -199,10 +199,10 @@ def _embeddings(name: str, rows: int, config: BertConfig) -> tf.Tensor:
 
 
 def _weights(name: str, shape: list[int], fan: int) -> tf.Tensor:
-    # A seed made of the name: the float32 and the float16 graph start from the same weights, though
-    # their operations are numbered differently.
+    # The seed is computed from the name, so that the float32 graph and the float16 graph start from the same weights
+    # although their operations are numbered differently.
     seed = zlib.crc32(f"{tf1.get_variable_scope().name}/{name}".encode())
-    # BERT's constant of 0.02 suits its width of 768.
+    # BERT uses the constant 0.02, which suits its width of 768 but not the small widths here.
     initializer = tf1.truncated_normal_initializer(stddev=1 / math.sqrt(fan), seed=seed)
     return tf1.get_variable(name, shape, initializer=initializer)
 

@@ -1,4 +1,4 @@
-"""How the example trains: its settings, given to tfmp's BERT kit."""
+"""The training step of the example, built by `tfmp.bert` from the example's settings."""
 
 import dataclasses
 
@@ -10,14 +10,14 @@ from tfmp import bert
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """How to train.
+    """The settings of the optimizer.
 
     Attributes:
-        learning_rate: The rate at the end of the warm-up.
-        loss_scale: None for a dynamic loss scale, else the fixed one.
-        clip_norm: The largest global norm of the gradients.
+        learning_rate: The learning rate at the end of the warm-up.
+        clip_norm: The global norm to which the gradients are clipped.
+        loss_scale: The fixed loss scale; None for a dynamic one.
         is_distributed: Whether several workers train together.
-        aggregation_dtype: The type that gradients travel in between them; None for their own.
+        aggregation_dtype: The type in which gradients are sent between workers; None for the gradients' own type.
     """
 
     learning_rate: float
@@ -36,8 +36,8 @@ def build_training(loss: tf.Tensor, settings: OptimizerSettings) -> bert.Trainin
     """Build the operation that trains all variables of the graph by one step.
 
     Args:
-        loss: The float32 loss, not scaled.
-        settings: How to train.
+        loss: The unscaled float32 loss.
+        settings: The settings of the optimizer.
 
     Returns:
         The train operation, the optimizer and the learning rate.

@@ -1,4 +1,4 @@
-"""The command line of the pre-training."""
+"""The command-line options of the pre-training."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,7 @@ from estimator_examples.bert import corpus
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The settings of a run, named as on the command line."""
+    """The settings of a run; the fields are named like the options of the command line."""
 
     model_dir: pathlib.Path
     input: tuple[str, ...]
@@ -42,12 +42,12 @@ class Options:
 
     @property
     def dynamic(self) -> bool:
-        """Whether the loss scale follows the gradients."""
+        """Whether the loss scale is dynamic, so that it adapts to the gradients."""
         return self.precision == "fp16" and self.loss_scale == 0
 
     @property
     def fixed_loss_scale(self) -> float | None:
-        """The fixed loss scale; None if it is dynamic. In float32 nothing needs scaling: 1."""
+        """The fixed loss scale; None if the scale is dynamic. It is 1 in float32, which needs no scaling."""
         if self.precision == "fp32":
             return 1.0
         return None if self.dynamic else self.loss_scale
@@ -59,7 +59,7 @@ class Options:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser; its help says what each setting means."""
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="run_pretraining",
         usage="python -m estimator_examples.bert.run_pretraining [options]",
@@ -75,13 +75,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
-    """Read the command line; a wrong one ends the program with a message.
+    """Parse the command line; a wrong argument ends the program with an error message.
 
     Args:
-        argv: The arguments; by default those of the process.
+        argv: The arguments; None means those of the process.
 
     Returns:
-        Settings that fit together.
+        The settings, which were checked to be consistent.
     """
     parser = make_parser()
     values = vars(parser.parse_args(argv))
@@ -101,14 +101,15 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--model_dir",
         type=pathlib.Path,
         default=pathlib.Path("bert_model"),
-        help="for data, checkpoints, summary and picture; a run resumes what it finds there",
+        help="directory for data, checkpoints, summary and picture; a run continues the training that it finds there",
     )
     group.add_argument(
         "--input",
         nargs="+",
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help=f"UTF-8 text files to learn from; without them, the manual that comes with Python. {corpus.SENTENCE_ENDS}",
+        help="UTF-8 text files to learn from; by default the manual that comes with Python is used. "
+        f"{corpus.SENTENCE_ENDS}",
     )
 
 
@@ -119,26 +120,26 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         "--loss_scale",
         type=arguments.loss_scale_or_zero,
         default=0.0,
-        help="a fixed loss scale, 1 or more, such as 2**15; 0 for a dynamic one; fp32 takes none",
+        help="a fixed loss scale of 1 or more, such as 2**15; 0 for a dynamic one; not for fp32",
     )
     group.add_argument(
         "--init_loss_scale",
         type=arguments.loss_scale,
         default="2**32",
-        help="where a dynamic loss scale starts in a new directory",
+        help="the value at which a dynamic loss scale starts in a new directory",
     )
     group.add_argument(
         "--incr_every_n_steps",
         type=arguments.positive_int,
         default=100,
-        help="finite steps after which it doubles; long trainings use 1000 or 2000",
+        help="number of finite steps after which a dynamic loss scale doubles; long trainings use 1000 or 2000",
     )
     group.add_argument(
         "--max_consecutive_skips",
         type=arguments.positive_int,
-        # At two skipped steps a halving, 256 lead from the largest float32 loss scale down to 1.
+        # Two skipped steps halve the scale, so 256 skipped steps reduce the largest float32 scale to 1.
         default=260,
-        help="give up after so many skipped steps in a row",
+        help="number of skipped steps in a row at which the run ends with an error",
     )
 
 
@@ -148,41 +149,47 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--num_train_steps",
         type=arguments.positive_int,
         default=1200,
-        help="applied steps, those of earlier runs in the directory included",
+        help="number of applied steps, including those of earlier runs in the directory",
     )
     group.add_argument(
         "--num_warmup_steps",
         type=arguments.count,
         default=argparse.SUPPRESS,
-        help="steps in which the learning rate rises; by default a tenth of all",
+        help="number of steps in which the learning rate rises; by default a tenth of all steps",
     )
-    group.add_argument("--learning_rate", type=arguments.positive, default=1e-3, help="at its peak")
-    group.add_argument("--weight_decay", type=arguments.fraction, default=0.01, help="of kernels, not of biases")
-    group.add_argument("--clip_norm", type=arguments.positive, default=1.0, help="of all gradients together")
-    group.add_argument("--batch_size", type=arguments.positive_int, default=32, help="examples of a worker's step")
-    group.add_argument("--dropout", type=arguments.fraction, default=0.1, help="share of activations dropped")
-    group.add_argument("--seed", type=arguments.count, default=1, help="of data, masks and weights")
-    group.add_argument("--log_every", type=arguments.positive_int, default=50, help="steps from line to line")
+    group.add_argument("--learning_rate", type=arguments.positive, default=1e-3, help="peak learning rate")
+    group.add_argument(
+        "--weight_decay", type=arguments.fraction, default=0.01, help="weight decay of kernels; biases do not decay"
+    )
+    group.add_argument("--clip_norm", type=arguments.positive, default=1.0, help="largest global norm of the gradients")
+    group.add_argument(
+        "--batch_size", type=arguments.positive_int, default=32, help="number of examples per worker and step"
+    )
+    group.add_argument("--dropout", type=arguments.fraction, default=0.1, help="share of activations that are dropped")
+    group.add_argument("--seed", type=arguments.count, default=1, help="random seed of data, masks and weights")
+    group.add_argument("--log_every", type=arguments.positive_int, default=50, help="number of steps between two lines")
     group.add_argument(
         "--save_checkpoints_steps",
         type=arguments.positive_int,
         default=200,
-        help="steps between checkpoints",
+        help="number of steps between two checkpoints",
     )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and data")
-    group.add_argument("--seq_length", type=arguments.positive_int, default=64, help="tokens of an example")
-    group.add_argument("--vocab_size", type=arguments.positive_int, default=2000, help="at most, in word pieces")
+    group.add_argument("--seq_length", type=arguments.positive_int, default=64, help="number of tokens per example")
+    group.add_argument("--vocab_size", type=arguments.positive_int, default=2000, help="largest number of word pieces")
     group.add_argument("--hidden_size", type=arguments.positive_int, default=128, help="width of the layers")
-    group.add_argument("--num_layers", type=arguments.positive_int, default=2, help="Transformer layers")
-    group.add_argument("--num_heads", type=arguments.positive_int, default=4, help="attention heads of a layer")
+    group.add_argument("--num_layers", type=arguments.positive_int, default=2, help="number of Transformer layers")
+    group.add_argument(
+        "--num_heads", type=arguments.positive_int, default=4, help="number of attention heads per layer"
+    )
     group.add_argument(
         "--dupe_factor",
         type=arguments.positive_int,
         default=10,
-        help="passes over the text, masked anew",
+        help="number of passes over the text, each with other masks",
     )
 
 
@@ -192,13 +199,13 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
         "--distribute",
         choices=("none", "horovod", "tf_config"),
         default="none",
-        help="what brings processes together that train as one: horovodrun, or the variable TF_CONFIG",
+        help="what connects several processes that train together: horovodrun, or the variable TF_CONFIG",
     )
     group.add_argument(
         "--aggregation_dtype",
         choices=("float16",),
         default=argparse.SUPPRESS,
-        help="the type that gradients travel in between Horovod's workers; by default float32",
+        help="the type in which gradients are sent between Horovod's workers; by default float32",
     )
 
 
@@ -214,7 +221,7 @@ def _disagreement(options: Options) -> str | None:
         return f"--hidden_size must be a multiple of --num_heads, got {options.hidden_size} and {options.num_heads}."
     if options.seq_length < 16:
         return f"--seq_length must be 16 or more, got {options.seq_length}."
-    # Unlike pathlib's, these also answer for a path that cannot be looked at.
+    # Unlike the methods of pathlib, these functions do not raise an error for a path that cannot be accessed.
     if os.path.exists(options.model_dir) and not os.path.isdir(options.model_dir):
         return f"--model_dir must be a directory, {options.model_dir} is a file."
     return None

@@ -1,28 +1,29 @@
-"""What a run is about to do, in words."""
+"""A description, in words, of what a run is about to do."""
 
 from estimator_examples.bert.options import Options
 from estimator_examples.bert.preparation import Sizes
 from estimator_examples.bert.report import scale_text
 
-# Measured at the default settings, on two cores of a server's CPU. Other sizes are taken to be in proportion.
+# Measured at the default settings, on two cores of a server's CPU. The time for other sizes is assumed to be
+# proportional.
 _SECONDS_TO_START_AND_EVALUATE = 25
 _SECONDS_A_STEP = 0.02
 _SECONDS_A_WEIGHT_AND_TOKEN = 7e-11
 
 
 def outline(options: Options, sizes: Sizes, weights: int, workers: int, first_step: int, loss_scale: float) -> str:
-    """Tell what is trained, how, and about how long it takes.
+    """Describe what is trained, with which settings, and about how long it takes.
 
     Args:
         options: The settings of the run.
-        sizes: Of the data.
-        weights: Numbers that are trained.
-        workers: Processes that train together.
+        sizes: The sizes of the data.
+        weights: The number of trained weights.
+        workers: The number of processes that train together.
         first_step: The global step that training starts from.
-        loss_scale: The loss scale that it starts from.
+        loss_scale: The loss scale that training starts from.
 
     Returns:
-        Lines for a person.
+        The description, as lines of text.
     """
     steps = options.num_train_steps - first_step
     rows = [
@@ -42,13 +43,13 @@ def outline(options: Options, sizes: Sizes, weights: int, workers: int, first_st
 
 
 def model_text(options: Options) -> str:
-    """Name the model by its size."""
+    """Describe the model by its size."""
     layers = "1 layer" if options.num_layers == 1 else f"{options.num_layers} layers"
     return f"BERT, {layers} of width {options.hidden_size}"
 
 
 def duration_text(seconds: float) -> str:
-    """Write an estimate as coarsely as it is true.
+    """Format an estimated duration, rounded as coarsely as the estimate is.
 
     Example:
         >>> duration_text(20), duration_text(170), duration_text(9000)

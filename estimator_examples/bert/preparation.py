@@ -1,4 +1,4 @@
-"""The model directory: its data, made once and kept to the settings it was begun with."""
+"""The model directory: its data are made once, and later runs must have the same settings."""
 
 import dataclasses
 import hashlib
@@ -18,12 +18,12 @@ Settings = dict[str, str | int]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How much the text came to.
+    """The sizes of the data that were made from the text.
 
     Attributes:
-        vocab_size: Word pieces of the vocabulary.
-        training_examples: Examples to train on.
-        held_out_examples: Examples of documents that are kept from training.
+        vocab_size: The number of word pieces in the vocabulary.
+        training_examples: The number of examples for training.
+        held_out_examples: The number of examples from documents that are not used for training.
     """
 
     vocab_size: int
@@ -33,7 +33,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Data ready for training."""
+    """The paths and sizes of data that are ready for training."""
 
     training_path: str
     held_out_path: str
@@ -42,17 +42,17 @@ class Prepared:
 
 
 def prepare(options: Options, documents: Sequence[Document]) -> Prepared:
-    """Write vocabulary and examples to the model directory, or find them there.
+    """Write the vocabulary and the examples to the model directory, unless an earlier run has written them.
 
     Args:
         options: The settings of the run.
         documents: The text.
 
     Returns:
-        Where the data are, and how much.
+        The paths and sizes of the data.
 
     Raises:
-        ValueError: The directory was begun with other settings, or there is less than one batch.
+        ValueError: The directory was begun with other settings, or the examples do not fill one batch.
     """
     directory = options.model_dir / "data"
     path = options.model_dir / "settings.json"
@@ -64,7 +64,7 @@ def prepare(options: Options, documents: Sequence[Document]) -> Prepared:
     else:
         directory.mkdir(parents=True, exist_ok=True)
         sizes = _write_data(directory, options, documents)
-        # Written last, so that an interrupted preparation is begun anew.
+        # This file is written last, so that the next run repeats an interrupted preparation.
         content = {"settings": settings, "sizes": dataclasses.asdict(sizes)}
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _check_enough(sizes, options)
@@ -80,7 +80,7 @@ def _settings(options: Options, documents: Sequence[Document]) -> Settings:
     text = hashlib.sha256(json.dumps(list(documents)).encode()).hexdigest()
     return {
         "--precision": options.precision,
-        # A checkpoint holds the state of a dynamic scale, and nothing for a fixed one.
+        # A checkpoint contains the state of a dynamic loss scale, but nothing of a fixed one.
         "loss scale": "dynamic" if options.dynamic else "fixed",
         "--seed": options.seed,
         "--seq_length": options.seq_length,
@@ -113,7 +113,7 @@ def _check_enough(sizes: Sizes, options: Options) -> None:
 
 def _write_data(directory: pathlib.Path, options: Options, documents: Sequence[Document]) -> Sizes:
     training, held_out = split_held_out(documents)
-    # The held-out text stays out of the vocabulary too.
+    # The vocabulary is not learned from the held-out text either.
     sentences = [sentence for document in training for sentence in document]
     pieces = vocabulary.train_vocabulary(sentences, options.vocab_size)
     vocabulary.save_vocabulary(pieces, directory / "vocab.txt")

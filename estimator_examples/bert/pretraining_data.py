@@ -1,4 +1,4 @@
-"""Sentence pairs with masked words: what BERT learns from."""
+"""Pre-training examples for BERT: pairs of sentences with masked words."""
 
 import dataclasses
 import random
@@ -18,9 +18,9 @@ class Limits:
     """The sizes that every example is cut or padded to.
 
     Attributes:
-        seq_length: Tokens of an example, special ones included.
-        max_predictions: Masked tokens of an example.
-        vocab_size: One more than the largest id that a random replacement may have.
+        seq_length: The number of tokens in an example, including special tokens.
+        max_predictions: The largest number of masked tokens in an example.
+        vocab_size: The size of the vocabulary; random replacements have ids below it.
     """
 
     seq_length: int
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two runs of tokens, and whether the second was drawn from elsewhere."""
+    """Two sequences of tokens, and whether the second was drawn from another document."""
 
     first: list[int]
     second: list[int]
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Masked:
-    """A token sequence with holes, where the holes are, and what was in them."""
+    """A token sequence with masked tokens, their positions, and the original tokens at these positions."""
 
     input_ids: list[int]
     positions: list[int]
@@ -49,16 +49,16 @@ class Masked:
 def make_examples(
     documents: Sequence[TokenDocument], limits: Limits, duplicates: int, seed: int
 ) -> list[dict[str, list[int]]]:
-    """Turn documents into examples, each pass with other pairs and other masks.
+    """Make examples from documents.
 
     Args:
-        documents: Token ids by document and sentence.
-        limits: Sizes of an example.
-        duplicates: How often to go through the documents.
-        seed: The same seed gives the same examples.
+        documents: The token ids, by document and sentence.
+        limits: The sizes of an example.
+        duplicates: The number of passes over the documents. Each pass draws other pairs and other masks.
+        seed: The random seed; the same seed gives the same examples.
 
     Returns:
-        Shuffled examples: named integer lists, each of one length in all examples.
+        The shuffled examples. Each maps names to lists of integers; a list has the same length in all examples.
     """
     rng = random.Random(seed)
     examples = []
@@ -73,10 +73,10 @@ def make_examples(
 def sentence_pairs(
     documents: Sequence[TokenDocument], index: int, seq_length: int, rng: random.Random
 ) -> Iterator[Pair]:
-    """Walk through one document, pairing what is read with what follows, or with another document.
+    """Yield the pairs of one document, in order; the second part follows the first, or is from another document.
 
-    Half of the second parts, and the one after a document's last sentence, start at a random
-    sentence of another document; the walk then goes on where the first part ended.
+    Half of the second parts start at a random sentence of another document, and so does the second part after a
+    document's last sentence. After such a pair, the next pair starts where the first part ended.
     """
     document = documents[index]
     budget = seq_length - SPECIALS_PER_PAIR
@@ -94,15 +94,15 @@ def sentence_pairs(
 
 
 def mask_tokens(tokens: Sequence[int], limits: Limits, rng: random.Random) -> Masked:
-    """Hide some ordinary tokens: 80% become [MASK], 10% a random token, 10% stay.
+    """Choose some ordinary tokens to predict: 80% become [MASK], 10% become a random token, and 10% stay as they are.
 
     Args:
-        tokens: Ids of a whole pair; special tokens are never hidden.
-        limits: How many to hide.
-        rng: The source of chance.
+        tokens: The ids of a whole pair. Special tokens are never chosen.
+        limits: The sizes of an example, which limit the number of chosen tokens.
+        rng: The random generator.
 
     Returns:
-        The tokens with holes; positions ascend.
+        The masked tokens, with ascending positions.
     """
     candidates = [i for i, token in enumerate(tokens) if token >= SPECIAL_IDS]
     wanted = min(limits.max_predictions, max(1, round(len(candidates) * MASKED_FRACTION)))
@@ -129,7 +129,7 @@ def _take(document: TokenDocument, at: int, room: int) -> tuple[list[int], int]:
 
 
 def _from_elsewhere(documents: Sequence[TokenDocument], index: int, room: int, rng: random.Random) -> list[int]:
-    # A draw from all others: shift past the own index instead of drawing again until it differs.
+    # A shift of at least 1 past the document's own index gives every other document with the same chance.
     other = documents[(index + rng.randrange(1, len(documents))) % len(documents)]
     return _take(other, rng.randrange(len(other)), room)[0]
 

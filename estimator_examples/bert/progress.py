@@ -1,4 +1,4 @@
-"""Lines and a bar that show how the training goes."""
+"""Lines and a progress bar that show the state of the training."""
 
 import time
 
@@ -10,16 +10,16 @@ _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{po
 
 
 class Progress:
-    """Prints a line every so many applied steps and whenever the loss scale moves."""
+    """Prints a line at an interval of applied steps, and whenever the loss scale changes."""
 
     def __init__(self, first_step: int, last_step: int, batch_size: int, every: int, loss_scale: float) -> None:
-        """Start a bar, which shows on a terminal only.
+        """Start a progress bar, which is shown on a terminal only.
 
         Args:
-            first_step: The global step that training starts from.
-            last_step: The global step that it ends at.
-            batch_size: Examples of a step.
-            every: Applied steps from line to line.
+            first_step: The global step at which training starts.
+            last_step: The global step at which training ends.
+            batch_size: The number of examples per step.
+            every: The number of applied steps between two lines.
             loss_scale: The loss scale before the first step.
         """
         self._last_step = last_step
@@ -32,7 +32,7 @@ class Progress:
         self._bar = console.bar(total=last_step, initial=first_step, bar_format=_BAR)
 
     def show(self, step: Step) -> None:
-        """Take note of a step, and say so where there is something to say."""
+        """Update the bar for a step, and print a line if the scale changed or the interval has passed."""
         self._examples += self._batch_size
         self._skipped += not step.applied
         self._bar.set_postfix_str(f"loss scale {scale_text(step.loss_scale)}, skipped {self._skipped}", refresh=False)
@@ -43,7 +43,7 @@ class Progress:
             self._show_losses(step)
 
     def close(self) -> None:
-        """End the bar."""
+        """Close the bar."""
         self._bar.close()
 
     def _show_scale(self, step: Step) -> None:
@@ -55,7 +55,7 @@ class Progress:
     def _show_losses(self, step: Step) -> None:
         now = time.monotonic()
         rate = self._examples / max(now - self._since, 1e-9)
-        # The bar tells how fast it goes; a file shows none.
+        # The bar estimates the time left. Where no bar is shown, the line tells the speed.
         pace = f", {rate:.0f} examples/s" if self._bar.disable else ""
         console.say(
             f"step {step.global_step}/{self._last_step}: MLM loss {step.mlm_loss:.3f}, NSP loss {step.nsp_loss:.3f}, "

@@ -1,4 +1,4 @@
-"""TFRecord files of pre-training examples: written once, read as batches."""
+"""TFRecord files of pre-training examples, which are written once and read as batches."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -12,7 +12,12 @@ SHUFFLE_BUFFER = 10_000
 
 
 def write_examples(examples: Iterable[Mapping[str, Sequence[int]]], path: str) -> None:
-    """Write examples of named integer lists, one `tf.train.Example` each."""
+    """Write examples to a TFRecord file.
+
+    Args:
+        examples: The examples; each maps names to lists of integers, and becomes one `tf.train.Example`.
+        path: The file to write.
+    """
     with tf.io.TFRecordWriter(path) as writer:
         for example in examples:
             features = {
@@ -28,16 +33,16 @@ def training_input(
     """Make the input function of a training run.
 
     Args:
-        path: A file of `write_examples`.
-        limits: The sizes of its examples.
-        batch_size: Examples of a batch.
-        seed: The same seed gives the same batches in the same order.
-        skip_batches: Batches that an earlier run has used already.
-        workers: How many workers share the examples.
-        rank: Which of them this is.
+        path: A file that `write_examples` wrote.
+        limits: The sizes of the examples in the file.
+        batch_size: The number of examples per batch.
+        seed: The random seed of the order. The same seed gives the same batches in the same order.
+        skip_batches: The number of batches that an earlier run has used already.
+        workers: The number of workers that share the examples.
+        rank: The number of this worker, from 0.
 
     Returns:
-        A function without arguments, as Estimator takes it; its data set never ends.
+        An input function for Estimator, without arguments; its dataset never ends.
     """
 
     def input_fn() -> tf.data.Dataset:
@@ -50,7 +55,7 @@ def training_input(
 
 
 def evaluation_input(path: str, limits: Limits, batch_size: int) -> Callable[[], tf.data.Dataset]:
-    """Make the input function of an evaluation: every example once, in the file's order."""
+    """Make the input function of an evaluation, which reads every example once, in the order of the file."""
 
     def input_fn() -> tf.data.Dataset:
         dataset = tf.data.TFRecordDataset(path).batch(batch_size)

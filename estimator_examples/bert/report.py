@@ -1,4 +1,4 @@
-"""What a run came to: a summary, as text and as JSON, and a picture."""
+"""The results of a run: a summary, as text and as JSON, and a picture."""
 
 import dataclasses
 import json
@@ -17,11 +17,11 @@ WINDOW = 20
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The closing numbers of a run and the runs that it continued.
+    """The final figures of a run, together with the earlier runs that it continued.
 
     Attributes:
-        window: How many applied steps the losses at start and end are the mean of.
-        evaluation: Metrics on held-out text.
+        window: The number of applied steps over which the losses at the start and at the end are averaged.
+        evaluation: The metrics on held-out text, by name.
     """
 
     precision: str
@@ -49,15 +49,15 @@ def summarize(
     checkpoint: str,
     picture: str,
 ) -> Summary:
-    """Count the steps and average the losses at both ends.
+    """Count the steps, and average the losses at the start and at the end.
 
     Args:
-        steps: All attempted steps; at least one of them was applied.
-        precision: What was computed in.
+        steps: All attempted steps; at least one of them must have been applied.
+        precision: The type of activations, `fp16` or `fp32`.
         loss_scaling: How the loss was scaled, in words.
-        evaluation: Metrics on held-out text.
-        checkpoint: Where the weights are.
-        picture: Where the picture is.
+        evaluation: The metrics on held-out text, by name.
+        checkpoint: The path of the last checkpoint.
+        picture: The path of the picture.
 
     Raises:
         ValueError: No step was applied.
@@ -86,7 +86,7 @@ def summarize(
 
 
 def summary_text(summary: Summary) -> str:
-    """Return the summary as lines for a person."""
+    """Return the summary as lines of text."""
     rows = [
         ("precision", f"{summary.precision}, {summary.loss_scaling}"),
         ("steps attempted", str(summary.steps_attempted)),
@@ -106,12 +106,12 @@ def summary_text(summary: Summary) -> str:
 
 
 def write_summary(summary: Summary, path: pathlib.Path) -> None:
-    """Write the summary as JSON."""
+    """Write the summary to a JSON file."""
     path.write_text(json.dumps(dataclasses.asdict(summary), indent=2) + "\n", encoding="utf-8")
 
 
 def scale_text(loss_scale: float) -> str:
-    """Write a loss scale as `tfmp.LossScaleLoggingHook` does.
+    """Format a loss scale in the same way as `tfmp.LossScaleLoggingHook`.
 
     Example:
         >>> scale_text(2.0**32), scale_text(1000.0), scale_text(2.0**40)
@@ -121,16 +121,16 @@ def scale_text(loss_scale: float) -> str:
 
 
 def draw(steps: Sequence[Step], trained: str) -> Figure:
-    """Draw the losses and the loss scale over the attempted steps; skipped ones are marked.
+    """Draw the losses and the loss scale over the attempted steps, and mark the skipped steps.
 
     Args:
         steps: All attempted steps.
-        trained: What was trained, and in which precision, for the title.
+        trained: The description of the model and its precision, for the title.
 
     Returns:
-        The figure, to be saved.
+        The figure, which is not saved yet.
     """
-    # A figure of its own, not pyplot's: nothing global changes, and no display is looked for.
+    # The figure is not made by pyplot, which would change global state and look for a display.
     figure = Figure(figsize=(9, 6), layout="constrained")
     FigureCanvasAgg(figure)
     applied = sum(step.applied for step in steps)
@@ -148,7 +148,7 @@ def draw(steps: Sequence[Step], trained: str) -> Figure:
 
 
 def smooth(values: Sequence[float], weight: float = 0.95) -> list[float]:
-    """Return the exponential moving average, without the pull of a start from zero.
+    """Return the exponential moving average, corrected for its start from zero.
 
     Example:
         >>> smooth([3.0, 3.0])

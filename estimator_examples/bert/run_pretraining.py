@@ -15,14 +15,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the example.
 
     Args:
-        argv: The arguments; by default those of the process.
+        argv: The command-line arguments; None means those of the process.
 
     Returns:
         The exit status.
     """
     settings = options.parse_options(argv)
     try:
-        # Before anything slow: a mistake in the input shows at once.
+        # These checks come before all slow operations, so that a mistake in the arguments is reported at once.
         documents = corpus.read_documents(settings.input)
         check_packages()
     except (ValueError, ImportError) as error:
@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_packages() -> None:
-    """Import TensorFlow, and see that what the example needs is there.
+    """Import TensorFlow, and check that the packages and the Estimator that the example needs are installed.
 
     Raises:
-        ImportError: Something is missing; the message says how to get it.
+        ImportError: A package or Estimator is missing; the message says how to install it.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -61,7 +61,7 @@ def check_packages() -> None:
 
 
 def _pretrain(settings: options.Options, documents: Sequence[corpus.Document]) -> int:
-    # These need the packages that were just looked for.
+    # These modules need the packages that `check_packages` has looked for.
     import tensorflow as tf
 
     from estimator_examples.bert import console, history, hooks, preparation, report, training, workers

@@ -1,4 +1,4 @@
-"""A pre-training run: Estimator trains, evaluates and reports."""
+"""A pre-training run: training and evaluation with Estimator, and the report."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from estimator_examples.bert.workers import SingleWorker
 
 
 def run(options: Options, prepared: Prepared, worker: SingleWorker) -> report.Summary:
-    """Train from the checkpoint in the model directory, or from the start; evaluate; report.
+    """Train from the checkpoint in the model directory, or from the start; then evaluate and report.
 
     Args:
         options: The settings of the run.
         prepared: The data.
-        worker: This worker, the first of all.
+        worker: This worker, which must be worker 0.
 
     Returns:
-        The summary, which is in the directory too, beside the picture.
+        The summary, which is also written to the model directory, together with the picture.
 
     Raises:
-        HistoryError: The record of the earlier runs in the directory is not whole.
-        TooManySkippedStepsError: The training stood still.
+        HistoryError: The record of the earlier runs in the directory is damaged or incomplete.
+        TooManySkippedStepsError: Too many steps in a row were skipped.
     """
     resumed_step = int(saved_number(options.model_dir, "global_step") or 0)
     history = History(options.model_dir / "history.csv", resumed_step)
@@ -56,15 +56,15 @@ def run(options: Options, prepared: Prepared, worker: SingleWorker) -> report.Su
 
 
 def follow(options: Options, prepared: Prepared, worker: SingleWorker) -> None:
-    """Train along with the first worker, which keeps the records and reports.
+    """Train together with worker 0, which keeps the record of the steps, and reports.
 
     Args:
         options: The settings of the run.
         prepared: The data.
-        worker: This worker.
+        worker: This worker, which is not worker 0.
 
     Raises:
-        TooManySkippedStepsError: The training stood still.
+        TooManySkippedStepsError: Too many steps in a row were skipped.
     """
     resumed_step = int(saved_number(options.model_dir, "global_step") or 0)
     attempts = until_checkpoint(read_steps(options.model_dir / "history.csv"), resumed_step)
@@ -73,7 +73,7 @@ def follow(options: Options, prepared: Prepared, worker: SingleWorker) -> None:
 
 
 def saved_number(model_dir: pathlib.Path, name: str) -> float | None:
-    """Return a scalar variable of the latest checkpoint, None if there is no checkpoint."""
+    """Return a scalar variable of the latest checkpoint; None if there is no checkpoint."""
     path = tf.train.latest_checkpoint(str(model_dir))
     if path is None:
         return None
@@ -163,7 +163,7 @@ def _estimator(
     config = tf.estimator.RunConfig(
         model_dir=model_dir,
         tf_random_seed=options.seed,
-        # The others read the checkpoints of the first, and write nothing.
+        # The other workers read the checkpoints of worker 0, and write none.
         save_checkpoints_steps=options.save_checkpoints_steps if first else None,
         save_summary_steps=options.log_every if first else None,
         keep_checkpoint_max=2,

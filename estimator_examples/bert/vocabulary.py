@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary trained on the corpus by the `tokenizers` package."""
+"""A WordPiece vocabulary, learned from the corpus with the `tokenizers` package."""
 
 import pathlib
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ def train_vocabulary(sentences: Sequence[str], vocab_size: int) -> list[str]:
 
     Args:
         sentences: The text to learn the pieces from.
-        vocab_size: The largest number of pieces, special tokens included. Every character of the
-            text is a piece, so a very small number is exceeded.
+        vocab_size: The largest number of pieces, including special tokens. Every character of the text becomes a piece,
+            so the vocabulary is larger than a very small number.
 
     Returns:
-        The pieces in the order of their ids. The special tokens come first: `[PAD]` is 0.
+        The pieces in the order of their ids. The special tokens come first; the id of `[PAD]` is 0.
     """
     tokenizer = _tokenizer(models.WordPiece(unk_token=UNKNOWN))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        # The trainer numbers "##x" pieces in the order of a randomly seeded hash map and breaks
-        # ties by number: without these, each run would learn another vocabulary.
+        # The trainer numbers "##x" pieces in the order of a randomly seeded hash map, and breaks ties by these numbers.
+        # Listing the pieces here fixes the numbers; otherwise each run would learn another vocabulary.
         special_tokens=SPECIAL_TOKENS + [f"##{letter}" for letter in _letters(tokenizer, sentences)],
         show_progress=False,
     )
@@ -35,7 +35,7 @@ def train_vocabulary(sentences: Sequence[str], vocab_size: int) -> list[str]:
 
 
 def make_tokenizer(pieces: Sequence[str]) -> tokenizers.Tokenizer:
-    """Make the tokenizer of a list of pieces.
+    """Make a tokenizer from a list of pieces.
 
     Example:
         >>> make_tokenizer([*SPECIAL_TOKENS, "loss", "scal", "##e"]).encode("Loss scale").tokens
@@ -46,7 +46,7 @@ def make_tokenizer(pieces: Sequence[str]) -> tokenizers.Tokenizer:
 
 
 def save_vocabulary(pieces: Sequence[str], path: pathlib.Path) -> None:
-    """Write one piece a line, the line number being the id, as in BERT's own `vocab.txt`."""
+    """Write one piece per line, so that the line number is the id, as in BERT's own `vocab.txt`."""
     path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The processes that train together: one, or several that Horovod or TF_CONFIG brings together."""
+"""The processes that train together: a single one, or several that Horovod or TF_CONFIG connects."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class SingleWorker:
     """A process that trains alone.
 
     Attributes:
-        rank: The number of this worker. The first, 0, keeps the records and reports.
-        count: The number of all workers.
-        strategy: What Estimator distributes the training by.
+        rank: The number of this worker. Worker 0 keeps the record of the steps, and reports.
+        count: The number of workers.
+        strategy: The strategy with which Estimator distributes the training; None for no strategy.
     """
 
     rank = 0
@@ -24,7 +24,7 @@ class SingleWorker:
     strategy: tf.distribute.Strategy | None = None
 
     def with_own_directory(self, options: Options) -> Options:
-        """Return options whose directory is for the data of this worker: all write the same, and none waits."""
+        """Return options with a directory for this worker's data; all write the same data, so none has to wait."""
         if not self.rank:
             return options
         return dataclasses.replace(options, model_dir=options.model_dir / f"worker_{self.rank}")
@@ -35,21 +35,21 @@ class SingleWorker:
 
 
 class HorovodWorker(SingleWorker):
-    """One of the processes that horovodrun started: tfmp averages their gradients."""
+    """One of the processes that horovodrun started; tfmp averages their gradients."""
 
     def __init__(self) -> None:
-        """Join the others.
+        """Connect to the other processes.
 
         Raises:
             ImportError: Horovod is not installed.
-            ValueError: There are no others.
+            ValueError: There are no other processes.
         """
         try:
             import horovod.tensorflow as horovod
         except ImportError as error:
             raise ImportError(
-                f"--distribute horovod needs Horovod ({error}). No extra of tfmp installs it, as it is built against "
-                "the TensorFlow that is there: estimator_examples/README.md has the command."
+                f"--distribute horovod needs Horovod ({error}). No extra of tfmp installs it, because it must be "
+                "compiled against the installed TensorFlow: estimator_examples/README.md has the command."
             ) from error
         horovod.init()
         if horovod.size() == 1:
@@ -61,23 +61,23 @@ class HorovodWorker(SingleWorker):
         self._broadcast = horovod.BroadcastGlobalVariablesHook(0)
 
     def train(self, estimator: tf.estimator.Estimator, spec: tf.estimator.TrainSpec) -> None:
-        """Train from the first worker's weights, together with the others."""
+        """Train together with the other workers, starting from the first worker's weights."""
         estimator.train(spec.input_fn, hooks=[self._broadcast], max_steps=spec.max_steps)
 
 
 class TfConfigWorker(SingleWorker):
-    """One of the workers that the variable TF_CONFIG lists: tf.distribute sums their gradients."""
+    """One of the workers that the variable TF_CONFIG lists; tf.distribute sums their gradients."""
 
     def __init__(self) -> None:
-        """Join the others.
+        """Read TF_CONFIG, and connect to the other workers.
 
         Raises:
-            ValueError: TF_CONFIG names no others.
+            ValueError: TF_CONFIG does not list two or more workers.
         """
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         try:
             cluster = resolver.cluster_spec().as_dict()
-        except ValueError:  # no JSON
+        except ValueError:  # TF_CONFIG is not JSON
             cluster = {}
         if list(cluster) != ["worker"] or len(cluster["worker"]) < 2:
             raise ValueError(
@@ -88,7 +88,7 @@ class TfConfigWorker(SingleWorker):
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     def train(self, estimator: tf.estimator.Estimator, spec: tf.estimator.TrainSpec) -> None:
-        """Train together with the others; Estimator's `train` refuses to."""
+        """Train together with the other workers, by `train_and_evaluate`: Estimator's `train` refuses this strategy."""
         tf.estimator.train_and_evaluate(estimator, spec, tf.estimator.EvalSpec(spec.input_fn))
 
 

@@ -16,10 +16,10 @@ _LINES = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and print what came of it; pictures are left in a directory.
+    """Train, print a summary, and write pictures to the output directory.
 
     Args:
-        argv: The arguments; by default those of the process.
+        argv: The command-line arguments; None means those of the process.
 
     Returns:
         The exit status.
@@ -38,10 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(settings: argparse.Namespace) -> list[report.Outcome]:
-    """Train in each precision, from the same weights and with the same batches, print the summary and draw.
+    """Train in each precision, print the summary and draw the pictures.
+
+    All trainings start from the same weights and use the same batches.
 
     Raises:
-        ImportError: A package is missing; the message says how to get it.
+        ImportError: A package is missing; the message says how to install it.
         ValueError: The training images do not fill a batch.
         OSError: The output directory cannot be written to.
     """
@@ -63,10 +65,12 @@ def run(settings: argparse.Namespace) -> list[report.Outcome]:
 
 
 def check_packages() -> None:
-    """See that what the example needs is there, before a training that ends with a picture.
+    """Check that the packages for the progress bar and the pictures are installed.
+
+    This is called before the training, because the pictures are drawn after it.
 
     Raises:
-        ImportError: Something is missing; the message says how to get it.
+        ImportError: A package is missing; the message says how to install it.
     """
     try:
         import matplotlib  # noqa: F401
@@ -79,10 +83,10 @@ def check_packages() -> None:
 
 
 def train(precision: str, settings: argparse.Namespace, real: np.ndarray, test: np.ndarray) -> report.Outcome:
-    """Train once, and show how it goes."""
+    """Train in one precision, and print the progress."""
     import tqdm
 
-    # Layers without a seed of their own take theirs from Python's.
+    # Layers without a seed draw one with Python's `random`.
     random.seed(settings.seed)
     tf.random.set_seed(settings.seed)
     scaler = options.scaler_for(precision, settings)
@@ -93,7 +97,7 @@ def train(precision: str, settings: argparse.Namespace, real: np.ndarray, test: 
     records = []
     started = time.monotonic()
     steps = training.train(gan, draws, settings.iterations, settings.generator_every)
-    # The bar shows on a terminal only.
+    # With disable=None, the bar is shown on a terminal only.
     for record in tqdm.tqdm(steps, precision, settings.iterations, unit="iteration", disable=None):
         records.append(record)
         if len(records) % every == 0:

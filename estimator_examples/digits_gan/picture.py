@@ -18,14 +18,14 @@ _GRID = 8
 
 
 def draw(outcome: Outcome, test: np.ndarray, path: pathlib.Path) -> None:
-    """Draw a training.
+    """Draw the curves of a training, and its generated digits beside real ones.
 
     Args:
-        outcome: What to draw.
+        outcome: The training.
         test: Real digits, [n, 64].
         path: The PNG file to write.
     """
-    # A figure of its own, not pyplot's: nothing global changes, and no display is looked for.
+    # The figure is not made by pyplot, which would change global state and look for a display.
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
     curves, digits = figure.subfigures(1, 2, width_ratios=[8, 5])
@@ -53,8 +53,8 @@ def skipped(steps: Sequence[int], turns: Sequence[bool]) -> list[int]:
     """Count the steps that an optimizer has skipped after each iteration.
 
     Args:
-        steps: How many it had applied by then.
-        turns: Whether it was its turn.
+        steps: For each iteration, the number of steps that the optimizer had applied after it.
+        turns: For each iteration, whether the optimizer was called in it.
 
     Example:
         >>> skipped([0, 1, 1, 1, 2], [True, True, False, True, True])
@@ -66,7 +66,7 @@ def skipped(steps: Sequence[int], turns: Sequence[bool]) -> list[int]:
 def _plot_mean_and_range(axes: Axes, values: Sequence[float], label: str) -> None:
     window = max(1, len(values) // 200)
     pieces = np.reshape(values[: len(values) // window * window], [-1, window])
-    # What overflowed is left out.
+    # Values that are not finite are left out of the curve.
     pieces = np.ma.masked_invalid(pieces)
     iterations = (np.arange(len(pieces)) + 0.5) * window
     axes.fill_between(iterations, pieces.min(axis=1), pieces.max(axis=1), color="tab:blue", alpha=0.25, linewidth=0)
@@ -89,7 +89,7 @@ def _draw_skips(axes: Axes, records: Sequence[Record]) -> None:
 
 def _draw_digits(axes: Axes, images: np.ndarray, title: str) -> None:
     tiles = images[: _GRID * _GRID].reshape(_GRID, _GRID, _SIDE, _SIDE)
-    # A rim between the images.
+    # The padding separates the images.
     tiles = np.pad(tiles, [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=0.5)
     side = _GRID * (_SIDE + 2)
     axes.imshow(tiles.transpose(0, 2, 1, 3).reshape(side, side), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")

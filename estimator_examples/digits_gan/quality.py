@@ -1,4 +1,4 @@
-"""How good generated digits are, and what float16 loses of the penalty's gradient."""
+"""Measures of the generated digits, and of the share of the penalty's gradient that float16 loses."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,11 +8,11 @@ from estimator_examples.digits_gan import training
 
 
 def nearest_distance(images: np.ndarray, others: np.ndarray) -> float:
-    """Return the mean over images of the Euclidean distance to the nearest of the others.
+    """Return the mean Euclidean distance from an image to the nearest of the other images.
 
     Args:
-        images: [n, pixels].
-        others: [m, pixels].
+        images: The images whose distances are averaged, [n, pixels].
+        others: The images among which the nearest is searched, [m, pixels].
 
     Example:
         >>> nearest_distance(np.array([[0.0, 1.0], [5.0, 0.0]]), np.array([[0.0, 0.0], [2.0, 0.0]]))
@@ -23,15 +23,16 @@ def nearest_distance(images: np.ndarray, others: np.ndarray) -> float:
 
 
 def frechet_distance(images: np.ndarray, others: np.ndarray) -> float:
-    """Return the squared distance of the two normal distributions with the images' means and covariances.
+    """Return the squared distance between two normal distributions with the means and covariances of the images.
 
         |mean_1 - mean_2|^2 + trace(cov_1 + cov_2 - 2 (cov_1 cov_2)^(1/2))
 
-    It is of raw pixels, not of features of a net. It sees what `nearest_distance` does not: digits that are all alike.
+    It is computed from raw pixels, not from the features of a net. Unlike `nearest_distance` it is large if all digits
+    are alike.
 
     Args:
-        images: [n, pixels].
-        others: [m, pixels].
+        images: One set of images, [n, pixels].
+        others: The other set of images, [m, pixels].
 
     Returns:
         The distance; NaN if an image is not finite.
@@ -48,7 +49,7 @@ def frechet_distance(images: np.ndarray, others: np.ndarray) -> float:
     covariance, other_covariance = (np.cov(each, rowvar=False, dtype=np.float64) for each in (images, others))
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T
-    # The product of the two has the eigenvalues of this symmetric matrix.
+    # This symmetric matrix has the same eigenvalues as the product of the two covariances.
     product_values = np.linalg.eigvalsh(root @ other_covariance @ root)
     shift = np.sum(np.square(np.mean(images, axis=0) - np.mean(others, axis=0)))
     spread = np.trace(covariance) + np.trace(other_covariance) - 2 * np.sum(np.sqrt(np.maximum(product_values, 0)))
@@ -56,9 +57,10 @@ def frechet_distance(images: np.ndarray, others: np.ndarray) -> float:
 
 
 def lost_share(gan: training.Gan, images: np.ndarray) -> float:
-    """Return the share of the penalty's gradient that is zero by the precision of the critic.
+    """Return the share of the penalty's gradient that is lost to the precision of the critic.
 
-    Of the entries of its gradients with respect to the kernels that are not zero in float32, at the same weights.
+    Among the entries of the gradients with respect to the kernels that are not zero in float32, this is the share of
+    those that are zero in the critic's precision, at the same weights.
     """
     twin = training.Gan("float32", tfmp.GradScaler(enabled=False), learning_rate=1.0)
     twin.critic.set_weights(gan.critic.get_weights())
@@ -68,11 +70,12 @@ def lost_share(gan: training.Gan, images: np.ndarray) -> float:
 
 
 def penalty_gradients(gan: training.Gan, images: np.ndarray) -> list[np.ndarray]:
-    """Return the gradients of the penalty with respect to the critic's kernels, in true magnitude.
+    """Return the unscaled gradients of the penalty with respect to the critic's kernels.
 
-    They are second-order ones, of what depends on the critic's slopes.
+    These are second-order gradients, because the penalty depends on the critic's slopes.
     """
-    # The penalty does not depend on the last bias; the others it sees through the kinks of the activation alone.
+    # Biases are left out: the penalty does not depend on the last one, and depends on the others only through the kinks
+    # of the activation.
     kernels = [weight for weight in gan.critic.trainable_variables if len(weight.shape) == 2]
     with tf.GradientTape() as tape:
         scaled = gan.scaler.scale(gan.penalty(tf.constant(images)))

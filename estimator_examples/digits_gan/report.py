@@ -1,4 +1,4 @@
-"""What trainings came to: a summary for a person, side by side."""
+"""The results of the trainings, and a summary that shows them side by side."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from estimator_examples.digits_gan import quality, training
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A training, and what it ended with.
+    """A training and its results.
 
     Attributes:
-        precision: As on the command line.
-        gan: The nets.
-        records: Of every iteration.
-        generated: Images, [n, 64].
-        estimate: Of the Wasserstein distance of test digits and generated ones.
+        precision: The precision, named as on the command line.
+        gan: The trained nets.
+        records: The record of every iteration.
+        generated: Generated images, [n, 64].
+        estimate: The critic's estimate of the Wasserstein distance between test digits and generated digits.
         nearest: The mean distance of a generated digit to the nearest test digit.
-        frechet: The Fréchet distance of generated digits and test digits.
+        frechet: The Fréchet distance between generated digits and test digits.
         lost: The share of the penalty's gradient that float16 makes zero.
-        seconds: How long it took.
+        seconds: The duration of the training.
     """
 
     precision: str
@@ -39,21 +39,21 @@ class Outcome:
 
     @property
     def generator_attempts(self) -> int:
-        """How often the generator's optimizer was called."""
+        """The number of iterations in which the generator's optimizer was called."""
         return sum(record.with_generator for record in self.records)
 
 
 def outcome_of(
     precision: str, gan: training.Gan, records: Sequence[training.Record], test: np.ndarray, seconds: float
 ) -> Outcome:
-    """Let the generator draw as many digits as there are to test, and compare them.
+    """Generate as many digits as there are test digits, and compare the two sets.
 
     Args:
-        precision: As on the command line.
-        gan: The nets, trained.
-        records: Of every iteration.
-        test: Digits that were not trained on, [n, 64].
-        seconds: How long the training took.
+        precision: The precision, named as on the command line.
+        gan: The trained nets.
+        records: The record of every iteration.
+        test: Digits that were not used for training, [n, 64].
+        seconds: The duration of the training.
     """
     generated = np.array(gan.generator(training.noise(np.random.default_rng(0), len(test))))
     estimate = np.mean(gan.critic(test)) - np.mean(gan.critic(generated))
@@ -71,7 +71,7 @@ def outcome_of(
 
 
 def summary_text(outcomes: Sequence[Outcome], training_images: np.ndarray, test: np.ndarray) -> str:
-    """Return the summary: a column for each training, and one for real digits in the place of generated ones."""
+    """Return the summary: a column for each training, and one that compares training digits with test digits."""
     real = {
         _NEAREST: f"{quality.nearest_distance(training_images, test):.3f}",
         _FRECHET: f"{quality.frechet_distance(training_images, test):.3f}",
@@ -84,7 +84,7 @@ def summary_text(outcomes: Sequence[Outcome], training_images: np.ndarray, test:
 
 
 def scale_text(loss_scale: float) -> str:
-    """Write a loss scale as a power of two if it is a large one.
+    """Format a loss scale; a large power of two is written as `2^n`.
 
     Example:
         >>> scale_text(65536.0), scale_text(1000.0), scale_text(1.0)

@@ -1,4 +1,4 @@
-"""The training: a critic, a generator, and one GradScaler for the optimizers of both."""
+"""The training of a critic and a generator, with one GradScaler for both optimizers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import tfmp
 from estimator_examples.digits_gan import networks
 
 PENALTY_WEIGHT = 10.0
-# Of Adam, as in the paper.
+# The betas of Adam, from the paper.
 BETA_1, BETA_2 = 0.0, 0.9
 
 
 class Batch(NamedTuple):
-    """What an iteration draws, all of it float32.
+    """The random inputs of one iteration, all in float32.
 
     Attributes:
         images: Real digits, [n, 64].
-        noise: For the critic's step, [n, 32].
-        generator_noise: For the generator's step, [n, 32].
-        mix: The share of the real digit in the image that the penalty looks at, [n, 1].
+        noise: The generator's noise in the critic's step, [n, 32].
+        generator_noise: The generator's noise in the generator's step, [n, 32].
+        mix: The share of the real digit in the mixed image at which the penalty is computed, [n, 1].
     """
 
     images: np.ndarray
@@ -35,15 +35,16 @@ class Batch(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What an iteration shows.
+    """The figures of one iteration.
 
     Attributes:
-        estimate: Of the Wasserstein distance, by the critic: its mean for real digits less that for generated ones.
-        penalty: The mean of (slope - 1)^2, before its weight.
-        loss_scale: After the iteration.
-        critic_steps: Steps that the critic's optimizer has applied so far.
-        generator_steps: Those of the generator's.
-        with_generator: Whether the generator had its turn.
+        estimate: The critic's estimate of the Wasserstein distance: its mean output for real digits, less its mean
+            output for generated digits.
+        penalty: The mean of (slope - 1)^2, not multiplied by the penalty's weight.
+        loss_scale: The loss scale after the iteration.
+        critic_steps: The number of steps that the critic's optimizer has applied so far.
+        generator_steps: The number of steps that the generator's optimizer has applied so far.
+        with_generator: Whether the generator was trained in this iteration.
     """
 
     estimate: tf.Tensor
@@ -64,8 +65,8 @@ class Gan:
 
     Args:
         dtype: The Keras policy of the hidden layers, `float32` or `mixed_float16`.
-        scaler: Scales all the losses. Where it is not enabled it passes them through.
-        learning_rate: Of both optimizers.
+        scaler: The scaler of all losses. A disabled scaler passes them through.
+        learning_rate: The learning rate of both optimizers.
     """
 
     def __init__(self, dtype: str, scaler: tfmp.GradScaler, learning_rate: float) -> None:
@@ -74,15 +75,16 @@ class Gan:
         self.generator = networks.generator(dtype)
         self.critic_optimizer = keras.optimizers.Adam(learning_rate, BETA_1, BETA_2)
         self.generator_optimizer = keras.optimizers.Adam(learning_rate, BETA_1, BETA_2)
-        # The generator may sit out the first iteration, whose trace makes variables.
+        # A `tf.function` may create variables in its first trace only, and the generator may not be part of that trace.
+        # So the variables of both optimizers are created here.
         scaler.prepare(self.critic_optimizer, self.critic.trainable_variables)
         scaler.prepare(self.generator_optimizer, self.generator.trainable_variables)
 
     @tf.function
     def step(self, batch: Batch, with_generator: bool) -> Record:
-        """Train the critic on a batch, and the generator too if asked to; move the loss scale once, after both.
+        """Train the critic on a batch, and the generator too if `with_generator`; then update the loss scale once.
 
-        Each optimizer skips its step by itself: an overflow of one does not keep the other from its own.
+        Each optimizer applies or skips its own step: an overflow in one step does not skip the other.
         """
         estimate, penalty = self._step_critic(batch)
         if with_generator:
@@ -98,10 +100,10 @@ class Gan:
         )
 
     def slopes(self, images: tf.Tensor) -> tf.Tensor:
-        """Return the gradient of the critic's number for each image with respect to that image, float32 [n, 64].
+        """Return the gradient of the critic's output for each image with respect to that image, float32 [n, 64].
 
-        It is that of the scaled number, so that float16 layers do not lose it on its way back, and unscaled by hand in
-        float32. An outer tape records all of this.
+        The gradient is computed from the scaled output, so that float16 layers do not lose it in the backward pass, and
+        is unscaled by hand in float32. An outer tape records all these operations.
         """
         with tf.GradientTape() as inner:
             inner.watch(images)
@@ -109,8 +111,8 @@ class Gan:
         return inner.gradient(scaled, images) / self.scaler.loss_scale
 
     def penalty(self, images: tf.Tensor) -> tf.Tensor:
-        """Return the mean of (slope - 1)^2 at some images."""
-        # The root has no derivative at 0, where a critic is flat.
+        """Return the mean of (slope - 1)^2, where an image's slope is the norm of the critic's gradient at it."""
+        # The added constant gives the root a derivative where the critic is flat: it has none at 0.
         slopes = tf.sqrt(tf.reduce_sum(tf.square(self.slopes(images)), axis=1) + 1e-12)
         return tf.reduce_mean(tf.square(slopes - 1))
 
@@ -142,7 +144,7 @@ class Gan:
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Draws the batches of a training, the same for the same seed."""
+    """Draws the random inputs of a training; the same seed gives the same inputs."""
 
     images: np.ndarray
     batch_size: int
@@ -161,12 +163,12 @@ class Draws:
 
 
 def noise(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draw what the generator makes images of, float32 [size, 32]."""
+    """Draw the generator's input, float32 [size, 32]."""
     return rng.standard_normal([size, networks.NOISE], np.float32)
 
 
 def train(gan: Gan, draws: Draws, iterations: int, generator_every: int) -> Iterator[Record]:
-    """Train, and yield what each iteration shows, as numbers of NumPy."""
+    """Train, and yield the record of each iteration, as Python numbers."""
     for iteration, batch in zip(range(iterations), draws, strict=False):
         record = gan.step(Batch(*map(tf.constant, batch)), with_generator=iteration % generator_every == 0)
         yield Record(*(value.numpy().item() for value in record))

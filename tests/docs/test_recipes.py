@@ -189,7 +189,7 @@ def _see_state(state: Any, weights: np.ndarray) -> None:
     assert loss_scale == _SCALE / 2
 
 
-@_of_recipe(["Functions with several inputs, or of operations that autocast knows"])
+@_of_recipe(["Functions with several inputs or autocastable operations"])
 def test_a_function_of_two_inputs_gets_its_own_gradient_in_float16(
     recipe: str, names: dict[str, Any], good: list[Batch]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Runs the BERT example, and prints what each worker's variables hold at the end."""
+"""Runs the BERT example, and prints a digest of each worker's variables at the end."""
 
 import hashlib
 import json

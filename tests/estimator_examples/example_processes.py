@@ -1,4 +1,4 @@
-"""Runs an example as its users do: as a program, in a process of its own."""
+"""Runs an example as its users run it: as a program, in a separate process."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ _REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of the examples, for two minutes at most.
+    """Run a module of the examples; fail after two minutes.
 
     Args:
         module: Its name below `estimator_examples`.

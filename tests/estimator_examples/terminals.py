@@ -1,4 +1,4 @@
-"""A terminal for what an example prints to standard output."""
+"""A terminal that receives the standard output of an example."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PARTS = re.compile(r"\r|\n|\x1b\[A|[^\r\n\x1b]+")
 
 
 class Terminal:
-    """What was written to a terminal, as its user sees it.
+    """The text that was written to a terminal, as its user sees it.
 
     Attributes:
-        columns: Its width.
+        columns: The width of the terminal.
         stdout: The file to write to.
-        broken: Lines that were too long for a row.
+        broken: The lines that were too long for a row.
     """
 
     def __init__(self, columns: int, stdout: TextIO) -> None:
@@ -33,7 +33,7 @@ class Terminal:
         self.broken: list[str] = []
 
     def rows(self) -> list[str]:
-        """Return all rows, those that have scrolled away first."""
+        """Return all rows from the first one, including those that have scrolled out of view."""
         rows, row, column = [""], 0, 0
         for part in _PARTS.findall(self.written):
             if part == "\r":
@@ -53,7 +53,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(columns: int) -> Iterator[Terminal]:
-    """Open a terminal; what it shows is complete when the block ends."""
+    """Open a terminal; its text is complete when the context ends."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, columns, 0, 0))
     chunks: list[bytes] = []
@@ -68,7 +68,7 @@ def terminal(columns: int) -> Iterator[Terminal]:
 
 
 def _read_all(descriptor: int, chunks: list[bytes]) -> None:
-    # Linux ends the reading by an error when the other side is closed.
+    # Linux raises an error in the reader when the other side is closed.
     with contextlib.suppress(OSError):
         while chunk := os.read(descriptor, 65536):
             chunks.append(chunk)

@@ -1,4 +1,4 @@
-"""The lines and the bar that share a terminal."""
+"""Tests of the lines and the progress bar that share a terminal."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ def _train_for_show() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_lines_and_bar_leave_each_other_whole_on_a_terminal(columns: int) -> None:
+def test_lines_and_bar_do_not_overwrite_each_other_on_a_terminal(columns: int) -> None:
     with (
         terminals.terminal(columns) as terminal,
         contextlib.redirect_stdout(terminal.stdout),
@@ -61,7 +61,7 @@ def test_lines_and_bar_leave_each_other_whole_on_a_terminal(columns: int) -> Non
     assert last == ""
 
 
-def test_a_file_gets_whole_lines_and_no_bar() -> None:
+def test_a_file_gets_unwrapped_lines_and_no_bar() -> None:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         _train_for_show()
     overflow, scale, losses = printed.getvalue().splitlines()
@@ -70,7 +70,7 @@ def test_a_file_gets_whole_lines_and_no_bar() -> None:
     assert re.search(r"loss scale 2147483648, skipped 2, \d+ examples/s$", losses)
 
 
-def test_loggers_have_their_handlers_back() -> None:
+def test_loggers_get_their_handlers_back() -> None:
     handler = logging.NullHandler()
     LOGGER.addHandler(handler)
     with contextlib.suppress(KeyError), console.logs_as_lines(LOGGER):

@@ -1,4 +1,4 @@
-"""Reading text as documents of sentences."""
+"""Tests of reading text as documents of sentences."""
 
 import itertools
 import pathlib
@@ -35,11 +35,11 @@ def test_a_blank_line_or_an_underline_ends_a_sentence() -> None:
         "यह पहला है। यह दूसरा है। यह तीसरा है।",
     ],
 )
-def test_sentences_of_other_scripts_are_told_apart(text: str) -> None:
+def test_sentences_of_other_scripts_are_separated(text: str) -> None:
     assert len(corpus.sentences(text)) == 3
 
 
-def test_a_lower_case_letter_begins_no_sentence() -> None:
+def test_a_lower_case_letter_does_not_begin_a_sentence() -> None:
     assert corpus.sentences("Usw. usf. и т. д. в одном.") == ["Usw. usf. и т. д. в одном."]
 
 
@@ -54,7 +54,7 @@ def test_wrapped_prose_is_not_cut_at_its_lines() -> None:
     assert corpus.sentences(text) == ["A sentence may go on over several lines of a text."] * 10
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: pathlib.Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "marked.txt"
     path.write_text(" ".join(f"Sentence {i}." for i in range(130)), encoding="utf-8-sig")
     assert corpus.read_documents([str(path)])[0][0] == "Sentence 0."
@@ -74,7 +74,7 @@ def test_a_repeated_sentence_is_kept_once(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("count", [4, 5, 11, 100])
-def test_held_out_documents_are_apart_and_at_least_two(count: int) -> None:
+def test_at_least_two_documents_are_held_out_and_not_trained_on(count: int) -> None:
     documents = [[f"{i} one", f"{i} two"] for i in range(count)]
     training, held_out = corpus.split_held_out(documents)
     assert len(training) >= 2
@@ -95,12 +95,12 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
             corpus.read_documents([str(tmp_path / name)])
 
 
-def test_too_little_text_is_refused_with_what_would_do(tmp_path: pathlib.Path) -> None:
+def test_the_error_for_too_little_text_says_how_much_is_enough(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=r"holds 80 different sentences.* 122 in one file are enough"):
         corpus.read_documents([_write(tmp_path / "short.txt", range(80))])
     corpus.read_documents([_write(tmp_path / "enough.txt", range(122))])
 
 
-def test_a_single_sentence_is_counted_and_what_ends_one_is_said(tmp_path: pathlib.Path) -> None:
+def test_the_error_for_a_single_sentence_says_where_a_sentence_ends(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=r"holds 1 different sentences.*A sentence ends at a blank line"):
         corpus.read_documents([_write(tmp_path / "one.txt", range(1))])

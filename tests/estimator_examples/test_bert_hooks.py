@@ -1,4 +1,4 @@
-"""The hook that records the steps, the stop, and the lines of progress."""
+"""Tests of the hook that records the steps, of the stop after skipped steps, and of the lines of progress."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ SKIPPED = dataclasses.replace(APPLIED, global_step=0, applied=False, loss_scale=
 
 
 @pytest.mark.graph
-def test_the_hook_numbers_the_steps_and_tells_every_observer() -> None:
+def test_the_hook_numbers_the_steps_and_calls_every_observer() -> None:
     seen: list[Step] = []
     attempts: list[int] = []
     with tf.Graph().as_default():

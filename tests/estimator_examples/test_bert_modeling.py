@@ -1,4 +1,4 @@
-"""The model: its numerics in both precisions, and what it looks at."""
+"""Tests of the model: its numerics in both precisions, and the inputs on which its outputs depend."""
 
 import dataclasses
 
@@ -95,7 +95,10 @@ def test_logits_are_float32_and_one_row_for_each_masked_word(session: tf1.Sessio
 
 
 def _logits_after(session: tf1.Session, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the word logits before and after another segment, or word, at a position of the first example."""
+    """Return the word logits before and after a change of segment and word at a position of the first example.
+
+    Padding keeps its id, so that only its segment changes.
+    """
     batch = _batch()
     ids = tf1.placeholder(tf.int32, [3, 16])
     segments = tf1.placeholder(tf.int32, [3, 16])
@@ -110,7 +113,7 @@ def _logits_after(session: tf1.Session, position: int) -> tuple[np.ndarray, np.n
     return before, after
 
 
-def test_padding_is_not_looked_at(session: tf1.Session) -> None:
+def test_padding_does_not_change_the_outputs(session: tf1.Session) -> None:
     before, after = _logits_after(session, position=14)
     np.testing.assert_array_equal(before, after)
 
@@ -122,7 +125,7 @@ def test_every_word_sees_the_others_of_its_example_only(session: tf1.Session) ->
 
 
 def test_matmul_rounds_once_like_a_tensor_core(session: tf1.Session) -> None:
-    # 2048 + 1 is no float16, so adding one at a time in float16 would stay at 2048.
+    # float16 cannot represent 2048 + 1, so a sum in float16 that adds 1 at a time would stay at 2048.
     row = np.full((1, 4096), 1.0, np.float16)
     product = session.run(modeling.matmul(tf.constant(row), tf.constant(row), transpose_b=True))
     assert product.dtype == np.float16

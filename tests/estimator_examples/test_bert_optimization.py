@@ -1,4 +1,4 @@
-"""The step that the example builds from its settings."""
+"""Tests of the training step that the example builds from its settings."""
 
 import dataclasses
 
@@ -55,14 +55,14 @@ def test_gradients_are_clipped_by_their_global_norm(session: tf1.Session) -> Non
     np.testing.assert_allclose(slots["second_bias/adam_m"], 0.1 * 1.6, rtol=1e-5)
 
 
-def test_the_rate_of_a_step_is_that_of_the_steps_before_it(session: tf1.Session) -> None:
+def test_the_learning_rate_depends_on_the_steps_applied_before(session: tf1.Session) -> None:
     training = optimization.build_training(tf.reduce_sum(_variable(np.ones(2))), SETTINGS)
     session.run(tf1.global_variables_initializer())
     rates = [session.run([training.learning_rate, training.train_op])[0] for _ in range(4)]
     np.testing.assert_allclose(rates, [0.0, 0.05, 0.1, 0.15], rtol=1e-6)
 
 
-def test_weights_decay_as_set_but_for_biases(session: tf1.Session) -> None:
+def test_weights_decay_as_set_and_biases_do_not(session: tf1.Session) -> None:
     kernel, bias = _variable(np.ones(1)), _variable(np.ones(1), "bias")
     settings = dataclasses.replace(SETTINGS, num_warmup_steps=0, weight_decay=0.5)
     training = optimization.build_training(tf.reduce_sum(0.0 * kernel + 0.0 * bias), settings)

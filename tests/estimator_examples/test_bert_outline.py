@@ -1,4 +1,4 @@
-"""What a run says before it begins."""
+"""Tests of the description that is printed before a run begins."""
 
 import pytest
 

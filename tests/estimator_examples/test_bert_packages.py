@@ -1,4 +1,4 @@
-"""What the BERT example says when a package is missing."""
+"""Tests of the error of the BERT example for a missing package."""
 
 import importlib.util
 from importlib.machinery import ModuleSpec

@@ -1,4 +1,4 @@
-"""Sentence pairs and masking."""
+"""Tests of sentence pairs and masking."""
 
 import collections
 import random
@@ -14,7 +14,7 @@ LIMITS = pretraining_data.Limits(seq_length=32, max_predictions=5, vocab_size=VO
 
 @pytest.fixture(scope="module")
 def documents() -> list[list[list[int]]]:
-    # Every document has ids of its own, so that a token tells where it is from.
+    # Every document has its own token ids, so that a token shows from which document it comes.
     return [
         [[SPECIAL_IDS + 100 * d + (7 * s + t) % 100 for t in range(3 + s % 9)] for s in range(20)] for d in range(8)
     ]
@@ -61,7 +61,7 @@ def test_a_pair_stands_between_special_tokens(examples: list[dict[str, list[int]
         assert example["segment_ids"] == segments + [0] * (32 - length)
 
 
-def test_a_random_second_part_is_of_another_document(
+def test_a_random_second_part_comes_from_another_document(
     examples: list[dict[str, list[int]]],
 ) -> None:
     for example in examples:

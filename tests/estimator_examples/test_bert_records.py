@@ -1,4 +1,4 @@
-"""TFRecord files and the input functions."""
+"""Tests of the TFRecord files and the input functions."""
 
 import itertools
 import pathlib
@@ -43,7 +43,7 @@ def _first_ids(path: str, seed: int, skip: int, count: int) -> list[list[int]]:
     return [batch["input_ids"][:, 0].tolist() for batch in dataset.take(count).as_numpy_iterator()]
 
 
-def test_a_resumed_run_goes_on_where_the_batches_ended(path: str) -> None:
+def test_a_resumed_run_continues_after_the_batches_that_were_used(path: str) -> None:
     whole = _first_ids(path, seed=1, skip=0, count=9)
     assert _first_ids(path, seed=1, skip=4, count=5) == whole[4:]
 

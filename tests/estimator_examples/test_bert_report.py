@@ -1,4 +1,4 @@
-"""The record of the steps, and what is reported of it."""
+"""Tests of the record of the steps, and of the report that is made from it."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ from estimator_examples.bert.history import History, HistoryError, Step, until_c
 
 
 def _steps(applied: str) -> list[Step]:
-    """Make a step for each letter: `a` applied, `s` skipped."""
+    """Make a step for each letter: an applied one for `a`, a skipped one for `s`."""
     steps = []
     for attempt, letter in enumerate(applied, start=1):
         steps.append(

@@ -1,4 +1,4 @@
-"""The BERT example as its user runs it."""
+"""Tests of whole runs of the BERT example."""
 
 import contextlib
 import csv
@@ -30,7 +30,7 @@ needs_estimator = pytest.mark.skipif(
 
 
 class _Run(NamedTuple):
-    """What came of a run in this process, where a warning is an error."""
+    """The result of a run in this process, in which warnings are errors."""
 
     status: int
     printed: str
@@ -76,7 +76,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path) -> tuple[pathlib.Path, str]:
     model_dir = tmp_path_factory.mktemp("dynamic")
-    # As its user runs it: in a process of its own.
+    # The run is in a separate process, as a user runs it.
     done = example_processes.run("bert.run_pretraining", *_arguments(model_dir, f"--input {text} --num_train_steps=60"))
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
@@ -120,7 +120,7 @@ def test_a_file_gets_the_outline_and_no_bar(trained: tuple[pathlib.Path, str]) -
 def test_a_terminal_shows_lines_above_one_bar(
     columns: int, tmp_path: pathlib.Path, text: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The paths that it prints are short, as its user's are.
+    # The run prints short, relative paths, as it does for a user.
     monkeypatch.chdir(tmp_path)
     with (
         terminals.terminal(columns) as terminal,
@@ -134,7 +134,7 @@ def test_a_terminal_shows_lines_above_one_bar(
     assert terminal.broken == []
     *lines, bar = lines.splitlines()
     assert bar.startswith("100%|")
-    # A line that goes on in the next row begins with a name in the rows below.
+    # The last three are the starts of rows in which wrapped lines continue.
     starts = (
         "Training",
         "  ",
@@ -183,7 +183,7 @@ def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.P
     assert history[: len(earlier)] == earlier
     assert [int(row["attempt"]) for row in history] == list(range(1, len(history) + 1))
     assert summary["steps_applied"] == 70
-    # From 2**32 on, it would skip again; so the scale came from the checkpoint.
+    # If the scale had started from 2**32 again, many more steps would be skipped. So it came from the checkpoint.
     assert summary["steps_skipped"] <= before["steps_skipped"] + 2
     assert summary["mlm_loss_start"] == pytest.approx(before["mlm_loss_start"])
     changed = _run(model_dir, f"--input {text} --num_train_steps=70 --precision fp32")
@@ -244,7 +244,7 @@ def test_without_its_history_a_directory_is_refused(
 def test_a_directory_that_cannot_be_made_is_named(
     name: str, tmp_path: pathlib.Path, text: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # What ends before any training needs no process of its own.
+    # This run ends before any training, so it needs no separate process.
     assert run_pretraining.main([f"--model_dir={tmp_path / name}", *SMALL.split(), f"--input={text}"]) == 1
     error = capsys.readouterr().err
     assert "run_pretraining: error: [Errno" in error

@@ -1,4 +1,4 @@
-"""The WordPiece vocabulary."""
+"""Tests of the WordPiece vocabulary."""
 
 import itertools
 import pathlib

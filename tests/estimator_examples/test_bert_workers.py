@@ -1,4 +1,4 @@
-"""The BERT example on two workers, by the commands of its README."""
+"""Tests of the BERT example on two workers, with the commands of its README."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ SMALL = (
 
 
 def _command(kind: str, model_dir: pathlib.Path) -> list[str]:
-    """Return the README's command, made small, with the variables printed at the end."""
+    """Return the README's command, with a small model, and changed so that it prints the variables at the end."""
     readme = (REPOSITORY / "estimator_examples" / "README.md").read_text(encoding="utf-8")
     [line] = [line for line in readme.splitlines() if f"run_pretraining --distribute {kind}" in line]
     before, options = line.split("python -m estimator_examples.bert.run_pretraining")
@@ -50,22 +50,22 @@ def _check(finished: replica_processes.Finished, model_dir: pathlib.Path) -> Non
     assert {"loss_scale", "global_step"} <= {name.partition("/")[0] for name in first}
     summary = json.loads((model_dir / "summary.json").read_text(encoding="utf-8"))
     assert summary["steps_applied"] == 8
-    # It starts at 2**32.
+    # The loss scale starts at 2**32, so the first steps overflow.
     assert summary["steps_skipped"] > 10
     assert math.isfinite(summary["mlm_loss_end"] + summary["nsp_loss_end"] + summary["evaluation"]["MLM loss"])
     assert {path.name for path in (model_dir / "worker_1").iterdir()} == {"data", "settings.json"}
-    # One worker has printed.
+    # Only one worker has printed.
     assert "\n".join(finished.logs).count("training and") == 1
 
 
 @pytest.mark.horovod
 @pytest.mark.parametrize("options", [[], ["--aggregation_dtype=float16"]], ids=["float32", "float16"])
-def test_horovod_keeps_two_workers_one(options: list[str], tmp_path: pathlib.Path) -> None:
+def test_two_workers_of_horovod_end_with_equal_variables(options: list[str], tmp_path: pathlib.Path) -> None:
     command = _command("horovod", tmp_path / "model")
     _check(replica_processes.run([*command, *options], tmp_path, 120), tmp_path / "model")
 
 
-def test_tf_config_keeps_two_workers_one_and_they_resume(tmp_path: pathlib.Path) -> None:
+def test_two_workers_of_tf_config_end_with_equal_variables_and_resume(tmp_path: pathlib.Path) -> None:
     command = _command("tf_config", tmp_path / "model")
     first = replica_processes.run([*command, "--num_train_steps=4"], tmp_path, 120, replica_processes.two_workers())
     assert first.codes == [0, 0], str(first)

@@ -1,4 +1,4 @@
-"""The GAN with gradient penalty on digits."""
+"""Tests of the GAN with gradient penalty on digits."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ IMAGES = np.random.default_rng(0).random([16, networks.PIXELS], np.float32)
 
 
 class _Run(NamedTuple):
-    """What came of the program, which has trained in both precisions."""
+    """The result of a run of the program, which has trained in both precisions."""
 
     float32: report.Outcome
     float16: report.Outcome
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
 
 
 def _gan(dtype: str, scaler: tfmp.GradScaler, flatter: float = 1.0) -> training.Gan:
-    """Make a GAN with the same critic every time, its kernels multiplied by a number."""
+    """Make a GAN whose critic is the same every time, except that its kernels are multiplied by a factor."""
     gan = training.Gan(dtype, scaler, learning_rate=0.1)
     rng = np.random.default_rng(1)
     weights = [rng.normal(size=weight.shape, scale=weight.shape[0] ** -0.5) for weight in gan.critic.weights]
@@ -92,7 +92,7 @@ def test_hidden_layers_compute_in_float16_over_float32_weights(run: _Run) -> Non
         assert {tf.as_dtype(weight.dtype) for weight in net.weights} == {tf.float32}
 
 
-def test_an_overflow_of_the_critic_skips_its_step_alone(run: _Run) -> None:
+def test_an_overflow_of_the_critic_skips_only_its_step(run: _Run) -> None:
     gan = run.float16.gan
     batch = next(iter(training.Draws(IMAGES, batch_size=32, seed=0)))
     broken = batch._replace(images=np.full_like(batch.images, 1e5))  # infinite in float16
@@ -132,14 +132,14 @@ def test_the_slopes_of_a_flat_critic_need_the_loss_scale() -> None:
     assert quality.lost_share(unscaled, IMAGES) == 1
 
 
-def test_digits_that_are_all_alike_are_far_in_frechet_distance_alone() -> None:
+def test_only_the_frechet_distance_is_large_for_digits_that_are_all_alike() -> None:
     assert quality.frechet_distance(IMAGES, IMAGES) == pytest.approx(0, abs=1e-5)
     alike = np.repeat(IMAGES[:1], 16, axis=0)
     assert quality.nearest_distance(alike, IMAGES) == 0
     assert quality.frechet_distance(alike, IMAGES) > 1
 
 
-def test_images_that_are_not_finite_have_no_frechet_distance() -> None:
+def test_the_frechet_distance_of_images_that_are_not_finite_is_nan() -> None:
     assert np.isnan(quality.frechet_distance(np.full_like(IMAGES, np.nan), IMAGES))
 
 

@@ -1,4 +1,4 @@
-"""The digits example with Keras."""
+"""Tests of the digits example with Keras."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ KERAS_3 = keras.__version__.startswith("3.")
 
 
 def _summary(*options: str) -> dict[str, str]:
-    """Run the example in a process of its own, since it sets up devices, and return its summary."""
+    """Run the example in a separate process, because it configures devices, and return its summary."""
     pytest.importorskip("sklearn")
     done = example_processes.run("digits_keras", *options)
     assert done.returncode == 0, done.stderr
@@ -28,13 +28,13 @@ def _summary(*options: str) -> dict[str, str]:
 
 
 def _comparison(*options: str) -> dict[str, tuple[str, str]]:
-    """Run what `tox run -e digits` does, with further options, and return Keras' column and tfmp's."""
+    """Run the command of `tox run -e digits` with further options, and return Keras' and tfmp's columns."""
     pytest.importorskip("sklearn")
     [defaults] = re.findall(r'digits_keras", { replace = "posargs", default = (\[.*?\])', PYPROJECT.read_text("utf-8"))
     done = example_processes.run("digits_keras", *json.loads(defaults), *options)
     assert done.returncode == 0, done.stderr
     assert f"\nWith the loss scaling of Keras {keras.__version__}:\nEpoch 1/" in done.stdout
-    # In the stream of what Keras prints: tox paints the other red.
+    # The reports are in the same stream as Keras' output. tox prints the other stream in red.
     assert "\noverflow in " in done.stdout
     _, comparison = done.stdout.split("\nComparison\n")
     heads, *lines = (re.split(r"  +", line.strip()) for line in comparison.splitlines())
@@ -50,12 +50,12 @@ def test_one_replica_learns() -> None:
         "steps applied": "210",
         "steps skipped": "0",
         "weights finite": "yes",
-        "replicas equal": "there is one",
+        "replicas equal": "there is only one",
     }
 
 
 def test_overflow_on_the_last_replica_is_skipped_by_all() -> None:
-    # The test images do not split evenly over four.
+    # The number of test images is not a multiple of four.
     summary = _summary("--replicas=4", "--inject-overflow", "--epochs=3")
     assert float(summary.pop("test accuracy").removesuffix("%")) > 80
     assert summary == {
@@ -112,7 +112,7 @@ def test_every_replica_shows_its_own_weights(two_replicas: tf.distribute.Mirrore
     ("second", "finite", "equal"),
     [([1, 2], True, True), ([1, 3], True, False), ([1, np.nan], False, False)],
 )
-def test_the_outcome_tells_what_became_of_the_weights(second: list[float], finite: bool, equal: bool) -> None:
+def test_the_outcome_tells_whether_weights_are_finite_and_equal(second: list[float], finite: bool, equal: bool) -> None:
     weights = [[np.float32([1, 2])], [np.float32(second)]]
     outcome = digits_keras.Outcome(accuracy=0.5, loss_scale=1.0, steps=None, weights=weights)
     assert outcome.finite is finite

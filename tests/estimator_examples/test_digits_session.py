@@ -1,4 +1,4 @@
-"""The digits example."""
+"""Tests of the digits example in a session loop."""
 
 import re
 import sys
@@ -90,7 +90,7 @@ def test_a_batch_of_more_images_than_there_are_is_refused(
     assert "a batch holds at most the 1347 training images, got 1348." in capsys.readouterr().err
 
 
-def test_batches_are_shuffled_and_cover_a_pass() -> None:
+def test_batches_are_shuffled_and_cover_all_images_in_a_pass() -> None:
     digits = digits_session.Digits(np.arange(10.0), np.arange(10))
     batches = digits.batches(5, np.random.default_rng(0))
     labels = [next(batches).labels for _ in range(4)]

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the examples."""
+"""Runs the doctests of the examples' modules."""
 
 import doctest
 import importlib

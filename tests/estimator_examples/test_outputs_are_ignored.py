@@ -1,4 +1,4 @@
-"""What the examples' commands leave in the clone stays out of its commits."""
+"""Tests that git ignores the files that the examples' commands write."""
 
 import pathlib
 import shutil
@@ -13,7 +13,7 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
     shutil.which("git") is None or not (REPOSITORY / ".git").exists(), reason="this is no clone, or git is missing"
 )
 def test_git_ignores_the_directories_of_the_examples_and_not_their_code() -> None:
-    # Newer tox writes a file named .venv where there is no directory of that name.
+    # A newer tox writes a file named .venv if there is no directory of that name.
     outputs = ["bert_model/history.csv", "bert_horovod/data", "bert_tf_config/data", "digits_gan/float16.png", ".venv"]
     code = ["estimator_examples/digits_gan/new.py"]
     done = subprocess.run(
