@@ -108,7 +108,7 @@ def made_by_clipping(op: tf.Operation) -> bool:
     Args:
         op: An op of a graph.
     """
-    return made_within(op, os.path.join("tfmp", "core", "clipping.py"))
+    return made_within(op, os.path.join("tfmp", "core", "gradients", "clipping.py"))
 
 
 def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
