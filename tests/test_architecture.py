@@ -33,7 +33,7 @@ _CORE = {
         "verdicts",
     )
 }
-_MONITORING = {f"tfmp.monitoring.{name}" for name in ("guilty", "log", "stuck")}
+_MONITORING = {f"tfmp.monitoring.{name}" for name in ("log", "overflow_messages", "stuck")}
 _BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state", *_LEAVES}
 _RULES = {
     f"tfmp.migrate.rules.{name}"
@@ -211,11 +211,11 @@ _ALLOWED = {
         *_LEAVES,
         *_CORE,
     },
-    "tfmp.monitoring.graph_losses": {"tfmp.core.noted_losses", *_CORE},
-    "tfmp.monitoring.guilty": {*_CORE},
+    "tfmp.monitoring.loss_fetches": {"tfmp.core.noted_losses", *_CORE},
+    "tfmp.monitoring.overflow_messages": {*_CORE},
     "tfmp.monitoring.log": set(),
     "tfmp.monitoring.hooks": {
-        "tfmp.monitoring.graph_losses",
+        "tfmp.monitoring.loss_fetches",
         "tfmp.monitoring.step_counting",
         *_MONITORING,
         *_LEAVES,
@@ -275,13 +275,13 @@ _ALLOWED = {
     "tfmp.bert.accumulation": {"tfmp.core.conditionals", "tfmp.types", *_CORE},
     "tfmp.bert.google": {"tfmp.bert.optimizers", "tfmp.bert.training", *_LEAVES},
     "tfmp.bert.lamb": {"tfmp.bert.optimizers", "tfmp.types"},
-    "tfmp.bert.modes": {*_CORE},
+    "tfmp.bert.precision_modes": {*_CORE},
     "tfmp.bert.normalization": {"tfmp.core.numerics"},
     "tfmp.bert.optimizers": {"tfmp.core.lists", "tfmp.core.numerics", *_LEAVES},
     "tfmp.bert.schedule": {"tfmp.core.settings"},
     "tfmp.bert.throughput": {"tfmp.core.settings"},
     "tfmp.bert.training": {
-        *(f"tfmp.bert.{name}" for name in ("accumulation", "lamb", "modes", "optimizers", "schedule")),
+        *(f"tfmp.bert.{name}" for name in ("accumulation", "lamb", "optimizers", "precision_modes", "schedule")),
         *("tfmp.core.clipping", "tfmp.optimizers.base", "tfmp.optimizers.v1"),
         *_LEAVES,
         *_CORE,

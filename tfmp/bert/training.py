@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.bert import modes
+from tfmp.bert import precision_modes
 from tfmp.bert.accumulation import NamedWindow
 from tfmp.bert.lamb import LAMBOptimizer
 from tfmp.bert.optimizers import AdamWeightDecayOptimizer
@@ -208,8 +208,8 @@ def build_training(
     settings.flag("allreduce_post_accumulation", allreduce_post_accumulation)
     runs = settings.count("num_accumulation_steps", num_accumulation_steps)
     clip_norm = settings.positive("clip_norm", clip_norm)
-    modes.refuse_unsupported(hvd, runs)
-    modes.refuse_second_training()
+    precision_modes.refuse_unsupported(hvd, runs)
+    precision_modes.refuse_second_training()
     global_step = tf1.train.get_or_create_global_step()
     kind = _kind(optimizer_type)
     if start_rate is None and not kind.meets_warm_up:
@@ -224,13 +224,13 @@ def build_training(
     wrap = _SharesWindows if allreduce_post_accumulation and runs > 1 else LossScaleOptimizerV1
     optimizer = wrap(
         inner,
-        modes.manager(loss_scale_manager, manual_fp16, use_fp16, init_loss_scale),
+        precision_modes.manager(loss_scale_manager, manual_fp16, use_fp16, init_loss_scale),
         is_distributed,
         sparse_as_dense=True,
         aggregation_dtype=aggregation_dtype,
     )
     if use_fp16:
-        modes.rewrite_graph(inner)
+        precision_modes.rewrite_graph(inner)
     train_op = _step(optimizer, loss, runs, clip_norm, global_step)
     with tf.control_dependencies([train_op]):
         tf.identity(global_step.read_value(), name="step_update")

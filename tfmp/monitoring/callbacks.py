@@ -13,8 +13,8 @@ from tfmp.core.call_sites import line_of_call
 from tfmp.core.outcomes import LossScaleStatus
 from tfmp.core.overflow_counts import OverflowReport
 from tfmp.core.step_properties import StepProperties
-from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
+from tfmp.monitoring.overflow_messages import GuiltyVariables
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.optimizers.base import LossScaleOptimizer
 

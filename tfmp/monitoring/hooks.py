@@ -9,9 +9,9 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.outcomes import LossScaleStatus
 from tfmp.core.overflow_counts import OverflowReport
 from tfmp.core.steps_of_graph import managers_of_graph, overflow_reports_of_graph
-from tfmp.monitoring.graph_losses import GraphLosses, values_of
-from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
+from tfmp.monitoring.loss_fetches import GraphLosses, values_of
+from tfmp.monitoring.overflow_messages import GuiltyVariables
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 

@@ -1,7 +1,7 @@
 import numpy as np
 
 from tfmp.core.overflow_counts import OverflowReport
-from tfmp.monitoring.guilty import GuiltyVariables, last_overflow, overflow_table
+from tfmp.monitoring.overflow_messages import GuiltyVariables, last_overflow, overflow_table
 
 
 def _report(name: str, nans: int, steps: int) -> OverflowReport:
