@@ -139,7 +139,7 @@ def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCapt
     assert not watch.wants_stop(manager, _status(8, 2), [math.nan])
     (warning,) = _warnings(caplog)
     assert "the loss is NaN before it is scaled" in warning
-    assert "It stops here" not in warning
+    assert "Training stops here" not in warning
     # What all processes see they still act on, in the same streak.
     if policy == "stop":
         assert watch.wants_stop(manager, _status(2, 8), [math.nan])
@@ -167,7 +167,7 @@ def test_one_of_several_workers_may_not_stop_by_its_clock() -> None:
     environment = os.environ | {"TF_CONFIG": config}
     done = subprocess.run([sys.executable, "-c", _WORKER], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["began", "began"]
-    assert "with every_n_secs=2 one would stop before the others. Pass every_n_steps" in done.stderr
+    assert "with every_n_secs=2 one process would stop before the others. Pass every_n_steps" in done.stderr
 
 
 def test_replicas_of_one_process_are_no_several_processes(two_replicas: tf.distribute.MirroredStrategy) -> None:
@@ -232,7 +232,7 @@ def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any
         assert _run(hook, train_op, 9) == (4 if policy == "stop" else 9)
         (warning,) = _warnings(caplog)
         assert "the loss scale is at its floor, 1, and 2 steps in a row overflowed all the same" in warning
-        assert ("It stops here" in warning) == (policy == "stop")
+        assert ("Training stops here" in warning) == (policy == "stop")
 
 
 @pytest.mark.graph

@@ -1,4 +1,4 @@
-"""Chooses the losses of a graph that are fetched together with a step."""
+"""Chooses the loss tensors that a hook fetches in the `session.run` call that takes a training step."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,90 +11,91 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.noted_losses import losses_of_graph
 
 
-class GraphLosses:
-    """The unscaled losses of the current graph, to be fetched by the run that takes the step.
+class LossFetches:
+    """The unscaled losses of the current graph, as fetches for the `session.run` call that takes a step.
 
     Args:
-        managers: The managers that are watched.
-        loss: The loss of all of them, a tensor or its name; by default those that were scaled in the graph.
+        managers: The loss-scale managers that the hook reports on.
+        loss: The loss of all these managers, a tensor or its name. By default each manager has the losses that were
+            scaled by it in the graph.
 
     Raises:
-        ValueError: `loss` is no tensor that can be fetched from the graph.
+        ValueError: `loss` is not a tensor of the graph, or the graph does not allow fetching it.
 
     Example:
         >>> with tf.Graph().as_default():
         ...     loss = tf.constant(2.0, name="loss")
-        ...     GraphLosses([], "loss").of(None) == [loss]
+        ...     LossFetches([], "loss").for_manager(None) == [loss]
         True
     """
 
     def __init__(self, managers: Sequence[LossScaleManager], loss: tf.Tensor | str | None = None) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._managers = managers
-        self._given = None if loss is None else _tensor(self._graph, loss)
-        self._noted = losses_of_graph()
-        self._found: dict[frozenset[tf.Operation], bool] = {}
+        self._given_loss = None if loss is None else _fetchable_tensor(self._graph, loss)
+        self._scaled_losses = losses_of_graph()
+        self._takes_step: dict[frozenset[tf.Operation], bool] = {}
 
-    def of(self, manager: LossScaleManager | None) -> list[tf.Tensor]:
-        """Return the losses of a manager.
+    def for_manager(self, manager: LossScaleManager | None) -> list[tf.Tensor]:
+        """Return the losses to fetch for a manager.
 
-        A loss of a manager that is not watched counts for all: under Estimator each replica makes a manager, and only
-        the first one's takes steps.
+        A loss that was scaled by a manager outside `managers` is returned for every manager. Under Estimator each
+        replica creates its own manager, but only the manager of the first replica takes steps and is reported on.
 
         Args:
-            manager: One of the managers.
+            manager: One of the constructor's `managers`.
         """
-        if self._given is not None:
-            return [self._given]
-        return [loss for owner, loss in self._noted if owner is manager or not self._is_watched(owner)]
+        if self._given_loss is not None:
+            return [self._given_loss]
+        return [loss for owner, loss in self._scaled_losses if owner is manager or not self._is_watched(owner)]
 
-    def are_computed_by(self, fetches: Any) -> bool:  # noqa: ANN401 - whatever `session.run` takes
-        """Tell whether a run takes a step, so that its losses may be fetched too.
+    def can_join(self, fetches: Any) -> bool:  # noqa: ANN401 - whatever `session.run` takes
+        """Return True if a `session.run` call with these fetches takes a training step, so that it computes the losses.
 
-        A run of anything else, an iterator's initializer say, may have no input for them. The graph is walked once for
-        the same fetches: sessions come when it is final.
+        Another call, such as the initializer of an iterator, may lack the input that the losses need. The answer is
+        stored for each set of fetches: a `MonitoredSession` finalizes the graph, so the answer cannot change.
 
         Args:
-            fetches: What is fetched.
+            fetches: The fetches of the `session.run` call.
         """
         try:
             ops = frozenset(_op(self._graph, fetch) for fetch in tf.nest.flatten(fetches))
         except (KeyError, TypeError, ValueError):
             return False
-        if ops not in self._found:
-            self._found[ops] = self._take_a_step(ops)
-        return self._found[ops]
+        if ops not in self._takes_step:
+            self._takes_step[ops] = self._depends_on_train_op(ops)
+        return self._takes_step[ops]
 
-    def _take_a_step(self, ops: frozenset[tf.Operation]) -> bool:
-        steps = set(self._graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP))
+    def _depends_on_train_op(self, ops: frozenset[tf.Operation]) -> bool:
+        train_ops = set(self._graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP))
         queue, seen = deque(ops), set(ops)
         while queue:
             op = queue.popleft()
-            if op in steps:
+            if op in train_ops:
                 return True
-            before = {*op.control_inputs, *(tensor.op for tensor in op.inputs)} - seen
-            seen |= before
-            queue.extend(before)
+            inputs = {*op.control_inputs, *(tensor.op for tensor in op.inputs)} - seen
+            seen |= inputs
+            queue.extend(inputs)
         return False
 
     def _is_watched(self, owner: object) -> bool:
         return any(owner is manager for manager in self._managers)
 
 
-def values_of(fetched: Sequence[np.ndarray]) -> list[float]:
-    """Return the values of losses, of those of examples each one.
+def flat_loss_values(fetched: Sequence[np.ndarray]) -> list[float]:
+    """Return the fetched losses as one flat list of numbers.
 
     Args:
-        fetched: The losses.
+        fetched: The values of the losses. A loss need not be a scalar: it may hold a value for each example.
 
     Example:
-        >>> values_of([np.float32(2), np.float32([3, 4])])
+        >>> flat_loss_values([np.float32(2), np.float32([3, 4])])
         [2.0, 3.0, 4.0]
     """
     return [float(value) for loss in fetched for value in np.ravel(loss)]
 
 
-def _tensor(graph: tf.Graph, loss: tf.Tensor | str) -> tf.Tensor:
+def _fetchable_tensor(graph: tf.Graph, loss: tf.Tensor | str) -> tf.Tensor:
     name = f"{loss}:0" if isinstance(loss, str) and ":" not in loss else loss
     try:
         tensor = graph.as_graph_element(name, allow_operation=False)

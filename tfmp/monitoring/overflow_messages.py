@@ -1,4 +1,4 @@
-"""Puts into words which variables' gradients overflowed."""
+"""Writes the messages that name the variables whose gradients overflowed."""
 
 from collections.abc import Sequence
 
@@ -8,97 +8,117 @@ from tfmp.core.overflow import KINDS
 from tfmp.core.overflow_counts import OverflowReport
 
 
-class GuiltyVariables:
-    """Names the variables of reports of overflows, those that overflowed since it last did.
+class OverflowMessages:
+    """Turns overflow reports into messages for the log, and leaves out what an earlier message already said.
 
-    It remembers the counts of each report: those of a network that overflowed long ago are not named again when
-    another one overflows.
+    The class remembers how many overflows each report had counted at the last call. A network of a GAN whose gradients
+    overflowed long ago is therefore not named again each time the gradients of the other network overflow.
+
+    The counts in the reports must be NumPy arrays. A list of reports may grow between two calls, but it must keep its
+    order.
 
     Args:
-        reports: The reports as they are at the start, with counts as arrays. What they count is left out.
+        reports: The reports at the start of training. The overflows that they have counted are left out of all
+            messages.
 
     Example:
-        >>> guilty = GuiltyVariables()
+        >>> messages = OverflowMessages()
         >>> report = OverflowReport(["kernel", "bias"], np.array([[0, 12, 0], [0, 0, 0]]), np.array([3, 0]))
-        >>> guilty.sentences([report]), guilty.sentences([report])
+        >>> messages.new_overflows([report]), messages.new_overflows([report])
         (['overflow in kernel: 12 nan'], [])
-        >>> print(*guilty.tables([report]))
+        >>> print(*messages.summary_tables([report]))
         overflows by variable:
         variable  skipped steps  at the last one
         kernel                3  12 nan
     """
 
     def __init__(self, reports: Sequence[OverflowReport] = ()) -> None:
-        # By place: reports come in the order in which they were made, and none goes.
-        self._at_start = _steps_by_place(reports)
-        self._shown = dict(self._at_start)
+        # The key is the position of a report: reports are created in a fixed order, and none is ever removed.
+        self._steps_at_start = _steps_by_position(reports)
+        self._steps_shown = dict(self._steps_at_start)
 
-    def sentences(self, reports: Sequence[OverflowReport]) -> list[str]:
-        """Return which variables overflowed at the last skipped step, for each report that changed.
+    def new_overflows(self, reports: Sequence[OverflowReport]) -> list[str]:
+        """Return a sentence for each report that counted an overflow since the previous call.
 
-        Args:
-            reports: The reports as they are now, with counts as arrays.
-        """
-        before, self._shown = self._shown, _steps_by_place(reports)
-        changed = [report for place, report in enumerate(reports) if self._shown[place] != _like(before, place, report)]
-        found = [last_overflow(report.names, np.asarray(report.last)) for report in changed]
-        return [sentence for sentence in found if sentence is not None]
-
-    def tables(self, reports: Sequence[OverflowReport]) -> list[str]:
-        """Return how often each variable overflowed since the start, a table for each report that has any.
+        The sentence names the variables whose gradients overflowed at the last skipped step.
 
         Args:
-            reports: The reports as they are now, with counts as arrays.
+            reports: The reports of all optimizers, in the order of the previous call.
         """
-        since = [
-            np.subtract(report.steps, _like(self._at_start, place, report)) for place, report in enumerate(reports)
+        before, self._steps_shown = self._steps_shown, _steps_by_position(reports)
+        changed = [
+            report
+            for position, report in enumerate(reports)
+            if self._steps_shown[position] != _steps_or_zeros(before, position, report)
         ]
-        found = [
+        sentences = [last_overflow_sentence(report.names, np.asarray(report.last)) for report in changed]
+        return [sentence for sentence in sentences if sentence is not None]
+
+    def summary_tables(self, reports: Sequence[OverflowReport]) -> list[str]:
+        """Return a table for each report, which shows how often each variable overflowed since training started.
+
+        A report that counted no overflow since then has no table.
+
+        Args:
+            reports: The reports of all optimizers, in the order of the previous call.
+        """
+        steps_since_start = [
+            np.subtract(report.steps, _steps_or_zeros(self._steps_at_start, position, report))
+            for position, report in enumerate(reports)
+        ]
+        tables = [
             overflow_table(report.names, np.asarray(report.last), steps)
-            for report, steps in zip(reports, since, strict=True)
+            for report, steps in zip(reports, steps_since_start, strict=True)
         ]
-        return [f"overflows by variable:\n{table}" for table in found if table is not None]
+        return [f"overflows by variable:\n{table}" for table in tables if table is not None]
 
 
-def _steps_by_place(reports: Sequence[OverflowReport]) -> dict[int, list[int]]:
-    return {place: np.asarray(report.steps).tolist() for place, report in enumerate(reports)}
+def _steps_by_position(reports: Sequence[OverflowReport]) -> dict[int, list[int]]:
+    return {position: np.asarray(report.steps).tolist() for position, report in enumerate(reports)}
 
 
-def _like(steps: dict[int, list[int]], place: int, report: OverflowReport) -> list[int]:
-    """Return the steps of a report, none of them where it is new."""
-    return steps.get(place, [0] * len(report.names))
+def _steps_or_zeros(steps: dict[int, list[int]], position: int, report: OverflowReport) -> list[int]:
+    """Return the steps that are stored for a report, or zeros if the report is new."""
+    return steps.get(position, [0] * len(report.names))
 
 
-def last_overflow(names: list[str], last: np.ndarray, at_most: int = 4) -> str | None:
-    """Return which variables overflowed at the last skipped step, in a sentence; None if none did.
+def last_overflow_sentence(names: list[str], last: np.ndarray, at_most: int = 4) -> str | None:
+    """Return a sentence that names the variables whose gradients overflowed at the last skipped step.
 
     Args:
-        names: The names of the variables.
-        last: The counts of their elements that were infinite, NaN and saturated.
-        at_most: How many to name; those with the largest counts come first.
+        names: The name of each variable.
+        last: How many elements of each gradient were infinite, NaN and saturated; of shape `[len(names), 3]`.
+        at_most: How many variables to name. The variables with the largest counts come first.
+
+    Returns:
+        The sentence; None if no gradient overflowed.
 
     Example:
-        >>> last_overflow(["kernel", "scale", "bias"], np.array([[0, 12, 0], [0, 0, 0], [3, 1, 0]]))
+        >>> last_overflow_sentence(["kernel", "scale", "bias"], np.array([[0, 12, 0], [0, 0, 0], [3, 1, 0]]))
         'overflow in kernel: 12 nan; bias: 3 inf, 1 nan'
     """
     totals = np.sum(last, axis=1)
     order = [index for index in np.argsort(-totals, kind="stable") if totals[index]]
     if not order:
         return None
-    parts = [f"{names[index]}: {_counts(last[index])}" for index in order[:at_most]]
+    parts = [f"{names[index]}: {_counts_in_words(last[index])}" for index in order[:at_most]]
     if len(order) > at_most:
         parts.append(f"and {len(order) - at_most} more")
     return "overflow in " + "; ".join(parts)
 
 
 def overflow_table(names: list[str], last: np.ndarray, steps: np.ndarray, at_most: int = 20) -> str | None:
-    """Return a table of the variables that overflowed and how often, most often first; None if none did.
+    """Return a table of the variables whose gradients overflowed, the most frequent first.
 
     Args:
-        names: The names of the variables.
-        last: The counts of their elements that were infinite, NaN and saturated at the last skipped step.
-        steps: In how many skipped steps each overflowed.
+        names: The name of each variable.
+        last: How many elements of each gradient were infinite, NaN and saturated at the last skipped step; of shape
+            `[len(names), 3]`.
+        steps: In how many skipped steps the gradient of each variable overflowed; of shape `[len(names)]`.
         at_most: How many rows to show.
+
+    Returns:
+        The table; None if no gradient overflowed.
 
     Example:
         >>> print(overflow_table(["kernel", "bias"], np.array([[0, 12, 0], [0, 0, 0]]), np.array([3, 10])))
@@ -112,11 +132,11 @@ def overflow_table(names: list[str], last: np.ndarray, steps: np.ndarray, at_mos
     shown = order[:at_most]
     width = max(len("variable"), *(len(names[index]) for index in shown))
     rows = [f"{'variable':{width}}  skipped steps  at the last one"]
-    rows += [f"{names[index]:{width}}  {steps[index]:13d}  {_counts(last[index])}".rstrip() for index in shown]
+    rows += [f"{names[index]:{width}}  {steps[index]:13d}  {_counts_in_words(last[index])}".rstrip() for index in shown]
     if len(order) > at_most:
         rows.append(f"and {len(order) - at_most} more")
     return "\n".join(rows)
 
 
-def _counts(row: np.ndarray) -> str:
+def _counts_in_words(row: np.ndarray) -> str:
     return ", ".join(f"{count} {kind}" for count, kind in zip(row, KINDS, strict=True) if count)
