@@ -78,7 +78,9 @@ def test_remains_of_a_tensorflow_are_one_clear_error(tmp_path: Path) -> None:
         "from tfmp import LossScaleOptimizer",
         tmp_path,
     )
-    assert "ImportError: tfmp found a TensorFlow that is not whole: pip install --force-reinstall" in done.stderr
+    assert (
+        "ImportError: tfmp found an incomplete installation of TensorFlow: pip install --force-reinstall" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_fixed_scale_is_read_where_keras_describes_the_optimizer(keras: tuple[st
     for save in (systems.keras_file, systems.legacy_file):
         _check(save(model, tmp_path), FIXED, "tfmp's FixedLossScaleManager")
     for save in (systems.checkpoint, systems.weights_file):
-        with pytest.raises(ValueError, match=r"holds no loss scale.*A fixed scale is in no checkpoint"):
+        with pytest.raises(ValueError, match=r"holds no loss scale.*A fixed scale is not saved in a checkpoint"):
             tfmp.read_loss_scale_state(save(model, tmp_path))
     if name != "keras3":
         model = systems.trained_model(module, systems.fixed_around(module))
@@ -143,7 +143,7 @@ def test_checkpoint_of_a_saver_is_read_with_each_manager(
 def test_managers_of_several_kinds_are_not_taken_for_each_other_in_a_checkpoint_of_a_saver(tmp_path: Path) -> None:
     makers = [systems.own_manager, systems.log_max_manager]
     path = systems.train_in_session(lambda opt: systems.own(opt, makers.pop()), tmp_path, optimizers=2)
-    with pytest.raises(ValueError, match=r"the scales loss_scale, loss_scale_1 of managers of several kinds"):
+    with pytest.raises(ValueError, match=r"the scales loss_scale, loss_scale_1 of managers of several classes"):
         tfmp.read_loss_scale_state(path)
 
 
@@ -184,7 +184,7 @@ def test_of_several_scales_one_is_chosen_by_its_key(wrap: Callable[[Any], Any], 
     with pytest.raises(ValueError, match=f"several loss scales: pass key=, one of '{name}', '{name}_1'"):
         tfmp.read_loss_scale_state(path)
     assert tfmp.read_loss_scale_state(path, key=f"{name}_1").key == f"{name}_1"
-    with pytest.raises(ValueError, match=f"no loss scale of the key 'mine'.*Its loss scales: {name}, {name}_1"):
+    with pytest.raises(ValueError, match=f"no loss scale with the key 'mine'.*Its loss scales: {name}, {name}_1"):
         tfmp.read_loss_scale_state(path, key="mine")
 
 
@@ -217,7 +217,7 @@ def test_counters_belong_to_the_scale_of_their_scope_and_turn(tmp_path: Path) ->
 @pytest.mark.graph
 def test_scale_without_counters_is_none_of_these_systems(tmp_path: Path) -> None:
     path = _saved({"loss_scale": np.float32(8), "w": np.float32(1)}, tmp_path)
-    with pytest.raises(ValueError, match=r"holds no loss scale\. Looked for were .*Its keys: loss_scale, w\."):
+    with pytest.raises(ValueError, match=r"holds no loss scale\. tfmp looked for .*Its keys: loss_scale, w\."):
         tfmp.read_loss_scale_state(path)
 
 
@@ -236,7 +236,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_broken_file_is_named(name: str, length: int, tmp_path: Path) -> None:
     path = tmp_path / Path(name).name
     path.write_bytes((_RECORDINGS / name).read_bytes()[:length])
-    with pytest.raises(ValueError, match=f"{path.name} cannot be read, it may be broken or not whole"):
+    with pytest.raises(ValueError, match=f"{path.name} cannot be read, it may be damaged or incomplete"):
         tfmp.read_loss_scale_state(path)
 
 
