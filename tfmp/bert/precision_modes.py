@@ -102,6 +102,6 @@ def refuse_second_training() -> None:
         slots = [slot for slot in made if f"/{slot}".endswith(f"/{variable.op.name}/adam_m")]
         if slots:
             raise ValueError(
-                f"the graph already holds a step that trains {variable.op.name}, with the moments {slots[0]}: call "
+                f"the graph holds a step that trains {variable.op.name} already, with the moments {slots[0]}: call "
                 "create_optimizer once in a graph; for several losses, pass their sum."
             )

@@ -296,8 +296,8 @@ def _step(
         raise ValueError("the graph has no trainable variables: build the model before its optimizer.")
     part = loss / runs if runs > 1 else loss
     grads = [grad for grad, _ in optimizer.compute_gradients(part, variables)]
-    # Under tf.distribute the gradients of a replica are its part of the mean, and apply_gradients adds the parts. So each
-    # part is clipped to its share of clip_norm.
+    # Under tf.distribute the gradients of a replica are its part of the mean, and apply_gradients adds the parts. So
+    # each part is clipped to its share of clip_norm.
     clipped, norm = clipping.clip_by_global_norm(grads, clip_norm / tf.distribute.get_strategy().num_replicas_in_sync)
 
     def apply(grads: Gradients) -> tf.Operation:
