@@ -1,4 +1,4 @@
-"""What `import tfmp` gives, what it costs, and what it says when TensorFlow is missing or old."""
+"""`import tfmp` defines the public names, loads little, and raises clear errors if TensorFlow is missing or old."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ def test_wrapping_a_tf1_optimizer_loads_no_keras_and_public_names_nothing_else_t
 
 
 def test_missing_tensorflow_is_one_clear_error() -> None:
-    # Python without what pip installed.
+    # Python without the packages that pip installed.
     done = _python(
         "sys.path[:] = [entry for entry in sys.path if 'site-packages' not in entry]\n"
         "import tfmp\n"

@@ -22,7 +22,7 @@ def _saved(values: dict[str, Any], path: Path) -> Path:
 
 
 @pytest.mark.graph
-def test_managers_of_several_kinds_are_not_taken_for_each_other_in_a_checkpoint_of_a_saver(tmp_path: Path) -> None:
+def test_managers_of_several_classes_are_not_taken_for_each_other_in_a_checkpoint_of_a_saver(tmp_path: Path) -> None:
     makers = [systems.own_manager, systems.log_max_manager]
     path = systems.train_in_session(lambda opt: systems.own(opt, makers.pop()), tmp_path, optimizers=2)
     with pytest.raises(ValueError, match=r"the scales loss_scale, loss_scale_1 of managers of several classes"):

@@ -1,4 +1,4 @@
-"""The loss scale is read from what each system saved, whichever is installed."""
+"""The loss scale is read from the files of each system, whichever of the systems are installed."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from systems import FIXED, OWN, STOCK
 import tfmp
 
 pytestmark = [
-    # Keras 3 hands its variables to h5py, which asks NumPy for a copy.
+    # Keras 3 passes its variables to h5py, which asks NumPy for a copy.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
 ]

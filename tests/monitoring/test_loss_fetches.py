@@ -13,7 +13,7 @@ tf1 = tf.compat.v1
 
 
 def _train_op(factors: list[float]) -> tuple[tf.Operation, tf.Variable, tf.Tensor]:
-    """Return a step whose loss is the weight times the next factor; the weight, and the loss."""
+    """Return a step whose loss is the weight times the next factor, the weight, and the loss."""
     w = tf1.get_variable("w", initializer=1.0)
     factor = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32(factors))).get_next()
     opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
@@ -32,7 +32,7 @@ def _run(hook: tfmp.LossScaleLoggingHook, train_op: Any, at_most: int) -> int:
 
 
 class _Runs(tf1.train.SessionRunHook):
-    """Notes what a hook asks for, step by step."""
+    """Wraps a hook, and records what the hook asks to fetch at each call of `session.run`."""
 
     def __init__(self, hook: tfmp.LossScaleLoggingHook) -> None:
         self._hook = hook

@@ -82,14 +82,14 @@ def _watch(floor: float = 1, **settings: Any) -> tuple[StuckWatch, tfmp.LossScal
 
 def test_steps_that_bring_the_scale_to_its_floor_are_not_held_against_it() -> None:
     watch, manager = _watch()
-    # 4, 2, 1: no step was taken at 1 yet.
+    # The scales of the first three steps are 4, 2 and 1, so no step has run at 1 at the third status.
     statuses = [_status(4, 1), _status(2, 2), _status(1, 3), _status(1, 4), _status(1, 5)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 4 + [True]
 
 
 def test_floor_that_was_left_between_two_reports_is_no_floor_of_the_next_streak() -> None:
     watch, manager = _watch()
-    # Between the reports good steps make the scale 8, and three overflows make it 1 again.
+    # Between the reports, finite steps raise the scale to 8, and three overflows lower it to 1 again.
     statuses = [_status(1, 0, applied=4), _status(1, 3, applied=16), _status(1, 4, applied=16)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 3
     assert watch.wants_stop(manager, _status(1, 5, applied=16))
@@ -140,7 +140,7 @@ def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCapt
     (warning,) = _warnings(caplog)
     assert "the loss is NaN before it is scaled" in warning
     assert "Training stops here" not in warning
-    # What all processes see they still act on, in the same streak.
+    # Within the same streak, the watch still acts on the status, which all processes share.
     if policy == "stop":
         assert watch.wants_stop(manager, _status(2, 8), [math.nan])
     else:
@@ -148,7 +148,7 @@ def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCapt
             watch.wants_stop(manager, _status(2, 8), [math.nan])
 
 
-# The first of two workers, and with TensorFlow 1's behaviour: a strategy does not wait for the other there.
+# The first of two workers. With TensorFlow 1's behaviour a strategy does not wait for the other worker.
 _WORKER = """
 import tensorflow as tf
 tf.compat.v1.disable_v2_behavior()
@@ -201,7 +201,7 @@ def _with_infinite_gradient(w: tf.Tensor) -> Any:
 
 
 def _overflowing_train_op(scale: float = 4) -> tf.Operation:
-    """Return a step whose loss is finite, and whose gradient is not."""
+    """Return a step with a finite loss and an infinite gradient."""
     w = tf1.get_variable("w", initializer=1.0)
     manager = tfmp.ExponentialUpdateLossScaleManager(scale, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), manager)
@@ -228,7 +228,7 @@ def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any
             with pytest.raises(tfmp.LossScaleStuckError, match=r"training is stuck: the loss scale is at its floor, 1"):
                 _run(hook, train_op, 9)
             return
-        # 4, 2, 1: the third step finds the floor, and one may be a bad batch.
+        # The scales are 4, 2, 1: the third step runs at the floor, but one overflow there may come from a bad batch.
         assert _run(hook, train_op, 9) == (4 if policy == "stop" else 9)
         (warning,) = _warnings(caplog)
         assert "the loss scale is at its floor, 1, and 2 steps in a row overflowed all the same" in warning
@@ -264,7 +264,7 @@ def test_run_that_raises_leaves_all_that_was_done_until_then(tmp_path: Path, cap
 
 
 def _train_op(factors: list[float]) -> tuple[tf.Operation, tf.Variable, tf.Tensor]:
-    """Return a step whose loss is the weight times the next factor; the weight, and the loss."""
+    """Return a step whose loss is the weight times the next factor, the weight, and the loss."""
     w = tf1.get_variable("w", initializer=1.0)
     factor = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32(factors))).get_next()
     opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
@@ -303,7 +303,7 @@ def test_losses_of_all_replicas_of_an_estimator_count(
         del labels
         w = tf1.get_variable("w", initializer=1.0)
         opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
-        # Infinite and not NaN, which Estimator stops at itself.
+        # The bad loss is infinite and not NaN, because Estimator itself stops at NaN.
         loss = tf.reduce_sum(w * features)
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=opt.minimize(loss, tf1.train.get_global_step()))
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.graph
 
 
 class Problem:
-    """Weights whose gradient is the number that is fed."""
+    """Weights whose gradients are the fed number."""
 
     def __init__(self) -> None:
         self.w = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0]))
@@ -37,7 +37,7 @@ def _sgd() -> tf.compat.v1.train.Optimizer:
     return tf.compat.v1.train.GradientDescentOptimizer(0.5)
 
 
-# As public scripts have it: the imports are those above, the bridge's package replaced by tfmp.npu.
+# The code of public scripts. The imports above are theirs too, with tfmp.npu in place of the bridge's package.
 def test_script_trains_as_tf_contrib_did(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     manager = lsm_lib.ExponentialUpdateLossScaleManager(
@@ -136,7 +136,7 @@ def test_is_distributed_needs_something_that_distributes(session: tf.compat.v1.S
 
 
 class Noted(tf.compat.v1.train.GradientDescentOptimizer):
-    """An optimizer with an attribute of its own."""
+    """An optimizer with an additional attribute."""
 
     schedule = "linear"
 

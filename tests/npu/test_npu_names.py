@@ -1,4 +1,4 @@
-"""The names of the NPU bridge: they are there, compute what tfmp's compute, or say what to use instead."""
+"""The package defines the names of the NPU bridge."""
 
 import importlib
 from typing import Any
@@ -25,7 +25,7 @@ def test_alias_modules_hold_the_names_of_the_package() -> None:
 
 @pytest.mark.parametrize("name", ["npu_loss_scale_manager", "npu_loss_scale_optimizer"])
 def test_alias_modules_are_read_where_only_the_package_was_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What an import of the module adds to the package.
+    # Importing the module has added this attribute to the package.
     monkeypatch.delattr(tfmp.npu, name)
     assert getattr(tfmp.npu, name) is importlib.import_module(f"tfmp.npu.{name}")
 

@@ -53,8 +53,8 @@ class LossScaleCallback(keras.callbacks.Callback):
     several processes train together, give the callback to each of them. A loss belongs to one process alone, so in
     that case a bad loss causes a warning but never ends the training.
 
-    Messages go to `logging.getLogger("tfmp")`. The first report sets the level of this logger to INFO unless the
-    program has set a level, and adds a handler for standard error if no handler is set up.
+    Messages go to `logging.getLogger("tfmp")`. When the callback first names a variable, it sets the level of
+    this logger to INFO unless the program has set a level, and adds a handler for standard error if none is set up.
 
     Values are fetched from the device only for a report, and where Keras reads the logs of a batch anyway. Keras 2
     reads them only with `verbose=1`, or if another callback needs numbers. In all other cases nothing is added to the
