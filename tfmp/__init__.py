@@ -1,7 +1,7 @@
-"""Mixed-precision loss scaling for TensorFlow, whole and correct on many devices.
+"""Loss scaling for mixed-precision training with TensorFlow, on one device or many.
 
-The public names load on first use, so `import tfmp` is cheap and works where TensorFlow is not installed
-(as the source rewriter needs).
+Each public name is imported on its first use. So `import tfmp` is fast, and it works without TensorFlow, as the source
+rewriter `tfmp.migrate` requires.
 """
 
 import importlib

@@ -1,27 +1,28 @@
-"""Import optional packages on use, with an error that names the pip extra."""
+"""Imports of optional packages on first use, with errors that say what to install."""
 
 import importlib
 import importlib.util
 from types import ModuleType
 
 _OLDEST_TENSORFLOW = (2, 15)
-# TensorFlow 2.18 and 2.19 ask for Keras 3.5 themselves. With TensorFlow 2.16 and 2.17, which take older ones, nobody
-# needs them: Keras 3.0 cannot say how replicas share a variable, and variables before 3.5 are no Python numbers.
+# TensorFlow 2.18 and 2.19 require Keras 3.5 themselves. TensorFlow 2.16 and 2.17 accept older versions, but no user
+# needs these: Keras 3.0 cannot declare how replicas share a variable, and before 3.5 a variable cannot be used as a
+# Python number.
 _OLDEST_KERAS3 = (3, 5)
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, or say which extra of tfmp installs it.
+    """Import a module of an optional package, or raise an error that names the extra of tfmp that installs it.
 
     Args:
-        module: The dotted name of the module.
-        extra: The extra of this package that installs it.
+        module: The dotted name of the module, such as "matplotlib.pyplot".
+        extra: The extra of tfmp that installs the package, such as "examples" for `pip install tfmp[examples]`.
 
     Returns:
         The imported module.
 
     Raises:
-        ImportError: The module is not installed.
+        ImportError: The package is not installed.
 
     Example:
         >>> require("json", extra="examples").dumps([1])
@@ -30,7 +31,7 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # A module that is there but lacks a dependency of its own is a different fault: let it speak.
+        # If the module is installed but one of its own dependencies is missing, our advice would be wrong.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ImportError(
@@ -40,10 +41,10 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def require_tensorflow() -> None:
-    """Raise unless a TensorFlow that tfmp supports is installed.
+    """Raise an error unless TensorFlow is installed in a version that tfmp supports.
 
     Raises:
-        ImportError: There is no TensorFlow, or it is older than 2.15 or not whole.
+        ImportError: TensorFlow is not installed, is older than 2.15, or lacks its files.
 
     Example:
         >>> require_tensorflow()
@@ -55,9 +56,10 @@ def require_tensorflow() -> None:
         )
     version = getattr(importlib.import_module("tensorflow"), "__version__", None)
     if version is None:
-        # A directory left behind is enough for Python to import something of that name.
+        # Python imports an empty directory of this name, such as an uninstalled TensorFlow may leave behind.
         raise ImportError(
-            "tfmp found a TensorFlow that is not whole: pip install --force-reinstall tensorflow, or tensorflow-cpu."
+            "tfmp found an incomplete installation of TensorFlow: pip install --force-reinstall tensorflow, or "
+            "tensorflow-cpu."
         )
     if _release(version) < _OLDEST_TENSORFLOW:
         raise ImportError(
@@ -67,13 +69,13 @@ def require_tensorflow() -> None:
 
 
 def refuse_old_keras(keras: ModuleType) -> None:
-    """Raise if a Keras 3 is older than what tfmp supports.
+    """Raise an error if a Keras 3 is older than the versions that tfmp supports.
 
     Args:
-        keras: The package `keras` or `tf_keras`.
+        keras: The imported package `keras` or `tf_keras`, of any version. Keras 2 is always accepted.
 
     Raises:
-        ImportError: It is a Keras from 3.0 to 3.4.
+        ImportError: The version of Keras is 3.0 to 3.4.
 
     Example:
         >>> import keras

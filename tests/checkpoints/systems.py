@@ -1,4 +1,4 @@
-"""Writes what each system saves of a short training with loss scaling, for the tests that read it.
+"""Runs a short training with each system's loss scaling and saves its files, for the tests that read them.
 
     python tests/checkpoints/systems.py DIRECTORY
 
@@ -19,9 +19,9 @@ import tensorflow as tf
 
 import tfmp
 
-#: Finite steps and an overflow, after which systems that halve at each are at 512, and tfmp's manager at 1024.
+#: Four finite steps and an overflow. Systems that halve the scale at each overflow end at 512, tfmp's manager at 1024.
 FACTORS = (1.0, 1.0, float("inf"), 1.0, 1.0)
-#: Scale, good steps and bad steps that the systems end with, by what their `writer` says.
+#: The scale, good steps and bad steps at the end: of other systems, of tfmp, and of a fixed scale.
 STOCK, OWN, FIXED = (512.0, 2, 0), (1024.0, 2, 1), (128.0, 0, 0)
 
 
@@ -44,11 +44,11 @@ def tolerant_manager() -> tfmp.LossScaleManager:
 
 
 def log_max_manager() -> tfmp.LossScaleManager:
-    """Return a manager that stays at its bounds, whatever the gradients."""
+    """Return a manager whose bounds keep its scale constant."""
     return tfmp.LogMaxLossScaleManager(init_loss_scale=1024, min_loss_scale=1024, max_loss_scale=1024)
 
 
-#: Each manager that keeps a state, and what it ends with.
+#: Each manager that has a state, with its state at the end.
 OWN_MANAGERS = {
     "exponential": (own_manager, OWN),
     "tolerant": (tolerant_manager, OWN),
@@ -111,7 +111,7 @@ def saved_model(model: Any, directory: Path) -> Path:
 
 
 def train_in_session(wrap: Callable[[Any], Any], directory: Path, optimizers: int = 1) -> Path:
-    """Train in a session, and save with a `Saver`; `wrap` makes the optimizer of the one that it is given."""
+    """Train in a session, and save with a `Saver`; `wrap` wraps the optimizer that it is given."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
         factor = tf.compat.v1.placeholder(tf.float32, [])
@@ -133,7 +133,7 @@ def tensorflows(opt: Any) -> Any:
 
 
 def tensorflows_rewrite(opt: Any) -> Any:
-    """Enable the graph rewrite, which is of the whole process; the caller disables it again."""
+    """Enable the graph rewrite for the whole process; the caller must disable it again."""
     experimental = tf.compat.v1.mixed_precision
     return experimental.enable_mixed_precision_graph_rewrite(opt, experimental.DynamicLossScale(1024.0, 4, 2.0))
 
@@ -143,7 +143,7 @@ def own(opt: Any, make: Callable[[], tfmp.LossScaleManager] = own_manager) -> An
 
 
 def main(root: Path) -> None:
-    """Write the files of the systems that are installed, but of tf_keras, whose files are those of Keras 2.15."""
+    """Write the files of all installed systems except tf_keras, whose files are like those of Keras 2.15."""
     for name in ("keras2", "keras3"):
         if (keras := keras_of(name)) is None:
             continue
@@ -158,7 +158,7 @@ def main(root: Path) -> None:
     directory = root / "tensorflow"
     directory.mkdir(parents=True)
     train_in_session(tensorflows, directory)
-    # It holds the path.
+    # This file holds the path.
     (directory / "checkpoint").unlink()
 
 

@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere and resumed equals the one that was not, bit for bit."""
+"""A run that is stopped at any step and resumed equals an uninterrupted run, bit for bit."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfmp
 
 _STEPS = 10
-# Alone, in a streak that lowers the scale, and right before the end.
+# One overflow alone, two in a row that lower the scale, and one right before the end.
 _OVERFLOWS = (1, 4, 5, 8)
 
 
@@ -20,7 +20,7 @@ def _factor(step: int) -> float:
 
 
 def _manager() -> tfmp.LossScaleManager:
-    # It grows after 2 and 3, and shrinks at the second overflow since.
+    # The scale grows after steps 2 and 3, and shrinks at the second overflow after that.
     return tfmp.ExponentialUpdateLossScaleManager(1024.0, 2, 2, 2, 0.5)
 
 
@@ -64,7 +64,7 @@ def test_session_loop_resumes_exactly_wherever_it_stopped(
             after.append(_values(session))
     scales = [values[name] for values in after for name in values if name.startswith("loss_scale")]
     assert scales == [1024, 1024, 1024, 2048, 2048, 1024, 1024, 2048, 2048, 2048]
-    # In a graph of its own, as in a process of its own.
+    # A new graph, as a new process would have.
     with tf.Graph().as_default():
         factor = tf.compat.v1.placeholder(tf.float32, [])
         train_op = _adam_with_schedule_and_average(factor)

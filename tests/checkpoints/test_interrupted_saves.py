@@ -15,10 +15,10 @@ import tensorflow as tf
 
 import tfmp
 
-# Many, so that a save takes some ten milliseconds.
+# Many weights, so that a save takes about ten milliseconds.
 _WEIGHTS = 1_000_000
 
-#: How long a child process may take.
+#: The longest time that a child process may take.
 _SECONDS = 60
 
 # A save may end between being seen and being killed; not several times in a row.
@@ -82,7 +82,7 @@ class EagerRun:
 
 
 def factor(step: int) -> float:
-    """Return what the loss is multiplied by: every third step overflows."""
+    """Return the factor of the loss. Every third step overflows."""
     return float("inf") if step % 3 == 2 else 1.0 + step
 
 
@@ -131,7 +131,7 @@ def _kill_while_it_saves(name: str, directory: Path, log: Path) -> None:
         log.open("w+b") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as child,
     ):
-        # A child that hangs is ended too.
+        # Kills a child that hangs, too.
         limit = threading.Timer(_SECONDS, child.kill)
         limit.start()
         try:
@@ -176,7 +176,7 @@ def test_disk_that_is_full_while_saving_leaves_a_checkpoint_to_go_on_from(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     _check_going_on(make, tmp_path, at_least=2)
-    # And the run itself goes on, and can save again.
+    # The run itself continues, and can save again.
     run.step(4)
     run.save(4)
     _check_going_on(make, tmp_path, at_least=4)

@@ -1,4 +1,4 @@
-"""Checkpoints whose names differ from the graph's restore through a map of names."""
+"""A checkpoint whose names differ from those of the graph is restored through a map of names."""
 
 import json
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_recorded_run_of_contrib_continues_in_a_graph_of_other_names(
     assert set(key_to_variable) == {name for name, _ in tf.train.list_variables(str(path))}
     if optimizer == "adam":
         inside = key_to_variable["cond/beta1_power"].op.name
-        # Control flow v2 builds what is inside as a graph of its own, where the first conditional has no number.
+        # Control flow v2 builds the branch as a separate graph, in which the first conditional has no number.
         nested = "cond/beta1_power" if tf.compat.v1.control_flow_v2_enabled() else "cond/cond/beta1_power"
         assert inside == ("cond_2/beta1_power" if build is _after_conditionals else nested)
     tf.compat.v1.train.Saver(key_to_variable).restore(session, str(path))
@@ -85,7 +85,7 @@ def _saved(build: Callable[[], Any], path: Path) -> dict[str, Any]:
 
 
 def _restored(build: Callable[[], Any], path: Path) -> dict[str, Any]:
-    """Build, restore through the map, and return the values by the names that a Saver gives the variables here."""
+    """Build, restore through the map, and return the values by the variables' names in this graph."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         build()
         prefix = str(path / "model.ckpt")
@@ -116,7 +116,7 @@ def _adams(
 
 
 def test_optimizers_are_taken_in_their_order_whatever_their_numbers(tmp_path: Path) -> None:
-    # The first here, `cond_2`, is what the second was there.
+    # `cond_2` is the scope of the first optimizer here, and was that of the second in the saved graph.
     saved = _saved(_adams(2), tmp_path)
     restored = _restored(_adams(2, conditionals=2, names_taken=True), tmp_path)
     for here, there in {
@@ -169,7 +169,7 @@ def test_what_is_missing_is_listed_with_what_is_nearest(tmp_path: Path) -> None:
     _saved(_adams(1, wrap=False), tmp_path)
     with tf.Graph().as_default():
         _adams(1)()
-        with pytest.raises(ValueError, match=r"does not fit 3 of 8 variables: leave out") as raised:
+        with pytest.raises(ValueError, match=r"does not fit 3 of 8 variables: leave the variables") as raised:
             tfmp.checkpoint_variable_map(tmp_path)
         assert [line.split(":")[0].strip() for line in str(raised.value).splitlines()[1:]] == [
             "loss_scale",

@@ -34,7 +34,7 @@ def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def _model(keras: ModuleType, opt: Any = None, policy: str = "float32") -> Any:
-    """Return a model of one weight, whose gradient is the target, and whose loss is that too while it is 1."""
+    """Return a model of one weight. Its gradient is the target; its loss is the weight times the target."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype=policy)
     model = keras.Sequential([keras.Input([1]), layer])
     manager = tfmp.ExponentialUpdateLossScaleManager(4, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
@@ -49,7 +49,7 @@ def _fit(model: Any, targets: Any, *callbacks: Any, **settings: Any) -> Any:
     return model.fit(np.ones_like(y), y, callbacks=list(callbacks), **settings)
 
 
-# Times a scale of 4 it is infinite as float32; times the scale that comes then, 2, it is not.
+# Multiplied by a scale of 4 it overflows float32; multiplied by 2, the scale after one back-off, it does not.
 _OVERFLOW = 2.0**126
 
 
@@ -75,12 +75,12 @@ def test_variables_that_overflowed_since_the_last_report_are_named(
     model = _model(keras)
     (weight,) = model.trainable_variables
     name = getattr(weight, "path", weight.name)
-    # The first epoch's report comes after an applied step, and the last one's after none that was skipped.
+    # The report of the first epoch follows an applied step. The last epoch skips no step.
     for targets in ([_OVERFLOW, 1], [1], [1]):
         _fit(model, targets, tfmp.LossScaleCallback())
     head = f"{'variable':{len(name)}}  skipped steps  at the last one"
     table = f"overflows by variable:\n{head}\n{name}              1  1 inf"
-    # The table is of one `fit`.
+    # The table counts the overflows of one `fit` only.
     assert _messages(caplog) == [f"overflow in {name}: 1 inf", table]
 
 
@@ -105,7 +105,7 @@ def test_loss_that_is_nan_is_not_the_scales_fault(
 @pytest.mark.parametrize(
     ("settings", "steps", "message"),
     [
-        # 2**21, 2**20: the second step finds the floor.
+        # The scales are 2**21 and 2**20: the second step runs at the floor.
         (
             {"init_loss_scale": 2**21, "min_loss_scale": 2**20},
             3,
@@ -125,7 +125,7 @@ def test_scale_that_does_not_help_is_stuck(
     )
     model = _model(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), manager))
     callback = tfmp.LossScaleCallback(every_n_steps=1, on_stuck=policy, stuck_after=5)
-    # Infinite as float32 times a scale from 2**18 on.
+    # Multiplied by a scale of 2**18 or more it overflows float32.
     targets = [2.0**110] * 9
     if policy == "raise":
         with pytest.raises(tfmp.LossScaleStuckError, match=re.escape(message)):
@@ -135,7 +135,7 @@ def test_scale_that_does_not_help_is_stuck(
         assert any(message in text for text in _messages(caplog))
     assert int(model.optimizer.attempted_steps) == steps
     assert model.get_weights()[0].item() == 1
-    # Told also by a `fit` that raises.
+    # The table is logged even if `fit` raises.
     assert _messages(caplog)[-1].endswith(f" {steps}  1 inf")
 
 
@@ -156,7 +156,7 @@ def test_float16_without_a_wrapper_is_warned_of_once(
     inner = keras.optimizers.Adam(0.5)
     layer = keras.layers.Dense(1, dtype="mixed_float16")
     model = keras.Sequential([keras.Input([1]), keras.Sequential([layer])])
-    # A model that is in float32 as a whole is not wrapped by `compile`.
+    # Keras wraps the optimizer only if the policy of the model itself is mixed_float16, not that of one layer.
     model.compile(keras.mixed_precision.LossScaleOptimizer(inner) if own else inner, "mse")
     callback, x = tfmp.LossScaleCallback(every_n_steps=1), np.ones([2, 1], np.float32)
 

@@ -19,7 +19,7 @@ from kerases import skip_before
 import tfmp
 
 _KERASES = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
-# Times a scale of 256 to 1024 it is infinite as float32.
+# Multiplied by a scale of 256 to 1024 it overflows float32.
 _OVERFLOW = 2.0**120
 
 
@@ -36,7 +36,7 @@ def keras2(keras: ModuleType) -> ModuleType:
 
 
 def _model(keras: ModuleType, model_class: Any = None) -> Any:
-    """Return a model of one weight, whose gradient is the target."""
+    """Return a model of one weight. The gradient of the weight is the target."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = (model_class or keras.Sequential)([layer])
     manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
@@ -75,7 +75,7 @@ def test_callbacks_behind_it_see_the_values_after_each_batch(keras: ModuleType, 
     assert seen == [(1024, 0), (512, 1), (512, 1), (256, 2)]
 
 
-# In Keras 2 TerminateOnNaN reads tensors, from the dict that is fit's own.
+# In Keras 2 TerminateOnNaN reads tensors from the dictionary of logs that `fit` itself uses.
 @pytest.mark.parametrize(
     ("replicas", "verbose_and_nan_check"),
     [(1, [(0, False), (0, True), (1, False), (2, False)]), (2, [(0, True), (1, False)])],
@@ -89,7 +89,7 @@ def test_metrics_stay_as_they_are_without_it(
     skip_before((3, 6), keras, "it shows a step's logs for the epoch if a callback adds to them")
 
     class OtherLogs(keras.Sequential):  # type: ignore[name-defined]
-        """Returns other values from a step than the metrics, which are what Keras shows for the epoch."""
+        """Returns values from a step that differ from the metrics. Keras shows the metrics for the epoch."""
 
         def train_step(self, *args: Any) -> dict[str, Any]:
             return {name: value + 1.0 for name, value in super().train_step(*args).items()}
@@ -102,7 +102,7 @@ def test_metrics_stay_as_they_are_without_it(
         model = _model(keras, OtherLogs)
     expected = _fit(model, targets, **settings)
     assert set(expected) == {"loss", "mae", "val_loss", "val_mae"}
-    # What a model's steps are compiled to is used again, whatever fit is told to show.
+    # One model serves for all settings, because its compiled steps do not depend on what `fit` shows.
     for verbose, with_nan_check in verbose_and_nan_check:
         model.set_weights([np.ones([1, 1], np.float32)])
         others = [keras.callbacks.TerminateOnNaN()] if with_nan_check else []
@@ -149,7 +149,7 @@ def test_progress_bar_of_keras2_shows_the_mean_by_itself(
     keras2: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _fit(_model(keras2), [1, _OVERFLOW, 1, _OVERFLOW], tfmp.LossScaleCallback(), verbose=1)
-    # The bar counts the epoch's own logs as one batch more.
+    # The bar counts the logs of the epoch as one more batch.
     assert _last_shown(capsys.readouterr().out) == ((1024 + 512 + 512 + 256 + 256) / 5, (0 + 1 + 1 + 2 + 2) / 5)
 
 
@@ -167,7 +167,7 @@ def test_csv_logger_writes_both_wherever_it_stands(keras: ModuleType, is_first: 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
-# Keras 3's own, of any optimizer's learning rate under NumPy 2.
+# Keras 3 itself warns about the learning rate of any optimizer under NumPy 2.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_tensorboard_shows_both(keras: ModuleType, tmp_path: Path) -> None:
     board = keras.callbacks.TensorBoard(str(tmp_path), write_graph=False)
@@ -188,7 +188,7 @@ def test_keras2_is_made_to_read_no_batch(keras2: ModuleType, verbose: int, are_r
 
     class Counting(tfmp.LossScaleCallback):
         def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-            # A tensor is what nobody waited for.
+            # A value that is still a tensor has not been fetched from the device.
             seen.append(not tf.is_tensor((logs or {})["loss"]))
             super().on_train_batch_end(batch, logs)
 

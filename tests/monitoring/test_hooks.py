@@ -15,7 +15,7 @@ pytestmark = pytest.mark.graph
 
 @tf.custom_gradient
 def _times(w: tf.Tensor, factor: tf.Tensor) -> Any:
-    """Return `w`, whose gradient is the factor: the loss stays finite when that is infinite."""
+    """Return `w` with the factor as its gradient, so that the loss stays finite if the factor is infinite."""
     return tf.identity(w), lambda upstream: (upstream * factor, None)
 
 
@@ -32,12 +32,12 @@ def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def _reports(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what was said of scales and steps."""
+    """Return the logged reports of scales and steps."""
     return [message for message in _messages(caplog) if message.startswith("loss scale ")]
 
 
 def _overflows(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what was said of variables."""
+    """Return the logged messages about variables that overflowed."""
     return [message for message in _messages(caplog) if message.startswith("overflow")]
 
 
@@ -117,7 +117,7 @@ def test_hook_works_under_scopes_and_shows_every_manager(caplog: pytest.LogCaptu
 
 @pytest.mark.usefixtures("graph")
 def test_variables_that_overflowed_since_the_last_report_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    # The third report comes after a step that was applied, the fourth after none that was skipped.
+    # The third report follows an applied step. Before the fourth report no further step was skipped.
     train_op, _ = _train_op(_factors(1, math.inf, math.nan, 1, 1, 1, 1))
     _run(tfmp.LossScaleLoggingHook(every_n_steps=2), train_op, 7)
     assert [message.split("steps applied")[1] for message in _reports(caplog)] == [
@@ -153,7 +153,7 @@ def test_variables_of_an_optimizer_that_took_no_step_are_not_named_again(caplog:
 
 
 def _factors(*values: float) -> tf.Tensor:
-    """Return a tensor that takes the values in turn."""
+    """Return a tensor that has the next of the values at each run."""
     dataset = tf.data.Dataset.from_tensor_slices(np.float32(values))
     return tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
 
@@ -201,7 +201,7 @@ def test_plain_session_loop_reads_the_manager() -> None:
 
 
 def _advance(step: tf.Operation, way: str) -> tf.Operation:
-    """Let a step advance the global step by hand as well."""
+    """Return a step that also increments the global step by hand."""
     global_step = tf.compat.v1.train.get_global_step()
     with tf.control_dependencies([step]):
         if way == "assign":

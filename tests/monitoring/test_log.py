@@ -1,4 +1,4 @@
-"""What a program of its own sees of the logger; it has TensorFlow's mode of its own, too, whatever this process has."""
+"""Runs a separate program and checks that its user sees the reports, whatever is set up in this process."""
 
 import subprocess
 import sys

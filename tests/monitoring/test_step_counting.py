@@ -12,5 +12,5 @@ def test_mirrored_step_is_known_outside_its_scope(two_replicas: tf.distribute.Mi
             global_step = tf.compat.v1.train.get_or_create_global_step()
             if by_hand:
                 global_step.assign_add(1)
-        # What initializes it is no line of the script's.
+        # The initializer of the global step is not counted as a line of the script.
         assert len(lines_that_assign(global_step)) == by_hand

@@ -82,14 +82,14 @@ def _watch(floor: float = 1, **settings: Any) -> tuple[StuckWatch, tfmp.LossScal
 
 def test_steps_that_bring_the_scale_to_its_floor_are_not_held_against_it() -> None:
     watch, manager = _watch()
-    # 4, 2, 1: no step was taken at 1 yet.
+    # The scales of the first three steps are 4, 2 and 1, so no step has run at 1 at the third status.
     statuses = [_status(4, 1), _status(2, 2), _status(1, 3), _status(1, 4), _status(1, 5)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 4 + [True]
 
 
 def test_floor_that_was_left_between_two_reports_is_no_floor_of_the_next_streak() -> None:
     watch, manager = _watch()
-    # Between the reports good steps make the scale 8, and three overflows make it 1 again.
+    # Between the reports, finite steps raise the scale to 8, and three overflows lower it to 1 again.
     statuses = [_status(1, 0, applied=4), _status(1, 3, applied=16), _status(1, 4, applied=16)]
     assert [watch.wants_stop(manager, status) for status in statuses] == [False] * 3
     assert watch.wants_stop(manager, _status(1, 5, applied=16))
@@ -139,8 +139,8 @@ def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCapt
     assert not watch.wants_stop(manager, _status(8, 2), [math.nan])
     (warning,) = _warnings(caplog)
     assert "the loss is NaN before it is scaled" in warning
-    assert "It stops here" not in warning
-    # What all processes see they still act on, in the same streak.
+    assert "Training stops here" not in warning
+    # Within the same streak, the watch still acts on the status, which all processes share.
     if policy == "stop":
         assert watch.wants_stop(manager, _status(2, 8), [math.nan])
     else:
@@ -148,7 +148,7 @@ def test_loss_of_one_of_several_processes_decides_nothing(caplog: pytest.LogCapt
             watch.wants_stop(manager, _status(2, 8), [math.nan])
 
 
-# The first of two workers, and with TensorFlow 1's behaviour: a strategy does not wait for the other there.
+# The first of two workers. With TensorFlow 1's behaviour a strategy does not wait for the other worker.
 _WORKER = """
 import tensorflow as tf
 tf.compat.v1.disable_v2_behavior()
@@ -167,7 +167,7 @@ def test_one_of_several_workers_may_not_stop_by_its_clock() -> None:
     environment = os.environ | {"TF_CONFIG": config}
     done = subprocess.run([sys.executable, "-c", _WORKER], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["began", "began"]
-    assert "with every_n_secs=2 one would stop before the others. Pass every_n_steps" in done.stderr
+    assert "with every_n_secs=2 one process would stop before the others. Pass every_n_steps" in done.stderr
 
 
 def test_replicas_of_one_process_are_no_several_processes(two_replicas: tf.distribute.MirroredStrategy) -> None:
@@ -201,7 +201,7 @@ def _with_infinite_gradient(w: tf.Tensor) -> Any:
 
 
 def _overflowing_train_op(scale: float = 4) -> tf.Operation:
-    """Return a step whose loss is finite, and whose gradient is not."""
+    """Return a step with a finite loss and an infinite gradient."""
     w = tf1.get_variable("w", initializer=1.0)
     manager = tfmp.ExponentialUpdateLossScaleManager(scale, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), manager)
@@ -228,11 +228,11 @@ def test_run_at_the_floor_is_stuck(caplog: pytest.LogCaptureFixture, policy: Any
             with pytest.raises(tfmp.LossScaleStuckError, match=r"training is stuck: the loss scale is at its floor, 1"):
                 _run(hook, train_op, 9)
             return
-        # 4, 2, 1: the third step finds the floor, and one may be a bad batch.
+        # The scales are 4, 2, 1: the third step runs at the floor, but one overflow there may come from a bad batch.
         assert _run(hook, train_op, 9) == (4 if policy == "stop" else 9)
         (warning,) = _warnings(caplog)
         assert "the loss scale is at its floor, 1, and 2 steps in a row overflowed all the same" in warning
-        assert ("It stops here" in warning) == (policy == "stop")
+        assert ("Training stops here" in warning) == (policy == "stop")
 
 
 @pytest.mark.graph
@@ -264,7 +264,7 @@ def test_run_that_raises_leaves_all_that_was_done_until_then(tmp_path: Path, cap
 
 
 def _train_op(factors: list[float]) -> tuple[tf.Operation, tf.Variable, tf.Tensor]:
-    """Return a step whose loss is the weight times the next factor; the weight, and the loss."""
+    """Return a step whose loss is the weight times the next factor, the weight, and the loss."""
     w = tf1.get_variable("w", initializer=1.0)
     factor = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32(factors))).get_next()
     opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
@@ -292,76 +292,6 @@ def test_loss_that_is_nan_stops_the_run_with_the_last_applied_weights(
     assert "the loss is NaN before it is scaled" in _warnings(caplog)[0]
 
 
-class _Runs(tf1.train.SessionRunHook):
-    """Notes what a hook asks for, step by step."""
-
-    def __init__(self, hook: tfmp.LossScaleLoggingHook) -> None:
-        self._hook = hook
-        self.asked: list[Any] = []
-
-    def begin(self) -> None:
-        self._hook.begin()
-
-    def before_run(self, run_context: Any) -> Any:
-        asked = self._hook.before_run(run_context)
-        self.asked.append(asked and asked.fetches)
-        return asked
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._hook.after_run(run_context, run_values)
-
-    def end(self, session: Any) -> None:
-        self._hook.end(session)
-
-
-@pytest.mark.graph
-def test_loss_is_fetched_at_reported_steps_alone() -> None:
-    with tf.Graph().as_default():
-        train_op, _, loss = _train_op([1] * 6)
-        runs = _Runs(tfmp.LossScaleLoggingHook(every_n_steps=3))
-        _run(runs, tf.group(train_op), 6)
-        assert runs.asked == [[[loss]], None, None, [[loss]], None, None]
-
-
-@pytest.mark.graph
-def test_run_that_takes_no_step_is_not_asked_for_a_loss() -> None:
-    with tf.Graph().as_default():
-        fed = tf1.placeholder(tf.float32, [])
-        w = tf1.get_variable("w", initializer=1.0)
-        opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
-        train_op = opt.minimize(w * fed)
-        runs = _Runs(tfmp.LossScaleLoggingHook(every_n_steps=1))
-        with tf1.train.MonitoredTrainingSession(hooks=[runs], log_step_count_steps=None) as session:
-            session.run({"weight": w})
-            session.run(train_op, {fed: 1.0})
-        assert [asked is not None for asked in runs.asked] == [False, True]
-
-
-@pytest.mark.graph
-def test_loss_inside_a_conditional_is_left_alone() -> None:
-    with tf.Graph().as_default():
-        w = tf1.get_variable("w", initializer=1.0, use_resource=True)
-        opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
-
-        def gradient() -> tf.Tensor:
-            return opt.compute_gradients(w * 2.0, [w])[0][0]
-
-        train_op = opt.apply_gradients([(tf.cond(w > 0.0, gradient, gradient), w)])
-        runs = _Runs(tfmp.LossScaleLoggingHook(every_n_steps=1))
-        _run(runs, train_op, 1)
-        assert runs.asked == [None]
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("loss", ["no_such_op", "train", 3.0])
-def test_loss_that_is_none_of_the_graph_is_refused(loss: Any) -> None:
-    with tf.Graph().as_default():
-        _train_op([1])
-        tf.no_op(name="train")
-        with pytest.raises(ValueError, match="loss must be a tensor of the graph, or the name of one, got "):
-            tfmp.LossScaleLoggingHook(loss=loss).begin()
-
-
 @pytest.mark.graph
 @pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
@@ -373,7 +303,7 @@ def test_losses_of_all_replicas_of_an_estimator_count(
         del labels
         w = tf1.get_variable("w", initializer=1.0)
         opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
-        # Infinite and not NaN, which Estimator stops at itself.
+        # The bad loss is infinite and not NaN, because Estimator itself stops at NaN.
         loss = tf.reduce_sum(w * features)
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=opt.minimize(loss, tf1.train.get_global_step()))
 

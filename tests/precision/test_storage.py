@@ -76,6 +76,6 @@ def test_small_updates_add_up_in_float32(session: tf.compat.v1.Session) -> None:
     session.run(tf.compat.v1.global_variables_initializer())
     for _ in range(16):
         session.run(train_op)
-    # 2**-12 is lost beside 1 in float16: a float16 weight would still be 1.
+    # In float16, 1 - 2**-12 rounds to 1, so a float16 weight would still be 1.
     assert np.float16(1) - np.float16(2.0**-12) == 1
     assert session.run(w) == 1 - 2.0**-8

@@ -1,10 +1,11 @@
-"""A drop-in for the `optimization.py` of TF1's BERT scripts, NVIDIA's in its signatures.
+"""A replacement for the `optimization.py` of TF1's BERT scripts, with the signatures of NVIDIA's version.
 
-`import tfmp.bert as optimization` in place of `import optimization`; for Google's scripts
-`from tfmp.bert import google as optimization`. The names load on first use.
+In the script, write `import tfmp.bert as optimization` in place of `import optimization`. For Google's scripts, write
+`from tfmp.bert import google as optimization`. Each name is imported on its first use.
 
-The two optimizer classes count the global step in `apply_gradients`, the originals' do not: a script that keeps its own
-`create_optimizer`, and swaps only the class, must delete the line that assigns `global_step + 1`.
+The two optimizer classes increment the global step in `apply_gradients`, which the original classes do not. A script
+that keeps its own `create_optimizer`, and replaces only the optimizer class, must therefore delete its line that
+assigns `global_step + 1`.
 """
 
 import importlib

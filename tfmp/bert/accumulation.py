@@ -1,4 +1,4 @@
-"""Windows of micro-batches in the variables of NVIDIA's BERT."""
+"""Gradient accumulation in variables that have the names of those in NVIDIA's BERT."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,19 +11,22 @@ tf1 = tf.compat.v1
 
 
 class NamedWindow:
-    """Adds up the gradients of micro-batches in variables whose names a checkpoint of NVIDIA's BERT holds.
+    """Adds up the gradients of micro-batches in variables that have the names of those in NVIDIA's BERT.
 
-        local_step      int32       micro-batches in the window, the last one included
-        batch_finite    bool        whether the gradients that were added were all finite, for NVIDIA's script to read
+    A window is the group of micro-batches whose gradients make one step. The variables are
+
+        local_step      int32       the number of micro-batches in the window so far, including the last one
+        batch_finite    bool        whether all gradients added so far were finite; NVIDIA's script reads it
         <var>/accum     float32     the sum of the gradients of each variable
 
-    A window begins where `local_step` is a multiple of the window's length: it overwrites the sums. So nothing is left
-    of one that overflowed, and one that a checkpoint holds a part of goes on. `tfmp.GradientAccumulator` counts
-    otherwise, under other names, which is why this is not it.
+    A window begins when `local_step` is a multiple of `length`. Its first micro-batch overwrites the sums, so nothing
+    remains of an earlier window that overflowed. A checkpoint that was saved within a window restores its sums, and the
+    window continues. The class does not use `tfmp.GradientAccumulator`, because that counts in another way and has
+    variables of other names, so it could not restore the checkpoints of NVIDIA's script.
 
     Args:
-        variables: The variables to train, each of which has a sum.
-        length: Micro-batches in a window.
+        variables: The variables to train. The class creates a sum for each of them.
+        length: The number of micro-batches in a window.
 
     Example:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
@@ -52,21 +55,24 @@ class NamedWindow:
         ]
 
     def add(self, grads: Gradients, apply_fn: Callable[[Gradients], tf.Operation], finite: tf.Tensor) -> tf.Operation:
-        """Add the gradients of a micro-batch, and apply the sums if it ends the window.
+        """Add the gradients of a micro-batch, and apply the sums if the micro-batch is the last one of its window.
 
-        Whether it does can be fetched as `update_step:0`, together with the op: fetching it adds the micro-batch too.
+        The boolean tensor `update_step:0` tells whether it is the last one. Fetch this tensor together with the
+        returned op, because fetching it alone also adds the micro-batch.
 
         Args:
-            grads: A gradient for each variable, dense; None where there is none, whose sum is None too.
-            apply_fn: Called once, in a conditional, with the sums.
-            finite: Whether the gradients are finite everywhere, a boolean scalar.
+            grads: A dense gradient for each variable; None if the loss does not depend on a variable.
+            apply_fn: The function that applies the sums. It is called once, while the graph is built, inside a
+                conditional, with the sum for each variable (None where the gradient is None).
+            finite: A boolean scalar tensor: whether all gradients of the micro-batch are finite.
 
         Returns:
-            The op that does so.
+            The op that adds the gradients and, at the end of a window, applies the sums.
         """
         pairs = [(total, grad) for total, grad in zip(self._sums, grads, strict=True) if grad is not None]
         totals, given = [total for total, _ in pairs], [tf.cast(grad, tf.float32) for _, grad in pairs]
-        # New values, all of them: a reference variable's read shares its memory.
+        # Only tensors computed from the reads are used after the assignments below. A read of a reference variable
+        # shares the variable's memory, so an assignment would change it.
         before = self._local_step.read_value()
         begins = tf.equal(before % self._length, 0)
         taken = tf.where(begins, 1, before + 1)
@@ -78,7 +84,7 @@ class NamedWindow:
         def go_on(values: Gradients) -> tf.Operation:
             return tf.group(*(total.assign_add(value) for total, value in zip(totals, values, strict=True)))
 
-        # A run that fails for want of gradients, as at the end of the input, is to count nothing.
+        # Counted after the sums: a run that fails before it has gradients, as at the end of the input, counts nothing.
         with tf.control_dependencies([conditional_update(begins, given, begin, go_on)]):
             counted = tf.group(
                 self._local_step.assign(taken), self._batch_finite.assign(tf.logical_and(so_far, finite))

@@ -1,6 +1,6 @@
-"""The names of Google's BERT `optimization.py`, with its signatures.
+"""A replacement for the `optimization.py` of Google's BERT, with its signatures.
 
-`from tfmp.bert import google as optimization` in place of `import optimization`.
+In the script, write `from tfmp.bert import google as optimization` in place of `import optimization`.
 """
 
 import tensorflow as tf
@@ -19,24 +19,26 @@ def create_optimizer(
 ) -> tf.Operation:
     """Build the op that trains all trainable variables of the graph, with the signature of Google's BERT.
 
-    Its schedule falls linearly from `init_lr` at step 0, so it drops where the warm-up ends; NVIDIA's does not, which
-    is that of `tfmp.bert.create_optimizer`. All else is as there, in float32: a step that is not finite is skipped.
+    The learning rate decays linearly from `init_lr`, counted from step 0. At the end of the warm-up the rate therefore
+    drops from `init_lr` to a lower value. NVIDIA's schedule, which `tfmp.bert.create_optimizer` uses, has no such drop.
+    In all other respects the op is that of `tfmp.bert.create_optimizer` in float32. A step whose gradients are not
+    finite is skipped.
 
     Args:
-        loss: The loss, a floating-point scalar.
-        init_lr: The learning rate that the warm-up leads to, and that the decay starts from; a number of at least 0.
-        num_train_steps: Steps in the training, after which the rate is 0.
-        num_warmup_steps: Steps of the warm-up; 0 or None for none.
-        use_tpu: Must be False.
+        loss: The unscaled loss, a floating-point scalar tensor.
+        init_lr: The learning rate that the warm-up rises to, and that the decay starts from; at least 0.
+        num_train_steps: The number of steps of the whole training, after which the rate is 0.
+        num_warmup_steps: The number of steps of the warm-up; 0 or None for no warm-up.
+        use_tpu: Must be False, because tfmp does not support TPUs.
 
     Returns:
-        The op; it counts the global step, so no line of the script is to assign it.
+        The op that trains. It increments the global step, so the script must not do that.
 
     Raises:
         TypeError: A setting is of the wrong type.
-        ValueError: A setting is out of range, or the graph trains its variables already.
-        RuntimeError: It is called eagerly.
-        NotImplementedError: `use_tpu` is true.
+        ValueError: A setting is out of range, or the graph already holds an op that trains its variables.
+        RuntimeError: TensorFlow executes eagerly.
+        NotImplementedError: `use_tpu` is True.
 
     Example:
         >>> with tf.Graph().as_default(), tf1.Session() as session:

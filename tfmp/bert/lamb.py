@@ -1,4 +1,4 @@
-"""The LAMB that BERT was trained with in large batches."""
+"""The LAMB optimizer, with which BERT is trained in large batches."""
 
 import math
 from collections.abc import Iterable
@@ -10,30 +10,32 @@ from tfmp.types import GradsAndVars
 
 
 class LAMBOptimizer(AdamWeightDecayOptimizer):
-    """Adam with decoupled weight decay, whose step is as long as a share of the weights: for very large batches.
+    """Adam with decoupled weight decay, where each variable's update is as long as its weights times the learning rate.
 
-    For each variable `w` with gradient `g`, at the step `t` that is counted from 1:
+    LAMB trains with very large batches. For each variable `w` with gradient `g`, at step `t`, counted from 1:
 
         m = beta_1 * m + (1 - beta_1) * g
         v = beta_2 * v + (1 - beta_2) * g * g
         update = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay_rate * w
         w -= learning_rate * norm(w) / norm(update) * update
 
-    The ratio of norms is 1 where one of them is 0. `t` is the global step, which `apply_gradients` therefore needs,
-    plus 1: so there is no variable beyond the moments, and checkpoints of NVIDIA's optimizer restore. That one takes
-    `t` from the global step as it is, where the first update of a training is 0 / 0.
+    If one of the norms is 0, their ratio counts as 1. `t` is the global step plus 1, so `apply_gradients` needs the
+    global step. The optimizer then has no variables besides the moments, and checkpoints of NVIDIA's optimizer restore.
+    NVIDIA's optimizer uses the global step without adding 1, so the first update of a training is 0 / 0 there.
 
-    All else is as in `AdamWeightDecayOptimizer`, the float32 copies of half-precision variables too.
+    In all other respects, such as the float32 copies of half-precision variables, the class is like
+    `AdamWeightDecayOptimizer`.
 
     Args:
         learning_rate: A number of at least 0, a floating-point scalar tensor or, in eager code, a variable. In a graph
-            it can be fetched as `learning_rate:0`.
-        weight_decay_rate: The share of a weight that decays in a step whose learning rate is 1; at least 0.
-        beta_1: The share of the first moment that each step keeps; at least 0, below 1.
-        beta_2: That of the second moment, within the same bounds.
-        epsilon: Added to the root of the second moment, of a gradient's unit; above 0.
-        exclude_from_weight_decay: Regular expressions; a variable whose name holds one does not decay.
-        name: The optimizer's name.
+            its value can be fetched as `learning_rate:0`.
+        weight_decay_rate: The fraction of a weight that decays in one step if the learning rate is 1; at least 0.
+        beta_1: The fraction of the first moment that each step keeps; at least 0, below 1.
+        beta_2: The fraction of the second moment that each step keeps; at least 0, below 1.
+        epsilon: Added to the square root of the second moment, in the unit of the gradients; above 0.
+        exclude_from_weight_decay: Regular expressions. A variable does not decay if one of them matches anywhere in its
+            name.
+        name: The name of the optimizer.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -49,7 +51,7 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
     DeepLearningExamples.
     """
 
-    # What one call of `apply_gradients` works with, as in TensorFlow's own optimizers.
+    # Valid within one call of `apply_gradients`. TensorFlow's own optimizers keep such values as attributes too.
     _global_step: tf.Variable
     _corrections: tuple[tf.Tensor, tf.Tensor]
 
@@ -75,17 +77,18 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
         """Apply the gradients, then add one to the global step.
 
         Args:
-            grads_and_vars: Pairs of gradient and variable, of one shape; None for a gradient leaves a variable out.
-            global_step: Steps applied so far, an integer variable.
-            name: A name for the op.
-            manual_fp16: As in `AdamWeightDecayOptimizer`: both values do the same.
+            grads_and_vars: Pairs of a gradient and its variable, of the same shape. A variable whose gradient is None
+                is not updated.
+            global_step: The number of steps applied so far, an integer variable.
+            name: A name for the returned op.
+            manual_fp16: Accepted for compatibility with the published optimizers, and without effect.
 
         Returns:
-            The op that does so; None in eager mode.
+            The op that applies the gradients; None in eager mode.
 
         Raises:
-            TypeError: These are no such pairs.
-            ValueError: There is no global step, or no gradient at all.
+            TypeError: `grads_and_vars` does not consist of such pairs.
+            ValueError: `global_step` is None, or all gradients are None.
         """
         if global_step is None:
             raise ValueError(
@@ -96,7 +99,8 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
         return super().apply_gradients(grads_and_vars, global_step, name, manual_fp16)
 
     def _prepare(self) -> None:
-        # Here, and once for all variables: it is read before the step is counted, as every update needs it.
+        # TensorFlow calls this once before it updates the variables, so every update uses the same step number, read
+        # before the global step is incremented.
         steps = tf.cast(tf.convert_to_tensor(self._global_step), tf.float32) + 1
         self._corrections = _one_minus_power(self.beta_1, steps), _one_minus_power(self.beta_2, steps)
 
@@ -107,11 +111,11 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
     def _scaled(self, update: tf.Tensor, weights: tf.Variable | tf.Tensor) -> tf.Tensor:
         of_weights, of_update = tf.norm(weights), tf.norm(update)
         both = tf.logical_and(of_weights > 0, of_update > 0)
-        # Where the condition picks the other value, this one is not to be infinite.
+        # tf.where evaluates both of its values, so the one that is not used must not divide by 0.
         ratio = of_weights / tf.where(both, of_update, tf.ones_like(of_update))
         return tf.where(both, ratio, tf.ones_like(ratio)) * update
 
 
 def _one_minus_power(base: float, steps: tf.Tensor) -> tf.Tensor:
-    # Of 1 - 0.999 float32 keeps only four digits.
+    # Accurate where base ** steps is near 1: in float32, 1 - 0.999 has only four correct digits.
     return -tf.math.expm1(steps * math.log(base)) if base else tf.ones_like(steps)

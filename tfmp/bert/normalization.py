@@ -1,4 +1,4 @@
-"""The layer normalization of BERT, with the names of tf.contrib's variables."""
+"""Layer normalization for BERT, with the variable names of tf.contrib."""
 
 import numbers
 
@@ -12,28 +12,31 @@ tf1 = tf.compat.v1
 def layer_norm(
     inputs: tf.Tensor, begin_norm_axis: int = -1, begin_params_axis: int = -1, scope: str | None = None
 ) -> tf.Tensor:
-    """Normalize activations by their mean and variance, as `tf.contrib.layers.layer_norm` did in BERT's model.
+    """Normalize activations by their mean and variance, as `tf.contrib.layers.layer_norm` does in BERT's model.
 
-    The rule, in float32 whatever the inputs' type, since the squares of float16 overflow from 256 on:
+    The rule is computed in float32 for half-precision inputs, because the square of a float16 number overflows from 256
+    on:
 
         (inputs - mean) / sqrt(variance + epsilon) * gamma + beta
 
-    epsilon is 1e-12, and 1e-3 for float16, as in tf.contrib.
+    As in tf.contrib, epsilon is 1e-3 for float16 inputs and 1e-12 for all other types.
 
     Args:
-        inputs: Activations of a floating-point type, of known rank.
-        begin_norm_axis: The first of the axes that are normalized together.
-        begin_params_axis: The first of the axes that `gamma` and `beta` have; their sizes must be known.
-        scope: The variables' scope; by default LayerNorm, made unique. The variables `beta` and `gamma` are of the
-            inputs' type, unless a custom getter such as `tfmp.float32_variable_storage_getter` stores them in float32.
+        inputs: The activations, of a floating-point type and of known rank.
+        begin_norm_axis: The mean and the variance are computed over this axis and all axes after it.
+        begin_params_axis: `gamma` and `beta` have the shape of `inputs` from this axis on. The sizes of these axes must
+            be known.
+        scope: The variable scope; by default LayerNorm, with a number if that is already taken. The variables `beta`
+            and `gamma` have the type of `inputs`, unless a custom getter such as
+            `tfmp.float32_variable_storage_getter` stores them in float32.
 
     Returns:
-        The normalized activations, of the inputs' shape and type.
+        The normalized activations, of the same shape and type as `inputs`.
 
     Raises:
-        TypeError: The inputs are not of a floating-point type, or an axis is no whole number: BERT's own function takes
-            a name there.
-        ValueError: An axis is out of range, or a size is not known.
+        TypeError: `inputs` is not of a floating-point type, or an axis is not a whole number. (The second argument of
+            BERT's own function is a name, so a script may pass one here.)
+        ValueError: An axis is out of range, or the size of an axis of `gamma` and `beta` is not known.
 
     Example:
         >>> with tf.Graph().as_default(), tf1.Session() as session:

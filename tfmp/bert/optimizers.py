@@ -1,4 +1,4 @@
-"""The Adam that BERT was trained with."""
+"""The Adam optimizer with which BERT is trained."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ tf1 = tf.compat.v1
 
 
 class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
-    """Adam without bias correction, with decoupled weight decay, as BERT was trained.
+    """Adam without bias correction and with decoupled weight decay, as BERT was trained.
 
     For each variable `w` with gradient `g`:
 
@@ -21,26 +21,32 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         v = beta_2 * v + (1 - beta_2) * g * g
         w -= learning_rate * (m / (sqrt(v) + epsilon) + weight_decay_rate * w)
 
-    The moments are `<w>/adam_m` and `<w>/adam_v`, in float32. A half-precision variable has a float32 copy,
-    `<w>/shadow`, which is what is updated, and which it is cast from after every step. Restore and export both: where a
-    variable is not its copy rounded, as it was assigned or restored alone, the next step goes on from the variable,
-    element by element. Of a sparse gradient the moments of all rows move, also of those that the batch did not touch.
+    The moments `m` and `v` are the variables `<w>/adam_m` and `<w>/adam_v`, at least in float32. A half-precision
+    variable also has a float32 copy, `<w>/shadow`. Each step updates the copy, and then casts it to the variable's type
+    and assigns the result to the variable. Save and restore both. If an element of the variable differs from its
+    rounded copy, because the variable was assigned or restored alone, the next step continues from the variable for
+    this element.
 
-    `apply_gradients` adds one to the global step that it is given, after all variables moved: a script that assigns
-    `global_step + 1` after it must lose that line.
+    A sparse gradient is converted to a dense one, so the moments of all rows change, also of rows that the batch does
+    not contain.
+
+    After all variables are updated, `apply_gradients` adds one to the global step that is passed to it. A script must
+    not assign `global_step + 1` in addition.
 
     Args:
         learning_rate: A number of at least 0, a floating-point scalar tensor or, in eager code, a variable. In a graph
-            it can be fetched as `learning_rate:0`.
-        weight_decay_rate: The share of a weight that decays in a step whose learning rate is 1; at least 0.
-        beta_1: The share of the first moment that each step keeps; at least 0, below 1.
-        beta_2: That of the second moment, within the same bounds.
-        epsilon: Added to the root of the second moment, of a gradient's unit; above 0.
-        exclude_from_weight_decay: Regular expressions; a variable whose name holds one does not decay.
-        name: The optimizer's name.
+            its value can be fetched as `learning_rate:0`.
+        weight_decay_rate: The fraction of a weight that decays in one step if the learning rate is 1; at least 0.
+        beta_1: The fraction of the first moment that each step keeps; at least 0, below 1.
+        beta_2: The fraction of the second moment that each step keeps; at least 0, below 1.
+        epsilon: Added to the square root of the second moment, in the unit of the gradients; above 0.
+        exclude_from_weight_decay: Regular expressions. A variable does not decay if one of them matches anywhere in its
+            name.
+        name: The name of the optimizer.
 
     Attributes:
-        learning_rate: As given, and so the following ones.
+        learning_rate: The learning rate of the constructor, as a tensor in a graph. All other settings but `name` are
+            attributes too.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -56,7 +62,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
     Source: google-research/bert; "Decoupled Weight Decay Regularization" (https://arxiv.org/abs/1711.05101).
     """
 
-    #: Read by `tfmp.LossScaleOptimizer`: gradients of half-precision variables are not to be cast to their type.
+    #: Tells `tfmp.LossScaleOptimizer` to pass the gradients of half-precision variables in float32.
     takes_float32_gradients = True
 
     def __init__(
@@ -70,7 +76,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         name: str = "AdamWeightDecayOptimizer",
     ) -> None:
         super().__init__(use_locking=False, name=name)
-        # Eagerly, a variable is to be read at every step.
+        # In eager code the learning rate may be a variable, which each step must read anew; a tensor would be constant.
         rate = _checked_rate(learning_rate)
         self.learning_rate = rate if tf.executing_eagerly() else tf.identity(rate, name="learning_rate")
         self.weight_decay_rate = settings.at_least_0("weight_decay_rate", weight_decay_rate)
@@ -80,15 +86,15 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         self.epsilon = epsilon
         excluded = exclude_from_weight_decay
         if excluded is not None:
-            # Gone through once for each variable.
+            # A list, because an iterator could be read for the first variable only.
             excluded = lists.names("exclude_from_weight_decay", excluded, "regular expressions")
         self.exclude_from_weight_decay = excluded
 
     def decays(self, variable: tf.Variable) -> bool:
-        """Tell whether the weight decay applies to a variable.
+        """Return True if weight decay applies to a variable.
 
         Args:
-            variable: The variable.
+            variable: The variable, whose name decides.
 
         Example:
             >>> optimizer = AdamWeightDecayOptimizer(0.1, 0.01, exclude_from_weight_decay=["LayerNorm", "bias"])
@@ -110,18 +116,19 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         """Apply the gradients, then add one to the global step.
 
         Args:
-            grads_and_vars: Pairs of gradient and variable, of one shape; None for a gradient leaves a variable out.
-            global_step: Steps applied so far, an integer variable; None to count nothing.
-            name: A name for the op.
-            manual_fp16: As the published optimizers take it. Both values do the same: which variables need a float32
-                copy is seen by their types.
+            grads_and_vars: Pairs of a gradient and its variable, of the same shape. A variable whose gradient is None
+                is not updated.
+            global_step: The number of steps applied so far, an integer variable; None to count no steps.
+            name: A name for the returned op.
+            manual_fp16: Accepted for compatibility with the published optimizers, and without effect: the type of a
+                variable decides whether it needs a float32 copy.
 
         Returns:
-            The op that does so; None in eager mode.
+            The op that applies the gradients; None in eager mode.
 
         Raises:
-            TypeError: These are no such pairs.
-            ValueError: There is no gradient at all.
+            TypeError: `grads_and_vars` does not consist of such pairs.
+            ValueError: All gradients are None.
 
         Example:
             >>> w, global_step = tf.Variable([1.0, -2.0]), tf.Variable(0, dtype=tf.int64)
@@ -178,7 +185,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
 
 
 def _checked_rate(value: float | tf.Tensor | tf.Variable) -> float | tf.Tensor | tf.Variable:
-    """Return the learning rate; the value of a tensor is not known yet."""
+    """Return the learning rate after checks. The value of a tensor is not known yet, so only its type is checked."""
     if not tf.is_tensor(value):
         return settings.at_least_0("learning_rate", value)
     tensor: tf.Tensor = value
@@ -195,14 +202,14 @@ def _wide(variable: tf.Variable) -> tf.DType:
 
 
 def _kept(shadow: tf.Variable, variable: tf.Variable) -> tf.Tensor:
-    """Return the float32 weights: those of the copy, but where the variable was set from outside."""
+    """Return the float32 weights: the copy, except for elements of the variable that were assigned from outside."""
     return tf.where(
         tf.equal(tf.cast(shadow, variable.dtype.base_dtype), variable), shadow, tf.cast(variable, shadow.dtype)
     )
 
 
 def _initial_value(variable: tf.Variable) -> tf.Tensor:
-    """Return what a variable holds, or is about to be initialized to."""
+    """Return the value of a variable, or its initial value if it is not initialized yet."""
     if tf.executing_eagerly():
         return variable.read_value()
     initialized = tf1.is_variable_initialized(variable)

@@ -1,4 +1,4 @@
-"""The learning rate of BERT's pre-training."""
+"""The learning-rate schedule of BERT."""
 
 import tensorflow as tf
 
@@ -14,31 +14,32 @@ def warm_up_then_decay(
     power: float = 1.0,
     start_rate: float | None = None,
 ) -> tf.Tensor:
-    """Rise linearly to the peak in `num_warmup_steps`, then fall to 0.
+    """Return a learning rate that rises linearly during a warm-up and then decays to 0.
 
-    The rule, with steps counted from 0, so that after a warm-up the first step of all has the rate 0:
+    The steps are counted from 0, so with a warm-up the rate of the very first step is 0:
 
         step < num_warmup_steps    init_lr * step / num_warmup_steps
         else                       start_rate * (1 - min(step, num_train_steps) / num_train_steps) ** power
 
-    The decay counts the steps of the warm-up too. So the published scripts differ in where it starts: NVIDIA's raise
-    `start_rate` for Adam, so that there is no jump where the warm-up ends; Google's do not, and NVIDIA's do not for
-    LAMB. A warm-up as long as the training or longer leaves nothing to decay; NVIDIA's script divides by 0 there.
+    The decay is counted from step 0, not from the end of the warm-up. The published scripts differ in `start_rate`.
+    NVIDIA's scripts raise it for Adam, so that the rate does not jump at the end of the warm-up. Google's scripts, and
+    NVIDIA's for LAMB, do not raise it. If the warm-up is as long as the training or longer, there is no decay; NVIDIA's
+    script divides by 0 in this case.
 
     Args:
-        global_step: Steps applied so far, an integer scalar.
-        init_lr: The rate that the warm-up leads to; at least 0.
-        num_train_steps: When the rate is 0.
-        num_warmup_steps: When the warm-up ends; 0 or None for no warm-up.
-        power: 1 for a linear decay, as with Adam; 0.5 with LAMB.
-        start_rate: The rate that the decay starts from at step 0, at least 0; by default the one with which it meets
-            the end of a linear warm-up, `init_lr / (1 - num_warmup_steps / num_train_steps) ** power`.
+        global_step: The number of steps applied so far, an integer scalar.
+        init_lr: The rate that the warm-up rises to; at least 0.
+        num_train_steps: The step at which the rate reaches 0.
+        num_warmup_steps: The step at which the warm-up ends; 0 or None for no warm-up.
+        power: The power of the decay: 1 (linear) is used with Adam, 0.5 with LAMB.
+        start_rate: The rate from which the decay starts at step 0; at least 0. By default the decay meets the end of
+            the warm-up: `init_lr / (1 - num_warmup_steps / num_train_steps) ** power`.
 
     Returns:
-        The rate, a float32 scalar.
+        The learning rate, a float32 scalar.
 
     Raises:
-        TypeError: A setting is no number.
+        TypeError: A setting is not a number.
         ValueError: A setting is out of range.
 
     Example:
@@ -47,7 +48,7 @@ def warm_up_then_decay(
         >>> [float(warm_up_then_decay(tf.constant(step), 0.5, 8, 4, start_rate=0.5)) for step in (2, 4, 6)]
         [0.25, 0.25, 0.125]
 
-    Source: google-research/bert; NVIDIA's DeepLearningExamples for the start that meets the warm-up.
+    Source: google-research/bert; NVIDIA's DeepLearningExamples for the default `start_rate`.
     """
     peak = settings.at_least_0("init_lr", init_lr)
     total = settings.count("num_train_steps", num_train_steps)
@@ -58,7 +59,7 @@ def warm_up_then_decay(
         start = settings.at_least_0("start_rate", start_rate)
     else:
         start = peak / left**power if left > 0 else peak
-    # Not an identity: a reference variable's read would share its memory.
+    # A cast, which makes a copy: a plain read of a reference variable would share the variable's memory.
     step = tf.cast(tf.convert_to_tensor(global_step), tf.float32)
     rate = start * tf.pow(1 - tf.minimum(step / total, 1.0), power)
     return tf.where(step < warmup, peak * step / warmup, rate) if warmup else rate

@@ -1,32 +1,35 @@
-"""How many examples a second a training takes in."""
+"""Measures the training throughput in examples per second."""
 
 from tfmp.core import settings
 
 
 class Throughput:
-    """Counts the examples and the seconds of windows, but of those that the start and checkpoints slow down.
+    """Measures the examples per second, without the time that start-up and checkpoints take.
 
-    A window is as many runs as one step takes in, a single run without accumulation. Windows are counted, and not the
-    growth of the global step: NVIDIA's script subtracts how often the step was seen near a checkpoint, which is more
-    often than there are steps where many are skipped, and its rate is then negative.
+    A run is one `session.run` call that trains. A window is the group of runs that make one step; without gradient
+    accumulation it is a single run.
 
-        a window ends after `runs_per_step` runs, and wherever the global step moves
-        the first `left_out` windows, and those after each checkpoint, are left out
-        attempted    examples of the other windows / their seconds
-        applied      examples of those of them that moved the global step / the same seconds
+        A window ends after `runs_per_step` runs, or earlier if the global step changes.
+        The first `left_out` windows, and the first `left_out` windows after each checkpoint, are not counted.
+        attempted    the examples of all counted windows / the seconds of all counted windows
+        applied      the examples of the counted windows that changed the global step / the same seconds
 
-    So the two are equal where no step is skipped.
+    If no step is skipped, the two values are equal.
+
+    The class counts windows and not the growth of the global step. NVIDIA's script uses that growth, and subtracts the
+    number of runs near a checkpoint from it. If many steps are skipped, there are more such runs than steps, and the
+    script reports a negative throughput.
 
     Args:
-        examples_per_run: Examples that all workers take in together in a run.
-        global_step: Where the training begins.
-        runs_per_step: Runs in a window, with accumulation.
-        steps_per_checkpoint: Steps from one checkpoint to the next; None for no checkpoints.
-        left_out: How many windows are left out at the beginning, and after a step that is a multiple of
-            `steps_per_checkpoint` from there.
+        examples_per_run: The number of examples that all workers together process in one run.
+        global_step: The global step when the training begins.
+        runs_per_step: The number of runs in a window; more than 1 with gradient accumulation.
+        steps_per_checkpoint: The number of steps between two checkpoints; None if no checkpoints are saved.
+        left_out: The number of windows that are not counted at the start of training, and after each checkpoint. A
+            checkpoint is expected whenever the number of steps since the start is a multiple of `steps_per_checkpoint`.
 
     Raises:
-        TypeError: A setting is no number.
+        TypeError: A setting is not a number.
         ValueError: A setting is out of range.
 
     Example:
@@ -59,20 +62,20 @@ class Throughput:
         self._seconds = 0.0
 
     def add(self, seconds: float, global_step: int) -> None:
-        """Take note of a run, of a micro-batch where gradients are accumulated.
+        """Add a run. With gradient accumulation each run is one micro-batch.
 
         Args:
-            seconds: How long it took.
-            global_step: The global step after it, such as `step_update:0`.
+            seconds: The duration of the run.
+            global_step: The global step after the run, for example the value of `step_update:0`.
 
         Raises:
-            TypeError: `seconds` is no number.
+            TypeError: `seconds` is not a number.
             ValueError: `seconds` is not finite.
         """
         self._window.append(max(settings.number("seconds", seconds), 0.0))
         applied = global_step > self._last_step
         self._last_step = global_step
-        # A training that a checkpoint resumes within a window moves the step early.
+        # A training that is resumed from a checkpoint within a window applies its first step early.
         if applied or len(self._window) == self._runs_per_step:
             self._end_window(applied)
 
@@ -90,17 +93,17 @@ class Throughput:
 
     @property
     def attempted(self) -> float:
-        """Examples a second, of steps applied and skipped; 0 before any window was counted."""
+        """Examples per second, of applied and skipped steps; 0 until a window is counted."""
         return self._per_second(self._attempted_runs)
 
     @property
     def applied(self) -> float:
-        """Examples a second, of steps applied; 0 before any window was counted."""
+        """Examples per second, of applied steps only; 0 until a window is counted."""
         return self._per_second(self._applied_runs)
 
     @property
     def seconds(self) -> float:
-        """Seconds of the windows that were counted."""
+        """The total duration of all counted windows, in seconds."""
         return self._seconds
 
     def _per_second(self, runs: int) -> float:

@@ -1,4 +1,4 @@
-"""The step that trains BERT."""
+"""Builds the training step of BERT."""
 
 import dataclasses
 from types import ModuleType
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.bert import modes
+from tfmp.bert import precision_modes
 from tfmp.bert.accumulation import NamedWindow
 from tfmp.bert.lamb import LAMBOptimizer
 from tfmp.bert.optimizers import AdamWeightDecayOptimizer
@@ -20,18 +20,18 @@ from tfmp.types import Gradients
 
 tf1 = tf.compat.v1
 
-#: What holds one of these in its name has no weight decay.
+#: A variable whose name contains one of these has no weight decay.
 NOT_DECAYED = ("LayerNorm", "layer_norm", "bias")
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What building the step yields.
+    """The training step that `build_training` builds, with the objects that monitor it.
 
     Attributes:
-        train_op: One run: an attempted step or, with accumulation, a micro-batch.
-        optimizer: The loss-scaled optimizer, with the counts of its steps; for `tfmp.LossScaleLoggingHook`.
-        learning_rate: The rate that `train_op` uses, a float32 scalar.
+        train_op: The op that attempts one step or, with gradient accumulation, processes one micro-batch.
+        optimizer: The optimizer with loss scaling. It counts its steps, and `tfmp.LossScaleLoggingHook` accepts it.
+        learning_rate: The learning rate that `train_op` uses, a float32 scalar tensor.
     """
 
     train_op: tf.Operation
@@ -54,42 +54,46 @@ def create_optimizer(
 ) -> tf.Operation:
     """Build the op that trains all trainable variables of the graph, with the signature of NVIDIA's BERT.
 
-    It is `build_training(...).train_op`: see there for what a run does, and for the tensors to fetch by name.
+    The op is `build_training(...).train_op`. See `build_training` for what one run of it does, and for the tensors that
+    can be fetched by name.
 
-    A step that is not finite is skipped and not counted; in float32 too, where it makes the originals' weights NaN.
+    A step whose gradients are not finite is skipped and not counted. This holds in float32 too, where the original
+    scripts would make all weights NaN.
 
-    Gradients are clipped by their true global norm. The originals take that of sparse gradients, such as those of
-    `tf.gather`, row by row, unless `manual_fp16` or Horovod made them dense before: where a batch names a row several
-    times, their norm is another than that of the sum.
+    Gradients are clipped by their true global norm. The original scripts compute the norm of a sparse gradient, such as
+    that of `tf.gather`, from its rows one by one, unless `manual_fp16` or Horovod made it dense before. If a batch
+    contains a row several times, the result differs from the norm of the summed gradient.
 
     Args:
-        loss: The loss, a floating-point scalar tensor, not scaled.
-        init_lr: The learning rate at the end of the warm-up, a number of at least 0.
-        num_train_steps: Steps in the training, after which the rate is 0; a whole number from 1. With accumulation a
-            step is a window.
-        num_warmup_steps: Steps of the warm-up; 0 or None for none.
-        hvd: The module `horovod.tensorflow`, initialized, if several processes train together. tfmp takes the mean:
-            leave `hvd.DistributedOptimizer` out.
-        manual_fp16: The model computes in float16 where it says so: scale the loss by a scale that doubles after 1000
-            finite steps, and is halved at every second overflow.
-        use_fp16: Let TensorFlow rewrite the graph to float16; the scale is halved at every overflow. The rewrite acts
-            on GPUs only, and is a setting of the whole process, which lasts until
-            `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()`.
-        num_accumulation_steps: Runs in a window, a whole number from 1. Above 1 each run is of a micro-batch.
-        optimizer_type: "adam" or "lamb", in any case of letters.
-        allreduce_post_accumulation: Let the gradients travel once for each window, and not at every run. Each process
-            then clips its own.
-        init_loss_scale: The scale to start from, in both modes that have one; a number of at least 1.
+        loss: The unscaled loss, a floating-point scalar tensor.
+        init_lr: The learning rate at the end of the warm-up; at least 0.
+        num_train_steps: The number of steps of the whole training, after which the rate is 0; at least 1. With gradient
+            accumulation, one step takes `num_accumulation_steps` runs.
+        num_warmup_steps: The number of steps of the warm-up; 0 or None for no warm-up.
+        hvd: The initialized module `horovod.tensorflow`, if several processes train together. tfmp averages the
+            gradients over the processes, so do not use `hvd.DistributedOptimizer` in addition.
+        manual_fp16: Set this if the model itself casts to float16. The loss is then scaled; the scale doubles after
+            1000 finite steps and is halved at every second overflow.
+        use_fp16: Set this to let TensorFlow rewrite the graph to float16. The loss is then scaled; the scale doubles
+            after 1000 finite steps and is halved at every overflow. The rewrite acts on GPUs only. It is a setting of
+            the whole process, and lasts until
+            `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()` is called.
+        num_accumulation_steps: The number of runs whose gradients are accumulated for one step; at least 1. If it is
+            more than 1, each run processes one micro-batch.
+        optimizer_type: "adam" or "lamb", in upper or lower case.
+        allreduce_post_accumulation: If True, the processes exchange gradients once for each step and not at each run.
+            Each process then clips its own gradients.
+        init_loss_scale: The loss scale at the start of training, in both float16 modes; at least 1.
 
     Returns:
-        The op; it counts the global step, so no line of the script is to assign it.
+        The op that trains. It increments the global step, so the script must not do that.
 
     Raises:
         TypeError: A setting is of the wrong type.
-        ValueError: A setting is out of range; or both float16 modes are asked for, or Horovod is not initialized, or
-            the graph trains its variables already.
-        NotImplementedError: Runs are to be accumulated under a `tf.distribute` strategy.
-        RuntimeError: It is called eagerly.
+        ValueError: A setting is out of range; or both float16 modes are chosen; or Horovod is not initialized; or the
+            graph already holds an op that trains its variables.
+        NotImplementedError: Gradients are to be accumulated under a `tf.distribute` strategy.
+        RuntimeError: TensorFlow executes eagerly.
 
     Example:
         >>> import tfmp.bert as optimization
@@ -139,59 +143,71 @@ def build_training(
     is_distributed: bool | None = None,
     aggregation_dtype: str | None = "auto",
 ) -> Training:
-    """Build what trains all trainable variables of the graph: BERT's schedule, clipping, optimizer and loss scaling.
+    """Build a training step with BERT's schedule, clipping, optimizer and loss scaling, for all trainable variables.
 
-        every run           grads = gradients of loss / num_accumulation_steps, the mean over Horovod's processes
-                            grads = grads clipped by their global norm
-                            sums = grads in the first run of a window, sums + grads in the others
-        the last of one     if sums are finite everywhere: optimizer.apply_gradients(sums); global_step += 1
-                            move the loss scale
+    One run of the step does the following. A window is the group of `num_accumulation_steps` runs that make one step.
+
+        every run                     grads = gradients of loss / num_accumulation_steps, averaged over the processes
+                                      grads = grads clipped by their global norm
+                                      sums = grads in the first run of a window, sums + grads in the other runs
+        the last run of a window      if all sums are finite: optimizer.apply_gradients(sums); global_step += 1
+                                      update the loss scale
+
+    In every mode, a step whose gradients are not finite is skipped on all processes, and is not counted. Without a
+    float16 mode the loss scale is fixed at 1 and adds no variable. The check is still needed there: a single infinity
+    would make every weight NaN, and every later checkpoint useless.
 
     Under a `tf.distribute` strategy each replica clips its own gradients, to `clip_norm` divided by the number of
-    replicas, and the sum of them is applied. The loss of a replica is its part of the whole, a mean divided by the
-    replicas: by Estimator, or else by the script. So what is applied is the mean of gradients that are each clipped to
-    `clip_norm`, as with `allreduce_post_accumulation`; the norm of it is at most `clip_norm`, and below that where the
-    replicas' gradients point elsewhere.
+    replicas, and the sum over the replicas is applied. The loss of a replica must be its part of the whole loss, which
+    is its mean loss divided by the number of replicas; Estimator divides it, any other script must do so itself. What
+    is applied is therefore the mean of gradients that are each clipped to `clip_norm`, as with
+    `allreduce_post_accumulation`. The norm of this mean is at most `clip_norm`, and lower if the gradients of the
+    replicas differ in direction.
 
-    In every mode a step that is not finite is skipped, on all processes, and not counted. In float32 too, with a
-    scale of 1 that adds no variable: a single infinity would make every weight NaN, and each checkpoint from then on.
+    Processes exchange scaled gradients. So in the float16 modes, small gradients are not lost when they are exchanged
+    in half precision.
 
-    Gradients travel between processes scaled; so in half precision, in the modes that have a scale to move, small ones
-    are not lost. Fetched by name, from a graph built outside of all scopes: `learning_rate:0`, the rate of this run;
-    `step_update:0`, the global step after it; `update_step:0`, whether it ends a window, if windows have more than one
-    run; `loss_scale:0`, in both modes that have one. Fetch the two named after steps together with the op:
-    fetching them takes the step too.
+    If the graph is built outside of all name scopes, these tensors can be fetched by name:
+
+        learning_rate:0    the learning rate of this run
+        loss_scale:0       the loss scale, in both float16 modes
+        step_update:0      the global step after this run
+        update_step:0      whether this run is the last one of its window, if a window has more than one run
+
+    Fetch `step_update:0` and `update_step:0` only together with the op, because fetching them runs the step too.
 
     Args:
-        loss: The loss, not scaled. `create_optimizer` tells more of it, and of all arguments up to `init_loss_scale`.
-        init_lr: The learning rate at the end of the warm-up.
-        num_train_steps: Steps until it is 0.
-        num_warmup_steps: Steps of the warm-up.
-        hvd: The module `horovod.tensorflow`, if several processes train together.
-        manual_fp16: Scale the loss, of a model that computes in float16 itself.
-        use_fp16: Scale the loss, and let TensorFlow rewrite the graph to float16.
-        num_accumulation_steps: Runs in a window.
-        optimizer_type: "adam" or "lamb".
-        allreduce_post_accumulation: Average over processes the sums of each window, and not every run's gradients.
-        init_loss_scale: The scale to start from.
-        start_rate: As in `warm_up_then_decay`, at least 0; by default the adjusted one for Adam, `init_lr` for LAMB.
-        weight_decay_rate: For all variables but biases and layer norms.
-        clip_norm: The largest global norm of a run's gradients; above 0.
-        loss_scale_manager: Decides the scale in place of the one that the mode stands for.
-        is_distributed: Whether several workers train together; by default if `hvd` is given. Horovod need not be
-            passed where this is true, only initialized.
-        aggregation_dtype: "float16" to let gradients travel so, None for their own type; by default float16 if Horovod
-            is given in the modes of float16.
+        loss: The unscaled loss, a floating-point scalar tensor.
+        init_lr: The learning rate at the end of the warm-up; at least 0.
+        num_train_steps: The number of steps of the whole training, after which the rate is 0; at least 1.
+        num_warmup_steps: The number of steps of the warm-up; 0 or None for no warm-up.
+        hvd: The initialized module `horovod.tensorflow`, if several processes train together.
+        manual_fp16: Whether to scale the loss of a model that itself casts to float16. See `create_optimizer`.
+        use_fp16: Whether to scale the loss and let TensorFlow rewrite the graph to float16. See `create_optimizer`.
+        num_accumulation_steps: The number of runs in a window; at least 1.
+        optimizer_type: "adam" or "lamb", in upper or lower case.
+        allreduce_post_accumulation: Whether to average over the processes the sums of each window, in place of the
+            gradients of each run.
+        init_loss_scale: The loss scale at the start of training, in both float16 modes; at least 1.
+        start_rate: The rate from which the decay starts at step 0, as in `warm_up_then_decay`; at least 0. By default,
+            with Adam the rate at which the decay meets the end of the warm-up, and with LAMB `init_lr`.
+        weight_decay_rate: The weight decay of all variables except biases and layer norms; at least 0.
+        clip_norm: The largest allowed global norm of the gradients of a run; above 0.
+        loss_scale_manager: A manager that decides the loss scale, in place of the manager of the float16 mode.
+        is_distributed: Whether several workers train together; by default whether `hvd` is given. If it is True and
+            Horovod is initialized, `hvd` need not be passed.
+        aggregation_dtype: The type in which processes exchange gradients: "float16", or None for the type of the
+            gradients. The default "auto" means float16 if `hvd` is given and a float16 mode is chosen, else None.
 
     Returns:
-        The op, the optimizer and the rate.
+        The op, the optimizer and the learning rate.
 
     Raises:
         TypeError: A setting is of the wrong type.
-        ValueError: A setting is out of range; or both float16 modes are asked for, or Horovod is not initialized, or
-            the graph trains its variables already.
-        NotImplementedError: Runs are to be accumulated under a `tf.distribute` strategy.
-        RuntimeError: It is called eagerly.
+        ValueError: A setting is out of range; or both float16 modes are chosen; or Horovod is not initialized; or the
+            graph already holds an op that trains its variables.
+        NotImplementedError: Gradients are to be accumulated under a `tf.distribute` strategy.
+        RuntimeError: TensorFlow executes eagerly.
 
     Example:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
@@ -209,8 +225,8 @@ def build_training(
     settings.flag("allreduce_post_accumulation", allreduce_post_accumulation)
     runs = settings.count("num_accumulation_steps", num_accumulation_steps)
     clip_norm = settings.positive("clip_norm", clip_norm)
-    modes.refuse_unsupported(hvd, runs)
-    modes.refuse_second_training()
+    precision_modes.refuse_unsupported_setup(hvd, runs)
+    precision_modes.refuse_second_training()
     global_step = tf1.train.get_or_create_global_step()
     kind = _kind(optimizer_type)
     if start_rate is None and not kind.meets_warm_up:
@@ -225,13 +241,13 @@ def build_training(
     wrap = _SharesWindows if allreduce_post_accumulation and runs > 1 else LossScaleOptimizerV1
     optimizer = wrap(
         inner,
-        modes.manager(loss_scale_manager, manual_fp16, use_fp16, init_loss_scale),
+        precision_modes.manager_of_mode(loss_scale_manager, manual_fp16, use_fp16, init_loss_scale),
         is_distributed,
         sparse_as_dense=True,
         aggregation_dtype=aggregation_dtype,
     )
     if use_fp16:
-        modes.rewrite_graph(inner)
+        precision_modes.enable_float16_rewrite(inner)
     train_op = _step(optimizer, loss, runs, clip_norm, global_step)
     with tf.control_dependencies([train_op]):
         tf.identity(global_step.read_value(), name="step_update")
@@ -239,12 +255,13 @@ def build_training(
 
 
 class _Kind(NamedTuple):
-    """What an optimizer type stands for.
+    """An optimizer type, with the schedule that the published scripts use for it.
 
     Attributes:
-        make: The optimizer's class.
-        power: The power of the decay.
-        meets_warm_up: Whether the decay starts from where it meets the end of the warm-up, and not from `init_lr`.
+        make: The class of the optimizer.
+        power: The power of the learning rate's decay.
+        meets_warm_up: Whether the decay starts from the rate at which it meets the end of the warm-up. If False, it
+            starts from `init_lr`.
     """
 
     make: type[AdamWeightDecayOptimizer]
@@ -266,7 +283,7 @@ def _kind(optimizer_type: str) -> _Kind:
 
 
 class _SharesWindows(LossScaleOptimizerV1):
-    """Averages over Horovod's processes the gradients that it applies, in place of those that it computes."""
+    """Averages gradients over Horovod's processes when it applies them, not when it computes them."""
 
     def _averages_windows(self) -> bool:
         return True
@@ -280,7 +297,8 @@ def _step(
         raise ValueError("the graph has no trainable variables: build the model before its optimizer.")
     part = loss / runs if runs > 1 else loss
     grads = [grad for grad, _ in optimizer.compute_gradients(part, variables)]
-    # Under tf.distribute these are a replica's part of the mean, which the parts are summed to when they are applied.
+    # Under tf.distribute the gradients of a replica are its part of the mean, and apply_gradients adds the parts. So
+    # each part is clipped to its share of clip_norm.
     clipped, norm = clipping.clip_by_global_norm(grads, clip_norm / tf.distribute.get_strategy().num_replicas_in_sync)
 
     def apply(grads: Gradients) -> tf.Operation:

@@ -1,1 +1,1 @@
-"""Reading what other systems, and older versions, saved."""
+"""Readers for what other systems, and older versions of tfmp, saved."""

@@ -1,4 +1,4 @@
-"""What a training run was saved in, whichever system wrote it, as plain data."""
+"""Reads checkpoints, SavedModels and files of Keras, and returns their content as plain data."""
 
 import json
 import zipfile
@@ -12,11 +12,12 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 
 class SavedObject(NamedTuple):
-    """An object in a checkpoint of `tf.train.Checkpoint`.
+    """An object in a checkpoint that `tf.train.Checkpoint` wrote.
 
     Attributes:
-        children: The positions of the objects that it holds, by their names there.
-        key: The key of its value; None if it is no variable.
+        children: For each attribute of the object that is itself saved: the attribute's name, and the position of its
+            value in `SavedRun.objects`.
+        key: The key of the object's value in `SavedRun.scalars`; None if the object is not a scalar variable.
     """
 
     children: Mapping[str, int]
@@ -24,14 +25,14 @@ class SavedObject(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """What a training run was saved in.
+    """The content of a checkpoint, a SavedModel or a file of Keras.
 
     Attributes:
-        path: The file, or the checkpoint's prefix.
-        keys: The keys of all values.
-        scalars: The values that are scalars, by their keys.
-        objects: The objects of a `tf.train.Checkpoint`; None elsewhere.
-        optimizer: How Keras describes the optimizer; None where it does not.
+        path: The path of the file, or the prefix of the checkpoint.
+        keys: The keys of all saved values.
+        scalars: The saved scalars, by their keys.
+        objects: The saved objects if `tf.train.Checkpoint` wrote the checkpoint, otherwise None.
+        optimizer: The optimizer's configuration if Keras saved it in the file, otherwise None.
     """
 
     path: str
@@ -45,12 +46,12 @@ def read_saved_run(path: str) -> SavedRun:
     """Read a checkpoint, a SavedModel or a file of Keras.
 
     Args:
-        path: The prefix of a checkpoint; a directory that holds checkpoints, of which the latest is read, or a
-            SavedModel; or a file `.keras` or `.h5`.
+        path: The prefix of a checkpoint; a directory that holds checkpoints (the latest is read) or a SavedModel; or a
+            file whose name ends in `.keras` or `.h5`.
 
     Raises:
-        FileNotFoundError: There is nothing of the kind.
-        ValueError: What is there cannot be read.
+        FileNotFoundError: There is no such checkpoint, SavedModel or file.
+        ValueError: The checkpoint, SavedModel or file cannot be read.
     """
     if PurePosixPath(path).suffix in {".keras", ".h5", ".hdf5"}:
         if not tf.io.gfile.exists(path):
@@ -59,29 +60,29 @@ def read_saved_run(path: str) -> SavedRun:
             with tf.io.gfile.GFile(path, "rb") as file:
                 return _read_keras_file(path, file) if path.endswith(".keras") else _read_hdf5(path, file)
         except (OSError, KeyError, ValueError, zipfile.BadZipFile, tf.errors.OpError) as error:
-            raise ValueError(f"{path} cannot be read, it may be broken or not whole: {error}") from error
+            raise ValueError(f"{path} cannot be read, it may be damaged or incomplete: {error}") from error
     prefix = _checkpoint_prefix(path)
     try:
         return _read_checkpoint(prefix)
     except (ValueError, IndexError, tf.errors.OpError) as error:
-        raise ValueError(f"the checkpoint {prefix} cannot be read, it may be broken or not whole: {error}") from error
+        raise ValueError(f"the checkpoint {prefix} cannot be read, it may be damaged or incomplete: {error}") from error
 
 
 def open_checkpoint(path: str) -> Any:  # noqa: ANN401 - TensorFlow's reader
-    """Return TensorFlow's reader of a checkpoint.
+    """Return TensorFlow's reader for a checkpoint.
 
     Args:
-        path: Its prefix, or a directory that holds checkpoints, of which the latest is read, or a SavedModel.
+        path: The prefix of a checkpoint, or a directory that holds checkpoints (the latest is read) or a SavedModel.
 
     Raises:
-        FileNotFoundError: There is no checkpoint.
-        ValueError: It cannot be read.
+        FileNotFoundError: There is no such checkpoint.
+        ValueError: The checkpoint cannot be read.
     """
     prefix = _checkpoint_prefix(path)
     try:
         return tf.train.load_checkpoint(prefix)
     except (ValueError, tf.errors.OpError) as error:
-        raise ValueError(f"the checkpoint {prefix} cannot be read, it may be broken or not whole: {error}") from error
+        raise ValueError(f"the checkpoint {prefix} cannot be read, it may be damaged or incomplete: {error}") from error
 
 
 def _checkpoint_prefix(path: str) -> str:
@@ -89,12 +90,12 @@ def _checkpoint_prefix(path: str) -> str:
         latest = tf.train.latest_checkpoint(path)
         if latest is not None:
             return str(latest)
-        of_saved_model = f"{path}/variables/variables"
-        if tf.io.gfile.exists(f"{of_saved_model}.index"):
-            return of_saved_model
+        saved_model_prefix = f"{path}/variables/variables"
+        if tf.io.gfile.exists(f"{saved_model_prefix}.index"):
+            return saved_model_prefix
         raise FileNotFoundError(
             f"{path} holds neither a checkpoint that its file `checkpoint` names nor a SavedModel: pass the prefix of "
-            "a checkpoint, the part of its files' names before `.index`."
+            "a checkpoint, which is the part of its files' names before `.index`."
         )
     prefix = path.removesuffix(".index")
     if not tf.io.gfile.exists(f"{prefix}.index"):
@@ -137,7 +138,7 @@ def _read_keras_file(path: str, file: BinaryIO) -> SavedRun:
 
 
 def _read_hdf5(path: str, file: Any) -> SavedRun:  # noqa: ANN401 - a file, or a member of an archive
-    # A dependency of TensorFlow, needed here alone.
+    # Imported here because only files of Keras need it. TensorFlow depends on it, so it is installed.
     import h5py
 
     values: dict[str, Any] = {}
@@ -148,7 +149,7 @@ def _read_hdf5(path: str, file: Any) -> SavedRun:  # noqa: ANN401 - a file, or a
                 values[key] = item[()] if item.shape == () else None
 
         opened.visititems(note)
-        # Only models in Keras' legacy format have it.
+        # Only a model in the legacy `.h5` format of Keras has this attribute.
         training = json.loads(opened.attrs.get("training_config", "{}"))
     scalars = {key: value for key, value in values.items() if isinstance(value, np.generic)}
     return SavedRun(path, sorted(values), scalars, optimizer=training.get("optimizer_config"))

@@ -1,15 +1,17 @@
-"""Where each system puts the loss scale and its counters.
+"""Finds the loss scale and its counters among the saved values of a training run.
 
-A system is known by what it calls the scale:
+The names of the saved variables identify the system that saved them:
 
+    name of the scale     names of the counters    system
     loss_scale            good_steps, bad_steps    tf.contrib and tfmp
-    loss_scale            good_steps, log_mean     tfmp's LogMaxLossScaleManager, which counts no bad steps
-    current_loss_scale    good_steps               TensorFlow's own wrapper for TF1, and Keras 2's
-    dynamic_scale         step_counter             Keras 3's
+    loss_scale            good_steps               tfmp's LogMaxLossScaleManager, which also saves log_mean
+    current_loss_scale    good_steps               TensorFlow's own wrapper for TF1, and Keras 2
+    dynamic_scale         step_counter             Keras 3
 
-A `Saver` writes these names, `tf.train.Checkpoint` an object that holds them. Keras' weights files have no names but
-the positions of an optimizer's variables; there the types tell. A manager of one's own that keeps a state of the very
-types of one of tfmp's cannot be told from it there.
+A checkpoint of a `Saver` has these names as its keys. A checkpoint of `tf.train.Checkpoint` has an object with
+attributes of these names. A weights file of Keras has no names: its keys are the positions of the optimizer's
+variables, so the system is identified by the types of the variables. In such a file, a user's own manager that saves
+variables of the same types as one of tfmp's managers cannot be told apart from it.
 """
 
 import re
@@ -23,13 +25,13 @@ from tfmp.checkpoints.files import SavedObject, SavedRun
 
 
 class FoundScale(NamedTuple):
-    """A loss scale in what a run was saved in.
+    """Where a loss scale and its counters are stored among the saved values.
 
     Attributes:
-        writer: The system that wrote it, to be read by people.
-        scale: The key of the scale.
-        good: The key of the count of finite steps.
-        bad: The key of the count of overflowed steps; None for systems that do not count them.
+        writer: The name of the system that saved the scale, for messages and for the user.
+        scale: The key of the loss scale.
+        good: The key of the number of finite steps.
+        bad: The key of the number of overflowed steps; None if the system does not count them.
     """
 
     writer: str
@@ -39,13 +41,14 @@ class FoundScale(NamedTuple):
 
 
 def find_scales(run: SavedRun) -> list[FoundScale]:
-    """Return the loss scales in what a run was saved in.
+    """Return where the loss scales of a saved run are stored.
 
     Args:
-        run: What was saved.
+        run: The content of the checkpoint or file.
 
     Raises:
-        ValueError: There are several managers, and which counter is of which cannot be told.
+        ValueError: The checkpoint holds the variables of several managers of different classes, and their names do not
+            tell which counters belong to which scale.
 
     Example:
         >>> scalars = {"loss_scale": np.float32(8), "good_steps": np.int32(2), "bad_steps": np.int32(0)}
@@ -62,7 +65,7 @@ class _Names(NamedTuple):
     good: str
     bad: str | None
     writer: str
-    # What tells the system from another with these names.
+    # The name of one more variable, which tells this system from another with the same names above.
     mark: str | None = None
 
     @property
@@ -88,23 +91,23 @@ def _in_objects(objects: Sequence[SavedObject]) -> list[FoundScale]:
             writer = system.writer
             if system is _TFMP:
                 writer = "tfmp"
-            elif system is _TENSORFLOW and _is_of_keras(objects, index):
+            elif system is _TENSORFLOW and _is_held_by_keras(objects, index):
                 writer = "Keras 2's LossScaleOptimizer"
             bad = None if system.bad is None else keys[system.bad]
             found.append(FoundScale(writer, keys[system.scale], keys[system.good], bad))
     return found
 
 
-def _is_of_keras(objects: Sequence[SavedObject], scale: int) -> bool:
-    """Tell whether the optimizer that holds a scale is of Keras, whose optimizers count their steps."""
+def _is_held_by_keras(objects: Sequence[SavedObject], scale: int) -> bool:
+    """Return True if an optimizer of Keras holds the scale. Such an optimizer also holds a counter of its steps."""
     return any(
         holder.children.get("loss_scale") == scale and not {"_iterations", "iter"}.isdisjoint(holder.children)
         for holder in objects
     )
 
 
-# The path, the name that a number follows when it was taken, the variable below it in a Saver's own map, and the ending
-# of Keras' legacy files.
+# A key is made of the path of a scope; the variable's name; a number, if that name was already taken; "/value", if the
+# script passed tfmp's variables to the Saver by the names of their ops; and ":0" in the legacy files of Keras.
 _NAME = re.compile(r"(?P<scope>.*?/)??(?P<name>[a-z_]+?)(_(?P<number>\d+))?(?P<below>/value)?(:0)?")
 
 
@@ -123,15 +126,16 @@ def _by_names(run: SavedRun) -> list[FoundScale]:
             others = len(keys.get((scope, "bad_steps", below), {}))
             if system is _LOG_MAX and 0 < len(scales) - others < len(scales) == others + len(by_name["log_mean"]):
                 raise ValueError(
-                    f"{run.path} holds the scales {', '.join(sorted(scales.values()))} of managers of several kinds, "
-                    "and their names do not tell which is of which: read each scale's variable yourself, with "
-                    "tf.train.load_checkpoint."
+                    f"{run.path} holds the scales {', '.join(sorted(scales.values()))} of managers of several classes, "
+                    "and their names do not tell which counters belong to which scale: read each scale's variable "
+                    "yourself, with tf.train.load_checkpoint."
                 )
-            # The n-th manager made the n-th of each, whatever numbers they got.
+            # Each manager created one variable of each name, so the n-th scale belongs to the n-th counter, even if the
+            # numbers in their names differ.
             if any(len(column) != len(scales) for column in by_name.values()):
                 continue
             columns = [[column[number] for number in sorted(column)] for column in by_name.values()]
-            # tf.contrib never met Keras' files.
+            # A scope of a Keras file: tf.contrib cannot have written it.
             writer = system.writer if system is not _TFMP or not scope.startswith("optimizer_weights/") else "tfmp"
             found += [
                 FoundScale(writer, row[0], row[1], row[2] if system.bad else None) for row in zip(*columns, strict=True)
@@ -140,14 +144,17 @@ def _by_names(run: SavedRun) -> list[FoundScale]:
     return found
 
 
-#: The types of the variables that a wrapper has before those of the optimizer inside it; int64 is `l`.
+#: The types of the variables that a wrapper saves in front of those of the wrapped optimizer, one letter for each
+#: variable: the kind of its NumPy type, but `l` for int64.
 _POSITIONS = (
-    # Keras 3's: iteration, learning rate, count, scale.
+    # Keras 3's own wrapper: iteration, learning rate, counter, scale.
     (_KERAS3.writer, re.compile(r"[il]f(?P<good>[il])(?P<scale>f)")),
-    # tfmp's for Keras 3, and for Keras 2 without the first two: scale, good, bad, with a tolerance all steps, and what
-    # became of the steps.
+    # tfmp's wrapper with an ExponentialUpdateLossScaleManager: iteration and learning rate (in Keras 3 only), scale,
+    # good steps, bad steps, with a tolerance also the steps since the last change. The outcomes of the steps follow:
+    # three counts and a flag.
     ("tfmp", re.compile(r"(?:[il]f)?(?P<scale>f)(?P<good>i)(?P<bad>i)i?lllb")),
-    # LogMax: scale, mean, variance, observations, margin, good, and what became of the steps.
+    # tfmp's wrapper with a LogMaxLossScaleManager: iteration and learning rate (in Keras 3 only), scale, mean,
+    # variance, number of observations, margin, good steps. The outcomes of the steps follow.
     ("tfmp", re.compile(r"(?:[il]f)?(?P<scale>f)ffii(?P<good>i)lllb")),
 )
 

@@ -1,15 +1,17 @@
-"""Which variable of a graph belongs to which key of an old checkpoint, where names have changed.
+"""Maps the keys of an old checkpoint to the variables of a graph whose names differ.
 
-What tf.compat.v1 makes under TensorFlow 2 has the names of TensorFlow 1.15, but for these:
+Variables that tf.compat.v1 creates under TensorFlow 2 have the names that they had under TensorFlow 1.15, except for:
 
-    Adam's powers    their scope counts the conditionals that were made before, and so tells of the script's other
-                     parts; a bare Adam, and TensorFlow's own wrapper, have none:
+    Adam's powers    Their scope counts the conditionals (`tf.cond`) that were built before them, and so depends on the
+                     other parts of the script. A bare Adam, and TensorFlow's own wrapper, have no such scope:
                          beta1_power    cond/beta1_power    cond_1/beta1_power    cond/cond/beta1_power
-                     Inside the user's own `tf.cond` control flow v1 gives the last of these, v2 the second.
-    loss_scale       the number behind it counts what else has the name: a summary, or a second manager.
+                     If the step is built inside the user's own `tf.cond`, control flow v1 gives the last of these names
+                     and control flow v2 gives the second.
+    loss_scale       A number follows the name if the name was already taken, by a summary or a second manager.
 
-So a variable is looked for by its name without the scopes of conditionals, and these few without their numbers.
-Several of one such name, as in a GAN, are taken in the order in which they were made.
+The variables are therefore matched by their names without the scopes of conditionals, and Adam's powers and the
+variables of managers also without their numbers. If several variables have the same name after that, as in a GAN, they
+are matched in the order in which they were created.
 """
 
 import difflib
@@ -29,25 +31,26 @@ from tfmp.core.storage.graph_variables import checkpoint_key
 def checkpoint_variable_map(
     path: str | os.PathLike[str], variables: Iterable[tf.Variable] | None = None
 ) -> dict[str, Any]:
-    """Return which variable each key of an old checkpoint belongs to, as a `Saver` takes it.
+    """Return the variable that belongs to each key of an old checkpoint, for the `var_list` of a `Saver`.
 
-    `Saver(var_list=...)` then restores a checkpoint whose names differ from the graph's: one that was written with
-    another number of conditionals (`tf.cond`) in the script, under another control flow, by a bare optimizer, or by
-    TensorFlow's own wrapper for TF1. Variables of the same name are restored as ever.
+    `tf.compat.v1.train.Saver(var_list=...)` with the returned mapping restores a checkpoint whose names differ from
+    those of the graph. The names differ if the checkpoint was written by a script with another number of conditionals
+    (`tf.cond`), under the other version of control flow, by an optimizer without loss scaling, or by TensorFlow's own
+    wrapper for TF1. Variables whose names are unchanged are mapped too.
 
     Args:
-        path: The checkpoint's prefix, or the directory that holds it.
-        variables: The variables to restore; by default `tf.compat.v1.global_variables()`. Leave out what the checkpoint
-            does not hold, and initialize it.
+        path: The prefix of the checkpoint, or the directory that holds it.
+        variables: The variables to restore; by default `tf.compat.v1.global_variables()`. Leave out the variables that
+            the checkpoint does not hold, and initialize them.
 
     Returns:
-        The variables by their keys in the checkpoint; for a partitioned variable the list of its parts.
+        The variables by their keys in the checkpoint. The value for a partitioned variable is the list of its parts.
 
     Raises:
-        TypeError: `variables` is no list of variables.
-        FileNotFoundError: There is no checkpoint.
-        ValueError: It cannot be read; or it does not hold all of the variables; or they can be assigned in more than
-            one way. The error lists the variables, and what in the checkpoint is nearest.
+        TypeError: `variables` is not a list of variables.
+        FileNotFoundError: There is no such checkpoint.
+        ValueError: The checkpoint cannot be read, or it does not hold all of the variables, or the variables match its
+            keys in more than one way. The error lists these variables with the most similar keys of the checkpoint.
 
     Example:
         >>> import tempfile, tfmp
@@ -76,7 +79,8 @@ def checkpoint_variable_map(
     faults = []
     for place, names in wanted.items():
         keys = saved.get(place, [])
-        # By name, if all of them are there: a single exact name among several may be another optimizer's.
+        # Variables are paired by their exact names only if the checkpoint has all of these names. If it has only some,
+        # an equal name may belong to another optimizer, so all variables are paired in order.
         paired = {name: name for name in names} if set(names) <= set(keys) else dict(zip(names, keys, strict=False))
         for name in names:
             here = in_graph[name]
@@ -91,14 +95,14 @@ def checkpoint_variable_map(
                 mapping[paired[name]] = here.variable
     if faults:
         raise ValueError(
-            f"the checkpoint {path} does not fit {len(faults)} of {len(in_graph)} variables: leave out of `variables` "
-            "what it does not hold, and initialize that.\n  " + "\n  ".join(faults)
+            f"the checkpoint {path} does not fit {len(faults)} of {len(in_graph)} variables: leave the variables "
+            "that it does not hold out of `variables`, and initialize them.\n  " + "\n  ".join(faults)
         )
     return mapping
 
 
 class _InGraph(NamedTuple):
-    """A variable, or the parts of one, with the shape that it has in a checkpoint."""
+    """A variable, or the list of its parts, with the shape and type of the whole variable in a checkpoint."""
 
     variable: Any
     shape: tuple[int, ...]
@@ -114,25 +118,25 @@ def _by_key(variables: Iterable[tf.Variable]) -> dict[str, _InGraph]:
 
 def _in_graph(parts: Sequence[Any]) -> _InGraph:
     first = parts[0]
-    of_whole = None if isinstance(first, tf.distribute.DistributedValues) else first._get_save_slice_info()
-    if of_whole is None or not of_whole.full_shape:
+    slice_info = None if isinstance(first, tf.distribute.DistributedValues) else first._get_save_slice_info()
+    if slice_info is None or not slice_info.full_shape:
         return _InGraph(first, tuple(first.shape.as_list()), first.dtype.base_dtype)
-    return _InGraph(list(parts), tuple(of_whole.full_shape), first.dtype.base_dtype)
+    return _InGraph(list(parts), tuple(slice_info.full_shape), first.dtype.base_dtype)
 
 
 _CONDITIONAL = re.compile(r"cond(?:_(\d+))?")
 _NUMBERED = re.compile(r"(beta[12]_power|loss_scale|good_steps|bad_steps)(?:_(\d+))?")
 
-# What a Saver wrote that was given tfmp's variables by the names of their ops.
-_BELOW = re.compile(r"\b((?:loss_scale|good_steps|bad_steps)(?:_\d+)?)/value$")
+# The ending of tfmp's variables if the script passed them to the Saver by the names of their ops.
+_VALUE = re.compile(r"\b((?:loss_scale|good_steps|bad_steps)(?:_\d+)?)/value$")
 
 
 def _grouped(keys: Iterable[str]) -> dict[str, list[str]]:
-    """Return the keys in the order in which they were made, by what they are called without that order."""
+    """Group the keys by their names without numbers; sort each group by the order of creation."""
     groups: dict[str, list[tuple[list[int], str]]] = defaultdict(list)
     for key in keys:
         numbers, rest = [], []
-        for part in _BELOW.sub(r"\1", key).split("/"):
+        for part in _VALUE.sub(r"\1", key).split("/"):
             if match := _CONDITIONAL.fullmatch(part):
                 numbers.append(int(match[1] or 0))
             elif match := _NUMBERED.fullmatch(part):

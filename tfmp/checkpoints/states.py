@@ -1,4 +1,4 @@
-"""Reads the loss scale that a run ended with, whichever system saved it."""
+"""Reads the last loss scale of a training run from what tfmp or another system saved."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,16 @@ from tfmp.checkpoints.layouts import FoundScale, find_scales
 
 
 class SavedLossScale(NamedTuple):
-    """A loss scale and its counters, as a run left them.
+    """A loss scale and its counters, as a training run saved them.
 
     Attributes:
-        loss_scale: The scale, as it was saved: some systems let it reach 0 or infinity.
-        good_steps: Finite steps since the scale last changed or a step overflowed.
-        bad_steps: Overflowed steps since the scale last changed; 0 where a system, or a LogMaxLossScaleManager, lowers
-            the scale at each. Below 0 while hysteresis forgives them.
-        writer: The system that wrote it, to be read by people.
-        key: The key of the scale in the file.
+        loss_scale: The saved scale. It is not validated: some systems let it reach 0 or infinity.
+        good_steps: The number of finite steps since the scale last changed or a step overflowed.
+        bad_steps: The number of overflowed steps since the scale last changed. It is 0 for systems that lower the scale
+            at each overflow, as `tfmp.LogMaxLossScaleManager` does too. It is negative while the hysteresis of a
+            manager still tolerates overflows.
+        writer: The name of the system that saved the scale, as a text for people.
+        key: The key of the scale in the checkpoint or file.
     """
 
     loss_scale: float
@@ -28,44 +29,47 @@ class SavedLossScale(NamedTuple):
 
 
 def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) -> SavedLossScale:
-    """Read the loss scale that a run ended with, whichever system saved it.
+    """Read the last loss scale of a training run from what tfmp or another system saved.
 
-    A run that moves to tfmp starts from there, instead of searching for its scale again: give the scale to a manager
-    as `init_loss_scale`, or scale and counters to the `continue_from` of one that changes its scale.
-    Nothing but TensorFlow is needed to read, not even the Keras that wrote the file.
+    A run that moves to tfmp can start from this scale instead of searching for a good scale again. Pass `loss_scale` to
+    a manager as `init_loss_scale`, or pass the scale and its counters to the method `continue_from` of a manager that
+    changes its scale. Reading needs only TensorFlow, not the version of Keras that wrote the file.
 
-    It finds the scale of
+    The function finds the loss scale of
 
-    * tf.contrib.mixed_precision and tfmp in checkpoints of a `Saver` and of Estimator;
-    * TensorFlow's `MixedPrecisionLossScaleOptimizer`, which `enable_mixed_precision_graph_rewrite` makes, in
+    * tf.contrib.mixed_precision and tfmp, in checkpoints of a `Saver` and of Estimator;
+    * TensorFlow's `MixedPrecisionLossScaleOptimizer`, which `enable_mixed_precision_graph_rewrite` creates, in
       checkpoints of a `Saver` and of `tf.train.Checkpoint`;
-    * Keras 2 (Keras 2.15, tf_keras) in checkpoints, weights in TensorFlow's format, and SavedModels;
-    * Keras 3 in checkpoints, and in files `.keras`, `.weights.h5` and `.h5`;
-    * tfmp around either Keras' optimizers in all of these.
+    * Keras 2 (Keras 2.15 and tf_keras), in checkpoints, in weights in TensorFlow's format, and in SavedModels;
+    * Keras 3, in checkpoints and in `.keras`, `.weights.h5` and `.h5` files;
+    * tfmp's wrapper for an optimizer of either Keras, in all of these.
 
-    A manager of your own is found where it keeps tfmp's names. Weights files (`.weights.h5`, and `.keras`, which holds
-    one) have no names: there it is not found, or taken for one of tfmp's if the types of its variables are the same.
+    The scale of your own manager class is found if its variables have the same names as those of tfmp's managers.
+    Weights files have no names (`.weights.h5`, and `.keras`, which contains one). There your manager is not found, or
+    it is mistaken for one of tfmp's managers if its variables have the same types.
 
-    A scale that was fixed is no variable, and in no checkpoint. It is known from the files of Keras that describe the
-    optimizer, `.keras` and `.h5`; from these `good_steps` and `bad_steps` are 0.
+    A fixed scale is not a variable, so no checkpoint holds it. It is read from files in which Keras describes the
+    optimizer, which are `.keras` and `.h5` files. In this case `good_steps` and `bad_steps` are 0.
 
     Args:
-        path: The prefix of a checkpoint; a directory that holds checkpoints, of which the latest is read, or a
-            SavedModel; or a file `.keras`, `.weights.h5` or `.h5`.
-        key: Which scale, where there are several, as in a GAN: the key of one that the error lists.
+        path: The prefix of a checkpoint; a directory that holds checkpoints (the latest is read) or a SavedModel; or a
+            `.keras`, `.weights.h5` or `.h5` file.
+        key: The key of the scale to read, if the file holds several scales, as that of a GAN may. Without a key, the
+            error lists the keys of all scales.
 
     Returns:
-        The scale and its counters.
+        The loss scale and its counters.
 
     Raises:
         FileNotFoundError: There is no such file or checkpoint.
-        ValueError: It cannot be read; or it holds no scale, or several and `key` is not given, or none of that key;
-            or scales whose counters cannot be told apart, as of a `Saver` with managers of several kinds.
+        ValueError: The file cannot be read; or it holds no loss scale; or it holds several and `key` is not given; or
+            it holds no scale with this key; or the counters of several scales cannot be told apart, as in a checkpoint
+            of a `Saver` with managers of several classes.
 
     Example:
         >>> import tempfile, tensorflow as tf, tfmp
         >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session, tempfile.TemporaryDirectory() as path:
-        ...     _ = tfmp.ExponentialUpdateLossScaleManager(4096, 1000)  # stands for tf.contrib's
+        ...     _ = tfmp.ExponentialUpdateLossScaleManager(4096, 1000)  # in place of tf.contrib's manager
         ...     session.run(tf.compat.v1.global_variables_initializer())
         ...     _ = tf.compat.v1.train.Saver().save(session, path + "/model.ckpt")
         ...     saved = tfmp.read_loss_scale_state(path)
@@ -76,7 +80,7 @@ def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) 
     run = read_saved_run(os.fspath(path))
     found = {scale.scale: scale for scale in find_scales(run)}
     if key is not None and key not in found:
-        raise ValueError(f"{run.path} holds no loss scale of the key {key!r}. {_listed('loss scales', list(found))}.")
+        raise ValueError(f"{run.path} holds no loss scale with the key {key!r}. {_listed('loss scales', list(found))}.")
     if len(found) > 1 and key is None:
         raise ValueError(f"{run.path} holds several loss scales: pass key=, one of {', '.join(map(repr, found))}.")
     if not found:
@@ -95,7 +99,7 @@ def _state(run: SavedRun, found: FoundScale) -> SavedLossScale:
 
 
 def _fixed(run: SavedRun) -> SavedLossScale:
-    """Return the scale that Keras' description of the optimizer names; say what is there if it names none."""
+    """Return the fixed scale in Keras' description of the optimizer, or raise an error that lists the keys."""
     optimizer = run.optimizer or {}
     config: Mapping[str, Any] = optimizer.get("config") or {}
     manager = config.get("loss_scale_manager") or {}
@@ -111,20 +115,20 @@ def _fixed(run: SavedRun) -> SavedLossScale:
             f"Read a tf.train.Checkpoint of that run, or start again from its initial scale, {scale:g}."
         )
     raise ValueError(
-        f"{run.path} holds no loss scale. Looked for were loss_scale with good_steps and bad_steps (tf.contrib, tfmp) "
+        f"{run.path} holds no loss scale. tfmp looked for loss_scale with good_steps and bad_steps (tf.contrib, tfmp) "
         "or log_mean (tfmp), current_loss_scale with good_steps (TensorFlow's MixedPrecisionLossScaleOptimizer, "
         "Keras 2), dynamic_scale with step_counter (Keras 3), and the variables of a wrapper in Keras' weights files. "
-        "A fixed scale is in no checkpoint, Keras 2's own scale in no weights file, and neither is in a SavedModel "
-        "made to serve a model. "
+        "A fixed scale is not saved in a checkpoint, Keras 2's own scale is not saved in a weights file, and neither "
+        "is saved in a SavedModel that was exported for serving. "
         f"{_listed('keys', run.keys)}."
     )
 
 
 def _listed(what: str, keys: Sequence[str]) -> str:
     if not keys:
-        return f"There are no {what} in it"
+        return f"It has no {what}"
     return f"The first {what}: {', '.join(keys[:_LISTED])}" if len(keys) > _LISTED else f"Its {what}: {', '.join(keys)}"
 
 
-#: How many keys an error lists.
+#: The largest number of keys that an error lists.
 _LISTED = 10

@@ -1,1 +1,1 @@
-"""What shows the loss scale while a model trains."""
+"""Monitors that show the loss scale during training."""

@@ -1,4 +1,4 @@
-"""A Keras callback that shows the loss scale: in the progress bar, and wherever else Keras shows its logs."""
+"""A Keras callback that shows the loss scale in the progress bar and wherever else Keras shows its logs."""
 
 import inspect
 import logging
@@ -13,13 +13,13 @@ from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.script_lines import line_of_call
 from tfmp.core.step.status import StepProperties
-from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
+from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.optimizers.base import LossScaleOptimizer
 
-# TensorFlow has loaded the Keras that is `tf.keras`; where tf_keras is loaded too, the user asked for it. Either serves
-# in the `fit` of both: a Keras calls its callbacks' methods, whatever they derive from.
+# TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback
+# derived from the base class of one Keras works in the `fit` of another Keras too: `fit` only calls its methods.
 if "tf_keras" in sys.modules:
     import tf_keras as keras
 else:
@@ -29,49 +29,60 @@ _logger = logging.getLogger("tfmp")
 
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
-    data_class=1,  # DATA_CLASS_SCALAR, which TensorFlow does not export
+    data_class=1,  # the value of DATA_CLASS_SCALAR, which TensorFlow does not export
 )
 
 
 class LossScaleCallback(keras.callbacks.Callback):
-    """Adds `loss_scale` and `skipped_steps` to the logs of `fit`, at every batch and every epoch.
+    """Adds `loss_scale` and `skipped_steps` to the logs of `fit`, after each batch and each epoch.
 
-    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks show the two as they show the loss: this
-    callback puts itself in front of those that `fit` was given before it. The values are the optimizer's own after that
-    batch, `skipped_steps` the total so far. Validation and `evaluate` are left as they are.
+    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks then show the two values in the same way
+    as they show the loss. `loss_scale` is the scale after the batch, and `skipped_steps` is the total number of
+    skipped steps so far. The callback moves itself to the front of the list of callbacks, so that those given to `fit`
+    before it see the values too. Validation, `evaluate` and `predict` are not changed.
 
-    Keras 2 (tf_keras too), and Keras 3 before 3.11, show in the progress bar the mean over the epoch of all that is no
-    metric of the model. For the values themselves use `verbose=2`, or in Keras 2 put
+    Every `every_n_steps` batches, and at the end of each epoch, the callback reports. A report does three things:
+
+    * It writes TensorBoard summaries, if `summary_dir` is given.
+    * After skipped steps, it names the variables whose gradients overflowed at the last skipped step.
+    * It warns if training is stuck, which means one of three things: steps are skipped although the loss scale is at
+      its lowest value; the scale was lowered many times in a row without one applied step; or the loss is infinite or
+      NaN. The warning is not repeated until a step has been applied.
+
+    At the end of `fit` the callback logs how often the gradient of each variable overflowed during that `fit`. If
+    several processes train together, give the callback to each of them. A loss belongs to one process alone, so in
+    that case a bad loss causes a warning but never ends the training.
+
+    Messages go to `logging.getLogger("tfmp")`. When the callback first names a variable, it sets the level of
+    this logger to INFO unless the program has set a level, and adds a handler for standard error if none is set up.
+
+    Values are fetched from the device only for a report, and where Keras reads the logs of a batch anyway. Keras 2
+    reads them only with `verbose=1`, or if another callback needs numbers. In all other cases nothing is added to the
+    logs of a batch, so `TensorBoard(update_freq="batch")` without such a callback shows the two values by epoch only.
+
+    The progress bar of Keras 2 (tf_keras too) and of Keras 3 before 3.11 shows the mean over the epoch of each value
+    that is not a metric of the model. To see the values themselves, use `verbose=2`. In Keras 2 you can also put
     `keras.callbacks.ProgbarLogger("steps", stateful_metrics=["loss_scale", "skipped_steps"])` behind this callback.
 
-    Keras 2 reads the logs of a batch only with `verbose=1` or for a callback that needs numbers. Where it does not,
-    nothing is added for a batch: `TensorBoard(update_freq="batch")` alone shows the two by epochs.
-
-    A report comes every N batches and at the end of each epoch. There, and where the logs are read anyway, numbers are
-    fetched from the device; nowhere else. A report writes summaries, and after skipped steps it names the variables
-    whose gradients overflowed on the last of them; the end of `fit` tells how often each did since it began. And it
-    says, once, when training is stuck: the scale sits at its floor and steps are skipped all the same, it was lowered
-    again and again without one applied step, or the loss itself is infinite or NaN. Where several processes train
-    together, give the callback to each of them: the loss, which is one process's own, is then only warned of.
-
-    All that is said goes to `logging.getLogger("tfmp")`, as the hook's reports do.
-
-    A model whose optimizer is none of tfmp's is warned of, once, and left alone: in float16 because it needs loss
-    scaling, in float32 or bfloat16 because the callback then shows nothing, as where a switch turns float16 off.
+    If the model's optimizer is not a `tfmp.LossScaleOptimizer` (and no `scaler` is given), the callback shows nothing
+    and warns once: a float16 model needs loss scaling, and for a float32 or bfloat16 model the callback has no use.
 
     Args:
-        every_n_steps: Batches between two reports of an epoch.
-        summary_dir: A directory for TensorBoard summaries: the fields of `tfmp.LossScaleStatus`, over
-            the optimizer's `iterations`, or the scaler's applied steps. By default none are written.
-        on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end `fit`), or "raise".
-        stuck_after: After how many back-offs in a row without an applied step it is stuck.
-        scaler: The `tfmp.GradScaler` of a model whose own `train_step` scales the loss; by default the model's
-            optimizer, a `tfmp.LossScaleOptimizer`.
+        every_n_steps: The number of batches between two reports of an epoch.
+        summary_dir: A directory for TensorBoard summaries. Each report writes the fields of `tfmp.LossScaleStatus`
+            there. Their step is the optimizer's `iterations`, or, if `scaler` is given, the number of its applied
+            steps. By default no summaries are written.
+        on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends `fit`, "raise"
+            raises `LossScaleStuckError`.
+        stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
+            step.
+        scaler: The `tfmp.GradScaler` of a model whose own `train_step` scales the loss. By default the callback reads
+            the model's optimizer, which must then be a `tfmp.LossScaleOptimizer`.
 
     Raises:
-        TypeError: A number is none, or `scaler` is no scaler.
+        TypeError: `every_n_steps` or `stuck_after` is not a number, or `scaler` is not a `tfmp.GradScaler`.
         ValueError: An argument is out of range.
-        LossScaleStuckError: At a report: training is stuck, and `on_stuck` is "raise".
+        LossScaleStuckError: At a report, if training is stuck and `on_stuck` is "raise".
 
     Example:
         >>> import keras, tfmp
@@ -103,26 +114,26 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._writer: tf.summary.SummaryWriter | None = None
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._batches = 0
-        self._guilty = GuiltyVariables()
-        self._told_of_optimizer = False
+        self._overflow_messages = OverflowMessages()
+        self._warned_about_optimizer = False
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Take note of how `fit` was called.
+        """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch.
 
         Args:
-            params: The parameters, `verbose` among them.
+            params: What Keras passes to every callback: `verbose`, `epochs` and `steps`.
         """
         super().set_params(params)
-        # Private API of Keras 2, which waits for every batch's logs unless all callbacks that it calls for a batch say
-        # this (its CallbackList asks after it set the parameters). With verbose=1 the progress bar waits anyway, and
-        # is to show what is added here.
+        # Private API of Keras 2, which converts the logs of every batch to numbers, and so waits for the device, unless
+        # this attribute is True for all callbacks that it calls after a batch. Its CallbackList reads the attribute
+        # after this method returns. With verbose=1 the progress bar waits in any case, and shall show our values.
         self._supports_tf_logs = params.get("verbose", 1) != 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Go to the front of the callbacks; warn of a model that has no loss scale.
+        """Move to the front of the callbacks, and warn if the model has no loss scale.
 
         Args:
-            logs: Not used.
+            logs: Not used; Keras passes None.
         """
         del logs
         _put_in_front(self)
@@ -130,41 +141,42 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._batches = 0
         opt = self.model.optimizer
         if self._opt is not None:
-            self._guilty = GuiltyVariables(self._overflow_reports())
+            self._overflow_messages = OverflowMessages(self._overflow_reports())
             return
-        if not self._told_of_optimizer:
-            self._told_of_optimizer = True
+        if not self._warned_about_optimizer:
+            self._warned_about_optimizer = True
             _logger.warning("%s", _advice(self.model, opt, line_of_call()))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the two to the logs of a batch, if those are read; report if it is time to.
+        """Add the values to the logs of a batch if Keras reads these logs, and report if a report is due.
 
         Args:
-            batch: Its index in the epoch.
-            logs: The logs.
+            batch: The index of the batch in its epoch.
+            logs: The loss and the metrics of the batch. The two values are added to this dictionary.
         """
-        # The index, since `steps_per_execution` leaves batches out.
+        # Counted by the index, because with `steps_per_execution` Keras calls this method for some batches only.
         before = self._batches if self._batches <= batch else 0
         self._batches = batch + 1
-        # Tensors come in Keras 2's own dict, which it takes for the epoch's logs once it holds more than the metrics.
+        # Keras 2 passes tensors in a dictionary of its own. It would use that dictionary as the epoch's logs if it held
+        # more than the metrics, so nothing may be added to it.
         if not any(isinstance(value, tf.Tensor) for value in (logs or {}).values()):
             self._add_to(logs)
         if self._batches // self._every_n_steps > before // self._every_n_steps:
             self._report(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the two to the logs of an epoch, and report.
+        """Add the values to the logs of an epoch, and report.
 
         Args:
             epoch: Not used.
-            logs: The logs.
+            logs: The loss and the metrics of the epoch. The two values are added to this dictionary.
         """
         del epoch
         self._add_to(logs)
         self._report(logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Tell which variables overflowed how often since `fit` began.
+        """Log how often the gradient of each variable overflowed since `fit` began.
 
         Args:
             logs: Not used.
@@ -174,15 +186,16 @@ class LossScaleCallback(keras.callbacks.Callback):
             self._show_tables()
 
     @property
-    def _opt(self) -> Any:  # noqa: ANN401 - of any Keras
-        """The scaler, or the model's optimizer if it is one of ours."""
+    def _opt(self) -> Any:  # noqa: ANN401 - an object of any Keras
+        """The scaler if one was given, else the model's optimizer if tfmp wraps it, else None."""
         if self._scaler is not None:
             return self._scaler
         return self.model.optimizer if isinstance(self.model.optimizer, LossScaleOptimizer) else None
 
     def _add_to(self, logs: dict[str, Any] | None) -> None:
         if logs is not None and self._opt is not None:
-            # The manager's, since a scaler takes a read of its own `loss_scale` for scaling by hand.
+            # Read from the manager: a GradScaler takes a read of its own `loss_scale` as a sign that the script scales
+            # the loss by hand.
             loss_scale = self._opt.manager.get_loss_scale()
             logs.update(loss_scale=float(loss_scale), skipped_steps=int(self._opt.skipped_steps))
 
@@ -193,14 +206,14 @@ class LossScaleCallback(keras.callbacks.Callback):
         status = _numbers(manager.get_status())
         if self._summary_dir is not None:
             self._write_summaries(status)
-        for sentence in self._guilty.sentences(self._overflow_reports()):
+        for sentence in self._overflow_messages.new_overflows(self._overflow_reports()):
             visible_logger().info("%s", sentence)
         losses = [float(logs["loss"])] if logs and "loss" in logs else []
         try:
             if self._stuck.wants_stop(manager, status, losses):
                 self.model.stop_training = True
         except LossScaleStuckError:
-            # Keras ends no callback after an error.
+            # Keras does not call `on_train_end` after an error.
             self._show_tables()
             raise
 
@@ -211,22 +224,23 @@ class LossScaleCallback(keras.callbacks.Callback):
         ]
 
     def _show_tables(self) -> None:
-        for table in self._guilty.tables(self._overflow_reports()):
+        for table in self._overflow_messages.summary_tables(self._overflow_reports()):
             visible_logger().info("%s", table)
 
     def _write_summaries(self, status: LossScaleStatus) -> None:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._summary_dir)
-        # Keras' TensorBoard says for all of `fit` what may be written.
-        # A loop's own step may have several optimizers.
+        # A train_step with a scaler may use several optimizers, so none of their `iterations` counts its steps.
         step = self._opt.iterations if self._scaler is None else status.applied_steps
+        # record_if: Keras' TensorBoard callback sets for the whole of `fit` whether summaries are recorded.
         with self._writer.as_default(int(step)), tf.summary.record_if(True):
             for tag, value in status._asdict().items():
-                # What tf.summary.scalar writes, which itself needs TensorBoard to be installed.
+                # This writes what tf.summary.scalar would write; that function needs TensorBoard to be installed.
                 tf.summary.write(tag, np.float32(value), metadata=_SCALAR)
         self._writer.flush()
 
-    # Private API of Keras 2, whose own answer would be that all three are implemented; Keras 3's base has none of them.
+    # Private API of Keras 2, which asks each callback for which batches it must be called. A callback whose base class
+    # is that of Keras 3 would not have these methods.
     def _implements_train_batch_hooks(self) -> bool:
         return True
 
@@ -238,34 +252,36 @@ class LossScaleCallback(keras.callbacks.Callback):
 
 
 def _numbers(status: LossScaleStatus) -> LossScaleStatus:
-    """Return a status as numbers of Python."""
+    """Return a status with Python numbers in place of tensors."""
     return LossScaleStatus(*(np.asarray(value).item() for value in status))
 
 
-def _computes_in_float16(layer: Any) -> bool:  # noqa: ANN401 - of any Keras
+def _computes_in_float16(layer: Any) -> bool:  # noqa: ANN401 - an object of any Keras
     return getattr(layer, "compute_dtype", None) == "float16" or any(
         _computes_in_float16(part) for part in getattr(layer, "layers", ())
     )
 
 
 def _put_in_front(callback: LossScaleCallback) -> None:
-    """Move a callback to the front of the list that is calling it, if it can be found.
+    """Move a callback to the front of the list of callbacks that Keras is calling, if that list can be found.
 
-    `CSVLogger` takes its columns from the first logs that it sees.
+    Without this, a `CSVLogger` in front of the callback would miss our values, because it takes its columns from the
+    first logs that it sees.
     """
-    # Keras gives a callback no way to see the others, so they are read from the `CallbackList` among the callers.
+    # Keras gives a callback no access to the other callbacks. The list is therefore read from the call stack, where one
+    # of the frames is a method of Keras' `CallbackList`.
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         callbacks = getattr(caller, "callbacks", []) if type(caller).__name__ == "CallbackList" else []
         if any(each is callback for each in callbacks):
-            # Those before it were called already, so the loop over the list calls none twice.
+            # The callbacks in front of this one were called already, so Keras' loop over the list calls none twice.
             callbacks[:] = [callback, *(each for each in callbacks if each is not callback)]
             return
         frame = frame.f_back
 
 
-def _advice(model: Any, opt: Any, line: str) -> str:  # noqa: ANN401 - of any Keras
+def _advice(model: Any, opt: Any, line: str) -> str:  # noqa: ANN401 - an object of any Keras
     inner = getattr(opt, "inner_optimizer", None)
     in_float16 = _computes_in_float16(model)
     if inner is not None:

@@ -1,4 +1,4 @@
-"""A SessionRunHook that shows the loss scale: in the log, and in TensorBoard."""
+"""A SessionRunHook that shows the loss scale in the log and in TensorBoard."""
 
 from typing import Any
 
@@ -9,53 +9,58 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.step.graph_records import managers_of_graph, overflow_reports_of_graph
-from tfmp.monitoring.graph_losses import GraphLosses, values_of
-from tfmp.monitoring.guilty import GuiltyVariables
 from tfmp.monitoring.log import visible_logger
+from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
+from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
-    """Logs the loss scale, the global step, and the steps applied and skipped.
+    """Logs the loss scale, the global step, and how many steps were applied and skipped.
 
-    Reports come after the first step, then every N steps or seconds, and at the end. Every call of the session's
-    `run` counts as a step, skipped or not: `global_step` would stand still while steps are skipped. Between two
-    reports nothing is fetched.
+    The hook reports after the first step, then every N steps or seconds, and at the end of the session. Each call of
+    the session's `run` counts as one step, whether the step is applied or skipped. (`global_step` cannot serve as that
+    count, because it stands still while steps are skipped.) Between two reports the hook fetches nothing.
 
-    It warns, once, when `global_step` goes up faster than steps are applied: a script that advances it by hand counts
-    twice. The warning names the line, if the graph tells it.
+    A report that follows skipped steps names the variables whose gradients overflowed at the last skipped step. At the
+    end of the session the hook logs how often the gradient of each variable overflowed during the session.
 
-    A report after skipped steps names the variables whose gradients overflowed on the last of them, and the end of the
-    session tells how often each did since it began.
+    The hook warns when training is stuck, which means one of three things: steps are skipped although the loss scale is
+    at its lowest value; the scale was lowered many times in a row without one applied step; or the unscaled loss is
+    infinite or NaN. The warning is not repeated until a step has been applied. To check the loss, the hook fetches it
+    at each report, in the same `session.run` call that takes the step. If several processes train together, give the
+    hook to each of them. A loss belongs to one process alone, so in that case a bad loss causes a warning but never
+    ends the training.
 
-    It says, once, when training is stuck: the scale sits at its floor and steps are skipped all the same, it was
-    lowered again and again without one applied step, or the loss itself is infinite or NaN. For the latter it
-    fetches the loss of the steps that it reports, in the run that takes them. Where several processes train together,
-    give the hook to each of them: the loss, which is one process's own, is then only warned of.
+    The hook also warns, once, when `global_step` goes up faster than steps are applied. This happens if a script
+    increments `global_step` itself, in addition to the optimizer. The warning names the line of the script if the
+    graph tells it.
 
-    Reports go to `logging.getLogger("tfmp")` at level INFO, which the hook turns on unless the program gave that logger
-    a level of its own; and to standard error where no handler is set up.
+    Messages go to `logging.getLogger("tfmp")`. The hook sets the level of this logger to INFO unless the program has
+    set a level, and adds a handler for standard error if no handler is set up.
 
     Args:
-        manager: A loss-scale manager, or an optimizer or a `tfmp.GradScaler` that holds one; by default all managers
-            whose steps the graph holds when the session begins.
-        every_n_steps: Steps between two reports; 100 if `every_n_secs` is not given either.
-        every_n_secs: Seconds between two reports, in place of `every_n_steps`.
-        summary_dir: A directory for TensorBoard summaries at each report: the fields of
-            `tfmp.LossScaleStatus`, over `global_step`. By default none are written.
-        on_stuck: What to do when training is stuck: "warn", "stop" (warn, and end the training), or "raise". The end
-            of the session only warns.
-        stuck_after: After how many back-offs in a row without an applied step it is stuck.
-        loss: The unscaled loss, a tensor or its name; by default all losses that were scaled in the graph, as
-            `compute_gradients` does.
+        manager: The loss-scale manager to report on, or an optimizer or `tfmp.GradScaler` that holds one. By default
+            the hook reports on all managers whose training steps are in the graph when the session begins.
+        every_n_steps: The number of steps between two reports; 100 if `every_n_secs` is not given either.
+        every_n_secs: The number of seconds between two reports, as an alternative to `every_n_steps`.
+        summary_dir: A directory for TensorBoard summaries. Each report writes the fields of `tfmp.LossScaleStatus`
+            there, with `global_step` as their step. By default no summaries are written.
+        on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends the training,
+            "raise" raises `LossScaleStuckError`. The report at the end of the session always warns only.
+        stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
+            step.
+        loss: The unscaled loss, a tensor or its name. By default the hook takes all losses that were scaled in the
+            graph, for example by `compute_gradients`.
 
     Raises:
-        TypeError: `manager` is neither a manager nor holds one.
-        ValueError: Both intervals are given, or one is not positive; or `on_stuck` or `stuck_after` is out of range.
-            When the session begins: there is no manager to report on, `loss` is none of the graph, or several
-            processes would stop at different steps, by seconds.
-        LossScaleStuckError: At a report: training is stuck, and `on_stuck` is "raise".
+        TypeError: `manager` is not a manager and does not hold one.
+        ValueError: Both intervals are given, or one of them is not positive; or `on_stuck` or `stuck_after` is out of
+            range. When the session begins: the graph holds no manager to report on; `loss` is not a tensor of the
+            graph; or several processes train together, `every_n_secs` is given and `on_stuck` is not "warn", so that
+            the processes would stop at different steps.
+        LossScaleStuckError: At a report, if training is stuck and `on_stuck` is "raise".
 
     Example:
         >>> import tfmp
@@ -72,7 +77,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
     def __init__(
         self,
-        manager: LossScaleManager | Any = None,  # noqa: ANN401 - or any optimizer that holds one
+        manager: LossScaleManager | Any = None,  # noqa: ANN401 - optimizers of several hosts hold a manager
         every_n_steps: int | None = None,
         every_n_secs: float | None = None,
         summary_dir: str | None = None,
@@ -89,7 +94,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._given_loss = loss
 
     def begin(self) -> None:
-        """Build the fetches, while the graph can still grow."""
+        """Add the operations that the reports fetch to the graph, before the session finalizes it."""
         self._managers = self._given_managers or managers_of_graph()
         if not self._managers:
             raise ValueError(
@@ -100,21 +105,22 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         if several and self._every_n_secs is not None and not self._stuck.only_warns:
             raise ValueError(
                 f"several processes train together, and each has a clock of its own: with every_n_secs="
-                f'{self._every_n_secs!r} one would stop before the others. Pass every_n_steps, or on_stuck="warn".'
+                f"{self._every_n_secs!r} one process would stop before the others. Pass every_n_steps, or "
+                'on_stuck="warn".'
             )
-        self._losses = GraphLosses(self._managers, self._given_loss)
+        self._losses = LossFetches(self._managers, self._given_loss)
         self._global_step = tf.compat.v1.train.get_global_step()
         self._overflows = [report for manager in self._managers for report in overflow_reports_of_graph(manager)]
         self._fetches = {
             "statuses": [manager.get_status() for manager in self._managers],
-            # A fetch cannot be None.
+            # A list, because None is not a valid fetch.
             "global_step": [] if self._global_step is None else [self._global_step.read_value()],
             "applied_steps": [
                 manager.get_status().applied_steps for manager in dict.fromkeys([*self._managers, *managers_of_graph()])
             ],
             "overflows": [(report.last, report.steps) for report in self._overflows],
         }
-        self._guilty = GuiltyVariables()
+        self._overflow_messages = OverflowMessages()
         self._ahead: int | None = None
         self._warned = False
         self._stuck.start(several=several)
@@ -125,17 +131,26 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._due = False
 
     def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> tf.compat.v1.train.SessionRunArgs | None:
-        """Ask for the losses of a step that is reported."""
+        """Add the losses to the fetches if this call takes a step that will be reported.
+
+        Args:
+            run_context: The `session.run` call that is about to begin.
+        """
         self._due = self._timer.should_trigger_for_step(self._steps + 1)
-        losses = [self._losses.of(manager) for manager in self._managers]
-        if not (self._due and any(losses) and self._losses.are_computed_by(run_context.original_args.fetches)):
+        losses = [self._losses.for_manager(manager) for manager in self._managers]
+        if not (self._due and any(losses) and self._losses.can_join(run_context.original_args.fetches)):
             return None
         return tf.compat.v1.train.SessionRunArgs(losses)
 
     def after_run(
         self, run_context: tf.compat.v1.train.SessionRunContext, run_values: tf.compat.v1.train.SessionRunValues
     ) -> None:
-        """Report if it is time to."""
+        """Count the step, and report if a report is due.
+
+        Args:
+            run_context: The `session.run` call that has ended.
+            run_values: The values of the losses, if `before_run` asked for them.
+        """
         self._steps += 1
         if not self._due:
             return
@@ -143,12 +158,16 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             if self._report(run_context.session, run_values.results):
                 run_context.request_stop()
         except LossScaleStuckError:
-            # MonitoredSession ends no hook after an error.
+            # MonitoredSession does not call the `end` of its hooks after an error.
             self._finish(run_context.session)
             raise
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Report the last step, unless that was done, and who overflowed how often."""
+        """Report the last step unless it was reported already, then log which variables overflowed how often.
+
+        Args:
+            session: The session that is about to close.
+        """
         try:
             if self._timer.last_triggered_step() != self._steps:
                 self._report(session, at_end=True)
@@ -156,9 +175,10 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             self._finish(session)
 
     def _finish(self, session: tf.compat.v1.Session) -> None:
-        """Tell who overflowed how often, and leave no summary unwritten."""
+        """Log which variables overflowed how often, and flush the summaries to disk."""
         try:
-            for table in self._guilty.tables(self._with_values(session.run(self._fetches["overflows"]))):
+            reports = self._with_values(session.run(self._fetches["overflows"]))
+            for table in self._overflow_messages.summary_tables(reports):
                 self._logger.info("%s", table)
         finally:
             if self._writer:
@@ -167,7 +187,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     def _report(
         self, session: tf.compat.v1.Session, losses: list[list[Any]] | None = None, *, at_end: bool = False
     ) -> bool:
-        """Show everything, and tell whether training should stop."""
+        """Log and write one report; return True if training should stop."""
         self._timer.update_last_triggered_step(self._steps)
         fetched = session.run(self._fetches)
         global_step = fetched["global_step"][0] if fetched["global_step"] else None
@@ -178,12 +198,12 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             if self._writer:
                 summary = _summary(status, suffix=f"_{index}" if index else "")
                 self._writer.add_summary(summary, self._steps if global_step is None else global_step)
-        for sentence in self._guilty.sentences(self._with_values(fetched["overflows"])):
+        for sentence in self._overflow_messages.new_overflows(self._with_values(fetched["overflows"])):
             self._logger.info("%s", sentence)
         losses = losses or [[] for _ in self._managers]
-        # All of them, so that each is heard.
+        # A list and not a generator in any(): every manager must get its chance to warn.
         stops = [
-            self._stuck.wants_stop(manager, status, values_of(values), at_end=at_end)
+            self._stuck.wants_stop(manager, status, flat_loss_values(values), at_end=at_end)
             for manager, status, values in zip(self._managers, fetched["statuses"], losses, strict=True)
         ]
         return any(stops)
@@ -192,7 +212,11 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         return [OverflowReport(report.names, *counts) for report, counts in zip(self._overflows, fetched, strict=True)]
 
     def _warn_if_counted_twice(self, ahead: int) -> None:
-        """Warn, once, when the global step goes up by more than the steps that were applied."""
+        """Warn, once, if the global step grew by more than the number of applied steps since the first report.
+
+        Args:
+            ahead: The global step minus the number of applied steps.
+        """
         if self._ahead is None:
             self._ahead = ahead
         elif ahead > self._ahead and not self._warned:
@@ -205,7 +229,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             )
 
 
-def _manager_of(manager: Any) -> LossScaleManager:  # noqa: ANN401 - it is what is being checked
+def _manager_of(manager: Any) -> LossScaleManager:  # noqa: ANN401 - the type is checked here
     found = getattr(manager, "_loss_scale_manager", manager)
     if not isinstance(found, LossScaleManager):
         raise TypeError(

@@ -1,13 +1,13 @@
-"""The log that monitors write to."""
+"""The logger that the monitors write to."""
 
 import logging
 
 
 def visible_logger() -> logging.Logger:
-    """Return the library's logger, shown somewhere: whoever adds a monitor wants to read it.
+    """Return the logger "tfmp", and make sure that its messages of level INFO are visible.
 
-    Its level becomes INFO unless the program gave it one of its own, and it writes to standard error where no handler
-    is set up.
+    A user who adds a monitor wants to read its reports. So the level of the logger becomes INFO unless the program has
+    set one. If no handler would receive the messages, they go to standard error.
 
     Example:
         >>> visible_logger().name

@@ -1,4 +1,4 @@
-"""Finds where a script advances the global step by itself."""
+"""Finds the lines of a script that change the global step themselves."""
 
 from collections.abc import Iterator
 
@@ -7,20 +7,23 @@ import tensorflow as tf
 from tfmp.core import script_lines
 
 _ASSIGNMENTS = {"Assign", "AssignAdd", "AssignVariableOp", "AssignAddVariableOp"}
-#: What stands between a variable and its assignment in a conditional or a loop of control flow v1.
+#: In a conditional or a loop of control flow v1 these operations stand between a variable and its assignment.
 _PASSED_THROUGH = {"Switch", "RefSwitch", "Enter", "RefEnter", "Identity", "RefIdentity"}
-#: Where TensorFlow restores variables.
+#: The files of TensorFlow that assign to variables when a checkpoint is restored.
 _RESTORING = ("saver.py", "saveable_object_util.py", "checkpoint/restore.py", "functional_saver.py")
 
 
 def lines_that_assign(variable: tf.Variable) -> list[str]:
-    """Return the lines of the script that assign to a variable, beside what tfmp, a Saver and its initializer do.
+    """Return the lines of the script that assign to a variable.
+
+    Assignments by tfmp, by a `Saver` and by the variable's initializer are left out.
 
     Args:
-        variable: The variable, of a graph.
+        variable: A variable of a graph, for example the global step.
 
     Returns:
-        The lines, as `train.py:41`. Those inside conditionals of control flow v2 are not found.
+        The lines, each in the form `train.py:41`. An assignment inside a conditional of control flow v2 is not found,
+        because it is part of another graph.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -29,11 +32,11 @@ def lines_that_assign(variable: tf.Variable) -> list[str]:
         ...     lines_that_assign(step)
         ['<doctest tfmp.monitoring.step_counting.lines_that_assign[0]>:3']
     """
-    # A mirrored variable knows its strategy, which need not be the active one.
+    # The strategy of a mirrored variable need not be active here, so the variable is asked for it first.
     strategy = getattr(variable, "distribute_strategy", None) or tf.distribute.get_strategy()
     parts = strategy.experimental_local_results(variable)
     graph = parts[0].graph
-    # The op of a resource variable makes its handle, that of a reference variable the reference.
+    # An assignment takes the variable's handle (or the reference, of a reference variable), which this op outputs.
     targets = {part.op for part in parts}
     initializers = {part.initializer for part in parts}
     lines = (

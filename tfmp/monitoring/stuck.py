@@ -1,4 +1,4 @@
-"""Tells a run that is stuck from one whose loss scale is merely too high yet."""
+"""Tells a training run that is stuck from one whose loss scale is still too high and on its way down."""
 
 import logging
 import math
@@ -16,10 +16,10 @@ _POLICIES = ("warn", "raise", "stop")
 
 
 class LossScaleStuckError(RuntimeError):
-    """Training is stuck: no loss scale will bring another applied step.
+    """Training is stuck: steps are skipped, and no change of the loss scale is expected to help.
 
-    Raised by `LossScaleLoggingHook` and `LossScaleCallback` with `on_stuck="raise"`. The weights are those of the last
-    applied step.
+    `LossScaleLoggingHook` and `LossScaleCallback` raise this error if they have `on_stuck="raise"`. The weights are
+    then as the last applied step left them.
 
     Example:
         >>> import tfmp
@@ -36,24 +36,28 @@ def why_stuck(
     skips_at_floor: int = 0,
     loss: float | None = None,
 ) -> str | None:
-    """Return why training is stuck, in a sentence, or None if it is not; a pure function.
+    """Return a sentence that says why training is stuck, or None if it is not stuck.
 
-        the last step was skipped, and
-          the loss is infinite or NaN                                     the scale has no part in that
-          as many steps were skipped at the floor as a back-off takes,    the next back-off can change nothing
-            and at least 2
-          stuck_after back-offs in a row, or so many skipped steps where  no scale seems to be low enough
-            nothing is known of back-offs
+    A back-off is a reduction of the scale after skipped steps; the floor is the lowest scale that the manager allows.
+    Training is stuck if the last step was skipped and one of these conditions holds:
 
-    Fewer steps at the floor may be single bad batches, which a manager meets at any scale.
+        condition                                                 reason
+        the unscaled loss is infinite or NaN                      the scale did not cause that
+        max(skips_per_backoff, 2) steps in a row were skipped     the next back-off cannot lower the scale
+          while the scale was at its floor
+        stuck_after * skips_per_backoff steps in a row were       no scale seems to be low enough
+          skipped (stuck_after, if skips_per_backoff is None)
+
+    Fewer skipped steps at the floor may come from single bad batches, which can overflow at any scale.
 
     Args:
-        status: The status, as numbers.
-        lowest_loss_scale: The manager's floor.
-        skips_per_backoff: After how many skipped steps in a row it lowers the scale; None if it never does, or nothing
-            is known of that.
-        stuck_after: How many back-offs in a row are too many.
-        skips_at_floor: How many steps in a row were skipped, for all that is known, with the scale at its floor.
+        status: The manager's status, with Python numbers as fields.
+        lowest_loss_scale: The floor of the manager.
+        skips_per_backoff: The number of skipped steps in a row after which the manager lowers the scale; None if the
+            manager never lowers it, or does not tell.
+        stuck_after: The number of back-offs in a row, without an applied step, after which training is stuck.
+        skips_at_floor: The number of steps in a row that are known to have been skipped while the scale was at its
+            floor.
         loss: The unscaled loss of the last step; None if it is not known.
 
     Example:
@@ -97,11 +101,11 @@ def why_stuck(
     )
 
 
-def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - a strategy of either TensorFlow
-    """Tell whether other processes take each step together with this one.
+def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - the strategy class of TensorFlow 1 or 2
+    """Return True if several processes, each with its own replicas, take every training step together.
 
     Args:
-        strategy: The `tf.distribute` strategy of the training, the default one included.
+        strategy: The `tf.distribute` strategy of the training; the default strategy if the script uses none.
 
     Example:
         >>> import tensorflow as tf
@@ -119,11 +123,12 @@ def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - a strategy of ei
 
 
 class _AtFloor(NamedTuple):
-    """Where a manager's scale was first seen at its floor within a streak of skipped steps.
+    """The first status, within a streak of skipped steps, that found the scale at its floor.
 
     Attributes:
-        applied_steps: How many steps had been applied: what tells one streak from another.
-        skips: How many had been skipped in a row.
+        applied_steps: The number of applied steps in that status. It identifies the streak, because an applied step
+            ends it.
+        skips: The number of skipped steps in a row in that status.
     """
 
     applied_steps: int
@@ -131,20 +136,23 @@ class _AtFloor(NamedTuple):
 
 
 class StuckWatch:
-    """Says once that training is stuck, and what to do about it; again only after a step was applied.
+    """Warns, stops or raises when training is stuck, once for each streak of skipped steps.
 
-    Steps at the floor are counted from the first status of their streak that finds the scale there: those before it
-    may be the ones that brought it down. A `FixedLossScaleManager` never came down, and has no floor.
+    The watch sees a status only at each report. It counts the skipped steps at the floor from the first status of a
+    streak that finds the scale there, because the steps before that status may be the ones that lowered the scale to
+    its floor. A `FixedLossScaleManager` never lowers its scale, so its scale is not treated as a floor.
 
-    Where several processes take each step together, all must decide alike, or some wait for ever for the others. They
-    have the same status. A loss is one process's own, and only warned of.
+    If several processes take each step together, all of them must decide alike: a process that stops alone would leave
+    the others waiting for it forever. The status is the same on all processes, so it may decide. A loss belongs to one
+    process alone, so it causes a warning but does not stop the training.
 
     Args:
-        on_stuck: "warn" logs a warning, "stop" logs it and asks for the end of training, "raise" raises.
-        stuck_after: How many back-offs in a row are too many.
+        on_stuck: "warn" logs a warning; "stop" logs it and makes `wants_stop` return True; "raise" makes `wants_stop`
+            raise `LossScaleStuckError`.
+        stuck_after: The number of back-offs in a row, without an applied step, after which training is stuck.
 
     Raises:
-        TypeError: `stuck_after` is no number.
+        TypeError: `stuck_after` is not a number.
         ValueError: An argument is out of range.
 
     Example:
@@ -161,26 +169,27 @@ class StuckWatch:
         self._on_stuck = on_stuck
         self._stuck_after = settings.count("stuck_after", stuck_after)
         self._several = False
-        # For each manager, how many steps were applied when it was said; of losses that do not decide, apart: what
-        # one process said of its own must not keep it from what all do.
-        self._said: dict[LossScaleManager, int] = {}
-        self._said_of_losses: dict[LossScaleManager, int] = {}
+        # For each manager, the number of applied steps at its last warning, so that no streak is reported twice.
+        # Warnings about the loss of this process alone are recorded apart: such a warning must not keep this process
+        # from stopping later in the streak, when all the others stop.
+        self._reported: dict[LossScaleManager, int] = {}
+        self._reported_losses: dict[LossScaleManager, int] = {}
         self._at_floor: dict[LossScaleManager, _AtFloor] = {}
 
     @property
     def only_warns(self) -> bool:
-        """Whether it never ends the training."""
+        """Whether this watch only logs warnings, and never ends the training."""
         return self._on_stuck == "warn"
 
     def start(self, *, several: bool = False) -> None:
-        """Forget what was said: another run begins.
+        """Forget all earlier reports, because a new training run begins.
 
         Args:
-            several: Whether other processes take each step together with this one.
+            several: Whether several processes take each step together.
         """
         self._several = several
-        self._said.clear()
-        self._said_of_losses.clear()
+        self._reported.clear()
+        self._reported_losses.clear()
         self._at_floor.clear()
 
     def wants_stop(
@@ -191,16 +200,16 @@ class StuckWatch:
         *,
         at_end: bool = False,
     ) -> bool:
-        """Look at a status, and tell whether training should stop.
+        """Return True if training is stuck and should stop; log the reason once.
 
         Args:
-            manager: The manager that it is of.
-            status: The status, as numbers.
-            losses: The unscaled losses of the last step, as far as they are known.
-            at_end: Only warn, whatever the policy: training is over.
+            manager: The manager that `status` belongs to.
+            status: The status after the last step, with Python numbers as fields.
+            losses: The unscaled losses of the last step; empty if they are not known.
+            at_end: Whether training is over. If so, the watch only warns, whatever `on_stuck` says.
 
         Raises:
-            LossScaleStuckError: Training is stuck, and that is to raise.
+            LossScaleStuckError: Training is stuck, and `on_stuck` is "raise".
         """
         loss = next((loss for loss in losses if not math.isfinite(loss)), None)
         floor, per_backoff = manager.lowest_loss_scale, manager.skips_per_backoff
@@ -208,20 +217,20 @@ class StuckWatch:
         policy: OnStuck = "warn" if at_end else self._on_stuck
         if loss is not None and self._several and policy != "warn":
             reason = why_stuck(status, floor, per_backoff, self._stuck_after, at_floor, loss)
-            if _is_new(self._said_of_losses, manager, status, reason):
-                _warn(f"{reason} The other processes do not know, so training goes on.")
+            if _is_new(self._reported_losses, manager, status, reason):
+                _warn(f"{reason} The other processes do not see this loss, so training goes on.")
             loss = None
         reason = why_stuck(status, floor, per_backoff, self._stuck_after, at_floor, loss)
-        if not _is_new(self._said, manager, status, reason):
+        if not _is_new(self._reported, manager, status, reason):
             return False
         if policy == "raise":
             raise LossScaleStuckError(f"training is stuck: {reason}")
-        _warn(f"{reason} It stops here, as on_stuck='stop' says." if policy == "stop" else f"{reason}")
+        _warn(f"{reason} Training stops here, because on_stuck is 'stop'." if policy == "stop" else f"{reason}")
         return policy == "stop"
 
     def _skips_at_floor(self, manager: LossScaleManager, status: LossScaleStatus) -> int:
         floor = manager.lowest_loss_scale
-        # A floor of 0 is one that is not known.
+        # A floor of 0 means that the manager does not tell its floor.
         if isinstance(manager, FixedLossScaleManager) or floor <= 0 or status.loss_scale > floor:
             self._at_floor.pop(manager, None)
             return 0
@@ -233,12 +242,12 @@ class StuckWatch:
 
 
 def _is_new(
-    said: dict[LossScaleManager, int], manager: LossScaleManager, status: LossScaleStatus, reason: str | None
+    reported: dict[LossScaleManager, int], manager: LossScaleManager, status: LossScaleStatus, reason: str | None
 ) -> bool:
-    """Tell whether a reason is to be said, and note that it was."""
-    if reason is None or said.get(manager) == status.applied_steps:
+    """Return True if there is a reason that this streak has not reported yet, and record that it is reported now."""
+    if reason is None or reported.get(manager) == status.applied_steps:
         return False
-    said[manager] = int(status.applied_steps)
+    reported[manager] = int(status.applied_steps)
     return True
 
 

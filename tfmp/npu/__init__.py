@@ -1,10 +1,13 @@
 """The NPU bridge's names for loss scaling, for scripts that were written for it.
 
-Such a script runs on CPU and GPU with another import: `from npu_bridge.npu_init import *` becomes
-`from tfmp.npu import *`, and `from npu_bridge.estimator.npu import npu_loss_scale_optimizer` becomes
-`from tfmp.npu import npu_loss_scale_optimizer`. What else the bridge's star import brings is an ImportError that says
-what to use, if it is imported from here by name; `hasattr(tfmp.npu, name)` raises it too, and is not False. Other
-modules of the bridge do not exist here.
+A script that was written for the bridge runs on CPU and GPU after its imports are changed:
+`from npu_bridge.npu_init import *` becomes `from tfmp.npu import *`, and
+`from npu_bridge.estimator.npu import npu_loss_scale_optimizer` becomes
+`from tfmp.npu import npu_loss_scale_optimizer`.
+
+The bridge's star import also defines names that do not exist here. To import one of them from `tfmp.npu` raises an
+ImportError that says what to use in its place. `hasattr(tfmp.npu, name)` raises the same error for such a name and does
+not return False. The other modules of the bridge do not exist here.
 
 Example:
     >>> from tfmp.npu import NPURunConfig
@@ -33,7 +36,7 @@ _MODULE_OF = {
     "NPULossScaleOptimizer": "tfmp.npu.npu_loss_scale_optimizer",
 }
 
-# Read, or imported, as modules under the bridge's names.
+# Modules that have the names of the bridge's modules, available as attributes too.
 _MODULES = ("npu_loss_scale_manager", "npu_loss_scale_optimizer")
 
 __all__ = [*_MODULE_OF]  # noqa: PLE0604 - the names of a table are strings
@@ -47,10 +50,10 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute may be a
         require_tensorflow()
         return importlib.import_module(f"tfmp.npu.{name}")
     if name in ADVICE:
-        # By design for hasattr too, which cannot be told from an import.
-        # `from tfmp.npu import name` would replace an AttributeError by an ImportError of its own, without the advice.
+        # Not an AttributeError: `from tfmp.npu import name` would replace that by an ImportError without the advice. A
+        # call of hasattr cannot be told apart from such an import, so it raises this error as well, by design.
         raise ImportError(f"tfmp.npu has no {name}: {ADVICE[name]}.")
-    # Of what is not in the table, submodules too, Python itself and tools ask whether it is there.
+    # For all other names, submodules too: Python itself and tools use hasattr to ask for them, and must get False.
     raise AttributeError(f"module 'tfmp.npu' has no attribute {name!r}.")
 
 

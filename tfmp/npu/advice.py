@@ -1,6 +1,6 @@
-"""What to use for the names of the NPU bridge that `tfmp.npu` does not have.
+"""Advice for the names of the NPU bridge that `tfmp.npu` does not define: what to use in place of each.
 
-Read by `tfmp.npu` and by the source rewriter, so it needs no TensorFlow.
+`tfmp.npu` and the source rewriter `tfmp.migrate` read this table, so this module must not import TensorFlow.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _AVERAGING = "use hvd.DistributedOptimizer(opt) of horovod.tensorflow, or in one
 _REDUCING = "use hvd.allreduce(tensor, op=hvd.Sum) of horovod.tensorflow, or op=hvd.Average"
 _BROADCAST_HOOK = "use hvd.BroadcastGlobalVariablesHook(0) of horovod.tensorflow, or in one process leave it out"
 
-#: For each name, what to do in its place: the end of a sentence, without a full stop.
+#: The advice for each name. It completes a sentence, so it starts in lower case and has no full stop.
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
         # Estimator
@@ -95,7 +95,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         "deformable_conv2d": "TensorFlow has no such operation, and the model needs another layer",
         **dict.fromkeys(("npu_scope", "npu_variable_scope", "npu_stage_scope"), _NO_DEVICE_SCOPE),
         "keras_to_npu": "pass the Keras model itself, or tf.keras.estimator.model_to_estimator (up to 2.15)",
-        # As a whole
+        # Whole modules
         "util": "leave it out: it tells the NPU how many iterations to run in one session.run",
         **dict.fromkeys(("npu_plugin", "tf_adapter", "npu_cpu_ops", "embeddingrankid"), _NO_DEVICE_SETTING),
         **dict.fromkeys(("npu_init", "npu_bridge"), "import the names of tfmp.npu one by one, or all by *"),

@@ -1,4 +1,4 @@
-"""The NPU bridge's loss-scale managers, by the name of its module."""
+"""The loss-scale managers of the NPU bridge, in a module of the same name as the bridge's."""
 
 from typing import Any
 
@@ -6,20 +6,20 @@ from tfmp.core import managers, settings
 
 
 class FixedLossScaleManager(managers.FixedLossScaleManager):
-    """A loss scale that never changes, with a check for overflow that can be turned off.
+    """A loss scale that never changes, with an overflow check that can be turned off.
 
-    Without the check `NPULossScaleOptimizer` applies every step, whatever its gradients. That is dangerous: an infinity
-    or a NaN goes into the weights and the optimizer's slots, and training does not recover. The NPU's arithmetic may
-    saturate instead, so that scripts for it could do without; float16 on CPU and GPU does not. Other optimizers of tfmp
-    check in any case.
+    Without the check, `NPULossScaleOptimizer` applies every step, even if a gradient is infinite or NaN. That is
+    dangerous: the infinity or NaN enters the weights and the optimizer's slots, and training does not recover. Scripts
+    for the NPU could turn the check off because the NPU's arithmetic can saturate; float16 on CPU and GPU does not
+    saturate. Only `NPULossScaleOptimizer` reads the setting; all other optimizers of tfmp always check.
 
     Args:
-        loss_scale: The scale, a finite number of at least 1.
-        enable_overflow_check: Whether steps that overflow are skipped.
+        loss_scale: The loss scale, a finite number of at least 1.
+        enable_overflow_check: Whether a step whose gradients overflow is skipped.
 
     Raises:
-        TypeError: The scale is not a number, or `enable_overflow_check` no bool.
-        ValueError: The scale is out of range.
+        TypeError: `loss_scale` is not a number, or `enable_overflow_check` is not a bool.
+        ValueError: `loss_scale` is out of range.
 
     Example:
         >>> manager = FixedLossScaleManager(1024, enable_overflow_check=False)
@@ -32,25 +32,29 @@ class FixedLossScaleManager(managers.FixedLossScaleManager):
         self._enable_overflow_check = settings.flag("enable_overflow_check", enable_overflow_check)
 
     def get_enable_overflow_check(self) -> bool:
-        """Tell whether steps that overflow are skipped."""
+        """Return whether a step whose gradients overflow is skipped."""
         return self._enable_overflow_check
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
+        """Return the arguments of the constructor, by their names."""
         return super().get_config() | {"enable_overflow_check": self._enable_overflow_check}
 
 
 class ExponentialUpdateLossScaleManager(managers.ExponentialUpdateLossScaleManager):
-    """The `tfmp.ExponentialUpdateLossScaleManager`; what the NPU bridge calls so follows the same rule.
+    """A loss scale that grows after finite steps and shrinks after overflows.
+
+    This is `tfmp.ExponentialUpdateLossScaleManager` with the signature of the NPU bridge. The bridge's manager follows
+    the same rule.
 
     Args:
-        init_loss_scale: As there.
-        incr_every_n_steps: As there.
-        decr_every_n_nan_or_inf: As there.
-        incr_ratio: As there.
-        decr_ratio: As there.
-        enable_overflow_check: True, or an error: overflows are what lowers the scale.
-        **others: The other settings of `tfmp.ExponentialUpdateLossScaleManager`.
+        init_loss_scale: The loss scale at the start of training.
+        incr_every_n_steps: The number of finite steps in a row after which the scale grows.
+        decr_every_n_nan_or_inf: The number of overflowed steps after which the scale shrinks, counted since the scale
+            last changed.
+        incr_ratio: The factor by which the scale grows; greater than 1.
+        decr_ratio: The factor by which the scale shrinks; between 0 and 1.
+        enable_overflow_check: Must be True, because only overflows lower the scale.
+        **others: All other settings of `tfmp.ExponentialUpdateLossScaleManager`, by name.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -71,7 +75,7 @@ class ExponentialUpdateLossScaleManager(managers.ExponentialUpdateLossScaleManag
         decr_ratio: float = 0.8,
         *,
         enable_overflow_check: bool = True,
-        **others: Any,  # noqa: ANN401 - of several types; the manager looks at them
+        **others: Any,  # noqa: ANN401 - of several types; the base class checks them
     ) -> None:
         if not settings.flag("enable_overflow_check", enable_overflow_check):
             raise ValueError(
@@ -82,5 +86,5 @@ class ExponentialUpdateLossScaleManager(managers.ExponentialUpdateLossScaleManag
         super().__init__(init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf, incr_ratio, decr_ratio, **others)
 
     def get_enable_overflow_check(self) -> bool:
-        """Return True."""
+        """Return True: this manager always checks for overflow."""
         return True

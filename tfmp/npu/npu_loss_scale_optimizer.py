@@ -1,4 +1,4 @@
-"""The NPU bridge's loss-scale optimizer, by the name of its module."""
+"""The loss-scale optimizer of the NPU bridge, in a module of the same name as the bridge's."""
 
 from typing import Any
 
@@ -12,24 +12,26 @@ from tfmp.types import Gradients
 
 
 class NPULossScaleOptimizer(LossScaleOptimizerV1):
-    """The `tfmp.LossScaleOptimizer` around a `tf.compat.v1.train.Optimizer`, as scripts for the NPU bridge call it.
+    """Scales the loss for a `tf.compat.v1.train.Optimizer`, with the signature of the NPU bridge.
 
-    It does what that does, with most settings at their defaults, and two things more: what it has no attribute for is
-    read from the wrapped optimizer, and `FixedLossScaleManager(scale, enable_overflow_check=False)` of `tfmp.npu` turns
-    the check for overflow off.
+    This is `tfmp.LossScaleOptimizer` with most of its settings at their defaults, and with two additions. An attribute
+    that this class does not have is read from the wrapped optimizer. And
+    `tfmp.npu.FixedLossScaleManager(scale, enable_overflow_check=False)` turns the overflow check off.
 
     Args:
-        opt: The optimizer to wrap; where the bridge's `NPUDistributedOptimizer(opt)` stood, Horovod's
+        opt: The optimizer to wrap. In place of the bridge's `NPUDistributedOptimizer(opt)`, pass Horovod's
             `hvd.DistributedOptimizer(opt)`, or `opt` itself.
-        loss_scale_manager: Decides the scale, a manager of `tfmp.npu` or of tfmp.
-        is_distributed: Whether more than one process takes part. With True all of Horovod's agree whether to skip a
-            step, and the gradients of a plain `opt` are averaged, which the bridge left to `NPUDistributedOptimizer`.
-            Where nothing distributes, True refuses to build a step.
-        sparse_as_dense: Make sparse gradients dense, as the bridge did.
+        loss_scale_manager: The manager that decides the loss scale, from `tfmp.npu` or from tfmp.
+        is_distributed: Whether several processes train together. If True, all processes of Horovod agree on whether
+            to skip a step, and the gradients of a plain `opt` are averaged over the processes. (The bridge left the
+            average to `NPUDistributedOptimizer`.) If True but nothing distributes the training, building a step raises
+            an error.
+        sparse_as_dense: Whether to convert sparse gradients to dense ones, as the bridge did.
 
     Raises:
-        TypeError: `opt` is no such optimizer, or `loss_scale_manager` no manager.
-        ValueError: `opt` is wrapped already, or one of Horovod's that does not average the gradients of each step.
+        TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`, or `loss_scale_manager` is not a manager.
+        ValueError: `opt` is wrapped already, or is an optimizer of Horovod that does not average the gradients of each
+            step.
 
     Example:
         >>> manager = FixedLossScaleManager(1024)
@@ -59,21 +61,26 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
             opt, loss_scale_manager, is_distributed, sparse_as_dense=sparse_as_dense, overflow_detector=detector
         )
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the wrapped optimizer
-        # Python and TensorFlow ask for `__...` and `_self_...` to learn of this very object; and while it is copied or
-        # unpickled there is no wrapped one yet.
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the wrapped optimizer
+        # Python and TensorFlow read names such as `__deepcopy__` and `_self_setattr_tracking` to learn about this
+        # object, not about the wrapped one. While this object is copied or unpickled, it wraps no optimizer yet.
         if name.startswith(("__", "_self_")) or "_opt" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
         return getattr(self._opt, name)
 
 
 class _NoDetector(OverflowDetector):
-    """Takes nothing for overflow, on one replica or in the sum of several."""
+    """Reports all gradients as finite, on one replica and after the sum over replicas."""
 
     ignores_scale = True
     ignores_sums = True
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        """Return True."""
+        """Return True for any gradients.
+
+        Args:
+            grads: Not used.
+            loss_scale: Not used.
+        """
         del grads, loss_scale
         return tf.constant(True)

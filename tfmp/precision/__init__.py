@@ -1,1 +1,1 @@
-"""What runs in float16, and what stays in float32."""
+"""Storage of half-precision variables in float32."""

@@ -14,28 +14,31 @@ def float32_variable_storage_getter(
     *,
     dtype: tf.DType = tf.float32,
     trainable: bool | None = True,
-    initializer: Any = None,  # noqa: ANN401 - whatever get_variable takes
-    **kwargs: Any,  # noqa: ANN401 - the same
+    initializer: Any = None,  # noqa: ANN401 - anything that get_variable takes
+    **kwargs: Any,  # noqa: ANN401 - anything that get_variable takes
 ) -> tf.Variable | tf.Tensor:
-    """Store trainable half-precision variables in float32, and hand the graph a cast.
+    """Store a trainable half-precision variable in float32, and return a half-precision cast of it to the model.
 
-    A `custom_getter` for `tf.compat.v1.variable_scope`. An update smaller than 2**-12 of a float16 weight is
-    rounded away, however often it comes; stored in float32 they add up, and the layers still compute in half
-    precision. Gradients reach the float32 variable, so the optimizer and the checkpoint are float32.
+    Pass this function as the `custom_getter` of `tf.compat.v1.variable_scope`. An update smaller than 2**-12 of a
+    float16 weight is lost to rounding, however often it is repeated. In float32 such updates add up, while the layers
+    still compute in half precision. The gradients are those of the float32 variable, so the optimizer's slots and the
+    checkpoint are float32 too.
 
-    Variables that do not train (moving averages), and variables asked for in float32 or wider, are left as they
-    are. A regularizer sees the float32 variable.
+    Variables that are not trainable (for example moving averages), and variables of other types, are created as the
+    layer asks for them. A regularizer receives the float32 variable.
 
     Args:
-        getter: The getter that this one wraps; TensorFlow passes it, and what follows.
-        name: The variable's name.
-        dtype: The type that the layer asked for.
-        trainable: Whether the variable trains.
-        initializer: What it starts from.
-        **kwargs: More arguments of `tf.compat.v1.get_variable`.
+        getter: The getter that this function wraps. TensorFlow passes this argument and all others.
+        name: The name of the variable.
+        dtype: The type that the layer asks for.
+        trainable: Whether the variable is trainable.
+        initializer: The initial value, or a function that returns it, as `tf.compat.v1.get_variable` accepts it. A
+            value is cast to float32.
+        **kwargs: All other arguments of `tf.compat.v1.get_variable`.
 
     Returns:
-        A tensor of the type asked for, cast from a float32 variable; or the variable itself.
+        For a trainable half-precision variable: a tensor of that type, cast from the float32 variable. Otherwise: the
+        variable itself.
 
     Example:
         >>> import tfmp
@@ -47,7 +50,7 @@ def float32_variable_storage_getter(
         ...     kernel.dtype.name, tf.compat.v1.trainable_variables()[0].dtype.base_dtype.name
         ('float16', 'float32')
 
-    Source: NVIDIA's "Training with Mixed Precision" guide, where scripts have it from.
+    Source: NVIDIA's "Training with Mixed Precision" guide, from which public scripts copied this function.
     """
     if trainable is False or tf.as_dtype(dtype) not in HALF_TYPES:
         return getter(name, dtype=dtype, trainable=trainable, initializer=initializer, **kwargs)
