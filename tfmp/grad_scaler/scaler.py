@@ -10,7 +10,7 @@ from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
-from tfmp.core.managers import LossScaleManager, get_loss_scale_manager, validated_manager
+from tfmp.core.managers import Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.step.result import StepResult
@@ -51,7 +51,8 @@ class GradScaler(StepProperties, tf.Module):
         growth_interval: Iterations without overflow after which the scale grows.
         enabled: With False everything is passed through: losses and gradients as they are, steps without a check, calls
             in any order. One loop then serves training with and without scaling.
-        manager: A `tfmp.LossScaleManager` that decides the scale, instead of the four settings.
+        manager: What decides the scale, instead of the four settings: a `tfmp.LossScaleManager`, a number for a fixed
+            scale, or what else `tfmp.get_loss_scale_manager` takes.
         is_distributed: Whether Horovod's processes train together: they agree on each step, and gradients are averaged
             over them. Leave it out with `hvd.DistributedGradientTape`, which averages. The replicas of a
             `tf.distribute` strategy are found with either value.
@@ -88,7 +89,7 @@ class GradScaler(StepProperties, tf.Module):
         growth_interval: int = int(_RULE_OF_TORCH["growth_interval"]),
         enabled: bool = True,
         *,
-        manager: LossScaleManager | None = None,
+        manager: Specification = None,
         is_distributed: bool = False,
         overflow_detector: OverflowDetector | None = None,
     ) -> None:
@@ -102,7 +103,7 @@ class GradScaler(StepProperties, tf.Module):
         if manager is not None and rule != _RULE_OF_TORCH:
             raise ValueError("manager decides the scale by settings of its own: leave out init_scale and the like.")
         self._enabled = settings.flag("enabled", enabled)
-        manager = get_loss_scale_manager(rule) if manager is None else validated_manager(manager, "manager")
+        manager = get_loss_scale_manager(rule if manager is None else manager)
         #: Decides the loss scale; a checkpoint of the scaler has its state under this name.
         self.manager = manager
         self._loss_scale_manager = manager
@@ -118,6 +119,14 @@ class GradScaler(StepProperties, tf.Module):
     def enabled(self) -> bool:
         """Whether losses are scaled and steps are checked."""
         return self._enabled
+
+    def is_enabled(self) -> bool:
+        """Return `enabled`, as in torch.amp."""
+        return self._enabled
+
+    def get_scale(self) -> tf.Tensor:
+        """Return `loss_scale`, as in torch.amp; there it is a Python number."""
+        return self.loss_scale
 
     @property
     def loss_scale(self) -> tf.Tensor:

@@ -17,6 +17,7 @@ from tfmp.core.managers import (
     LossScaleManager,
     Specification,
     dynamic_manager,
+    get_loss_scale_manager,
     manager_of_wrapper,
 )
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
@@ -329,6 +330,8 @@ def manager_of_keras(
     """
     rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
+    if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
+        return get_loss_scale_manager(settings.number("initial_scale", given["initial_scale"]))
     if given and loss_scale_manager != "dynamic":
         raise ValueError(
             f"loss_scale_manager={loss_scale_manager!r} decides the scale by settings of its own: leave out "

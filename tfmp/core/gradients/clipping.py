@@ -1,8 +1,9 @@
 """Clips gradients without hiding infinities and NaN, so that a step that overflowed is still skipped."""
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias, overload
 
+import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
@@ -12,7 +13,11 @@ from tfmp.types import Gradient
 _Number: TypeAlias = float | tf.Tensor
 
 
-def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value_max: _Number) -> list[Gradient]:
+@overload
+def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value_max: _Number) -> list[Gradient]: ...
+@overload
+def clip_by_value(grads: tf.Tensor | tf.IndexedSlices, clip_value_min: _Number, clip_value_max: _Number) -> Any: ...  # noqa: ANN401
+def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) -> Any:
     """Clip the finite values of gradients to a range, and leave infinities and NaN as they are.
 
     Use this instead of `tf.clip_by_value` with loss scaling. `tf.clip_by_value` replaces an infinity by a bound of the
@@ -20,22 +25,27 @@ def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value
     skipped. Call it on unscaled gradients, before they are applied.
 
     Args:
-        grads: The unscaled gradients of one replica, a list. An entry None stays None. In an `IndexedSlices` each row
-            is clipped separately, as in TensorFlow.
+        grads: The unscaled gradients of one replica, a list; or a single gradient, as in `tf.clip_by_value`. An entry
+            None stays None. In an `IndexedSlices` each row is clipped separately, as in TensorFlow.
         clip_value_min: The lower bound; a number or a scalar tensor.
         clip_value_max: The upper bound; a number or a scalar tensor.
 
     Returns:
-        A list of the clipped gradients. Each keeps its dtype and its form: dense, `IndexedSlices` or None.
+        A list of the clipped gradients, or the single clipped gradient. Each keeps its dtype and its form: dense,
+        `IndexedSlices` or None.
 
     Raises:
-        TypeError: `grads` is not a list of gradients, or a bound is not a number.
+        TypeError: `grads` is neither a list of gradients nor a gradient, or a bound is not a number.
         ValueError: `grads` contains no gradient, a bound is not finite, or the lower bound is above the upper one.
 
     Example:
         >>> clip_by_value([tf.constant([3.0, -0.5, float("inf")]), None], -1, 1)[0].numpy().tolist()
         [1.0, -0.5, inf]
+        >>> clip_by_value(tf.constant([3.0, -0.5]), -1, 1).numpy().tolist()
+        [1.0, -0.5]
     """
+    if _is_single(grads):
+        return clip_by_value([grads], clip_value_min, clip_value_max)[0]
     grads = _validated(grads)
     lowest, highest = _bound("clip_value_min", clip_value_min), _bound("clip_value_max", clip_value_max)
     if settings.is_number(clip_value_min) and settings.is_number(clip_value_max) and clip_value_min > clip_value_max:
@@ -50,7 +60,11 @@ def clip_by_value(grads: Iterable[Gradient], clip_value_min: _Number, clip_value
     return [arithmetic.map_values(clip, grad) for grad in grads]
 
 
-def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient]:
+@overload
+def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient]: ...
+@overload
+def clip_by_norm(grads: tf.Tensor | tf.IndexedSlices, clip_norm: _Number) -> Any: ...  # noqa: ANN401
+def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
     """Clip each gradient to a maximum L2 norm, separately for each variable.
 
     The rule for each gradient `g`:
@@ -63,22 +77,28 @@ def clip_by_norm(grads: Iterable[Gradient], clip_norm: _Number) -> list[Gradient
     function clips it correctly. Call it on unscaled gradients, before they are applied.
 
     Args:
-        grads: The unscaled gradients of one replica, a list. An entry None stays None. The norm of an `IndexedSlices`
-            is the norm of its rows, as in TensorFlow: rows with the same index count separately.
+        grads: The unscaled gradients of one replica, a list; or a single gradient, as in `tf.clip_by_norm`. An entry
+            None stays None. The norm of an `IndexedSlices` is the norm of its rows, as in TensorFlow: rows with the
+            same index count separately.
         clip_norm: The maximum norm; a number or a scalar tensor.
 
     Returns:
-        A list of the clipped gradients. Each keeps its dtype and its form: dense, `IndexedSlices` or None.
+        A list of the clipped gradients, or the single clipped gradient. Each keeps its dtype and its form: dense,
+        `IndexedSlices` or None.
 
     Raises:
-        TypeError: `grads` is not a list of gradients, or `clip_norm` is not a number.
+        TypeError: `grads` is neither a list of gradients nor a gradient, or `clip_norm` is not a number.
         ValueError: `grads` contains no gradient, or `clip_norm` is not finite or not greater than 0.
 
     Example:
         >>> clipped = clip_by_norm([tf.constant([3.0, 4.0]), tf.constant([1.0, float("inf")])], 2.5)
         >>> [grad.numpy().tolist() for grad in clipped]
         [[1.5, 2.0], [1.0, inf]]
+        >>> clip_by_norm(tf.constant([3.0, 4.0]), 2.5).numpy().tolist()
+        [1.5, 2.0]
     """
+    if _is_single(grads):
+        return clip_by_norm([grads], clip_norm)[0]
     grads = _validated(grads)
     factors = tf.unstack(_factors(reductions.norms(grads), clip_norm), num=len(grads))
     return [arithmetic.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
@@ -137,6 +157,10 @@ def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
 
 def _bound(name: str, value: _Number) -> tf.Tensor:
     return value if tf.is_tensor(value) else tf.constant(settings.number(name, value), tf.float64)
+
+
+def _is_single(grads: object) -> bool:
+    return tf.is_tensor(grads) or isinstance(grads, tf.IndexedSlices | np.ndarray)
 
 
 def _validated(given: Iterable[Gradient]) -> list[Gradient]:

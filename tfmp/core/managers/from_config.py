@@ -47,6 +47,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
         "dynamic"    ExponentialUpdateLossScaleManager, which starts from 2**16, halves at each overflow, and doubles
                      after 2000 consecutive finite steps, like PyTorch's GradScaler
         "log_max"    LogMaxLossScaleManager, which starts from 2**15
+        "fixed"      FixedLossScaleManager(2**15); "static" is another name for it
         a dict       the key `mode` ("dynamic" if left out, "static" or "fixed", or "log_max") and settings
 
     Settings in a dict have the names of the manager's own arguments, or these names of MMCV and PyTorch:
@@ -166,8 +167,6 @@ def _manager_of_mode(name: object, given: Mapping[str, Any]) -> LossScaleManager
             f"a loss scale of mode {name!r} has no setting {unknown[0]!r}; it takes {', '.join(mode.names)}."
         )
     values, given_as = _settings(mode, given)
-    if mode.make is FixedLossScaleManager and not values:
-        raise ValueError(f"a loss scale of mode {name!r} needs one of {', '.join(mode.names)}.")
     values = mode.defaults | values
     if "init_loss_scale" not in given_as and "init_loss_scale" in values:
         values["init_loss_scale"] = _within_bounds(values["init_loss_scale"], values)
@@ -242,7 +241,7 @@ _DYNAMIC = _Mode(
 )
 
 _STATIC = _Mode(
-    FixedLossScaleManager, {}, dict.fromkeys(("loss_scale", "init_loss_scale", "init_scale"), ("loss_scale",))
+    FixedLossScaleManager, {"loss_scale": _INITIAL_SCALE}, dict.fromkeys(("loss_scale", "init_loss_scale", "init_scale"), ("loss_scale",))
 )
 
 _LOG_MAX = _Mode(
