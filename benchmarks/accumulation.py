@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import report
+from benchmarks.harness import report
 
 _SCALE = 2.0**10
 _OVERFLOWING = (1, 2)  # which window, and which micro-batch of it

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from benchmarks import peak_memory, report, training_turns
-from benchmarks.bert_training import WRAPPERS, BertData, BertTraining
+from benchmarks.harness import peak_memory, report, training_turns
+from benchmarks.harness.bert_training import WRAPPERS, BertData, BertTraining
 from estimator_examples.bert import corpus, options, run_pretraining
 
 #: What came of the turns of each contender; JSON holds it.

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 import tfmp
-from benchmarks import peak_memory, report, training_turns
+from benchmarks.harness import peak_memory, report, training_turns
 
 #: What came of the turns of a contender; JSON holds it.
 Figures: TypeAlias = dict[str, Any]

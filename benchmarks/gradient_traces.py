@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
 _RECORDING = Path(__file__).parent / "recordings" / "digits_float16.json"
 

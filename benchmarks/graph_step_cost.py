@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from benchmarks import cells, graph_contenders, series
-from benchmarks.cells import Cell
-from benchmarks.contest import Results
-from benchmarks.series import Series
+from benchmarks.harness import cells, graph_contenders, series
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Results
+from benchmarks.harness.series import Series
 
 _COLORS = {"bare": "silver", "tfmp": "tab:blue", "TF core": "tab:orange"}
 

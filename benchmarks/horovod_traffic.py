@@ -23,8 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import report, ring_sums
-from benchmarks.bert_shapes import bert_shapes
+from benchmarks import ring_sums
+from benchmarks.harness import report
+from benchmarks.harness.bert_shapes import bert_shapes
 from tfmp.core import scaler
 from tfmp.core.distribute import Horovod
 from tfmp.types import Gradients

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import report
+from benchmarks.harness import report
 from tfmp.core import scaler
 from tfmp.core.distribute import Mirrored
 from tfmp.types import Gradients

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
 #: Magnitudes of gradients are log-normal: the median, and the deviation of the logarithm.
 _MEDIAN, _DEVIATION = 1e-6, 2.0

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import gradient_traces, report
+from benchmarks import gradient_traces
+from benchmarks.harness import report
 
 _LARGEST = 65504.0
 

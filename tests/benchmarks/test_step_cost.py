@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import keras_contenders, step_cost
+from benchmarks import step_cost
+from benchmarks.harness import keras_contenders
 
 pytestmark = pytest.mark.skipif(bool(keras_contenders.why_not_here()), reason=keras_contenders.why_not_here())
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-from benchmarks.port_bert_sources import Configuration
+from port_bert_sources import Configuration
 
 #: What a run that resumes goes on from: so many good steps that the scale soon doubles.
 RESUMED_STEP, RESUMED_SCALE, RESUMED_GOOD_STEPS = 20, 2.0**13, 990

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cells import Cell
-from benchmarks.contest import Results
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Results
 
 #: Longer bars are cut, and say so; the others could not be told apart.
 _LONGEST = 2.0

@@ -1,6 +1,6 @@
 """Migrates public BERT scripts, then trains them at a tiny size.
 
-    python -m benchmarks.port_bert --nvidia DIR --google DIR --json port.json
+    PYTHONPATH=. python tests/acceptance/port_bert.py --nvidia DIR --google DIR --json port.json
 
 DIR is a checkout of NVIDIA's or of Google's BERT for TensorFlow 1: the directory with `run_pretraining.py`. It is
 copied, and `python -m tfmp.migrate --write` rewrites the copy. Each configuration is trained, in a process of its own,
@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from port_bert_outcomes import Outcome, ends
+from port_bert_runs import SCRIPT, Bench
+from port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration, Source
 
-from benchmarks import report
-from benchmarks.port_bert_outcomes import Outcome, ends
-from benchmarks.port_bert_runs import SCRIPT, Bench
-from benchmarks.port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration, Source
+from benchmarks.harness import report
 
 _MIGRATE = (sys.executable, "-m", "tfmp.migrate")
 

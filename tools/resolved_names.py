@@ -1,6 +1,6 @@
 """Tells which names of TensorFlow in Python files do not resolve on the installed one.
 
-    python -m benchmarks.resolved_names DIR... --json names.json
+    python -m tools.resolved_names DIR... --json names.json
 
 Files are parsed, never run. A name is a module or what an import takes from it, with the attributes that follow:
 `tf.train.AdamOptimizer`, after `import tensorflow as tf`. It is looked up attribute by attribute, as far as modules and
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
 _PACKAGES = ("tensorflow", "tfmp")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from benchmarks import bars, cells, contest, report
-from benchmarks.cells import Cell
-from benchmarks.contest import Contender, Results
+from benchmarks.harness import bars, cells, contest, report
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Contender, Results
 
 
 class Series(NamedTuple):

@@ -8,15 +8,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import port_bert_data as data
+import port_bert_outcomes as outcomes
 import tensorflow as tf
+from port_bert_outcomes import Outcome
+from port_bert_sources import COLUMNS, Configuration, Source
+from port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
 
-from benchmarks import port_bert_data as data
-from benchmarks import port_bert_outcomes as outcomes
-from benchmarks.port_bert_outcomes import Outcome
-from benchmarks.port_bert_sources import COLUMNS, Configuration, Source
-from benchmarks.port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
-
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 _RECORDS = 512
 #: The script that trains, in both code bases.
 SCRIPT = "run_pretraining.py"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.bert_shapes import bert_shapes
+from benchmarks.harness.bert_shapes import bert_shapes
 
 #: The loss scale that gradients come with: Keras' first one. In float16 it is exact.
 SCALE = 2.0**15

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
 #: Steps that are not measured, after the first.
 _WARM_UP = 1

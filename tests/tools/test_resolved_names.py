@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import resolved_names
-from benchmarks.resolved_names import names_in, resolves
+from tools import resolved_names
+from tools.resolved_names import names_in, resolves
 
 
 def _unresolved(source: str) -> list[str]:

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import port_bert
+import port_bert_data
 import pytest
 import tensorflow as tf
-
-from benchmarks import port_bert, port_bert_data
-from benchmarks.port_bert_outcomes import RESUMED_SCALE, Outcome, Run, problem, read_counts
-from benchmarks.port_bert_runs import Bench
-from benchmarks.port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration
-from benchmarks.port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
+from port_bert_outcomes import RESUMED_SCALE, Outcome, Run, problem, read_counts
+from port_bert_runs import Bench
+from port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration
+from port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
 
 _FALLING = [Run(1, 0, 0, 2.0**14, 4.0), Run(2, 1, 1, 2.0**13, 4.0), Run(3, 2, 2, 2.0**13, 3.0)]
 _PLAIN = Configuration("manual_fp16 Adam", wrapped=True)

@@ -2,7 +2,7 @@
 
 It is made with TensorFlow 2.15, and a test of that version makes it again:
 
-    python -m benchmarks.api_names > tfmp/migrate/tables/api_names.txt
+    python -m tools.api_names > tfmp/migrate/tables/api_names.txt
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import cells
-from benchmarks.cells import Cell
-from benchmarks.contest import Contender
+from benchmarks.harness import cells
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Contender
 
 tf1 = tf.compat.v1
 

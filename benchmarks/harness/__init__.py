@@ -1,0 +1,1 @@
+"""What the commands share: what is measured, how turns are taken, what is printed."""
