@@ -114,8 +114,32 @@ def parser(description: str, modes: Sequence[str], optimizers: Sequence[str], ro
     made.add_argument("--outcomes", nargs="+", choices=_OUTCOMES, help="steps that are applied, or that overflow")
     made.add_argument("--rounds", type=int, default=rounds, help="turns of every contender (default: %(default)s)")
     made.add_argument("--json", type=Path, help="a file to write the figures to")
-    made.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
+    either = made.add_mutually_exclusive_group()
+    either.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
+    either.add_argument(
+        "--baseline",
+        type=_checkout,
+        metavar="PATH",
+        help="the root of another checkout of tfmp: compare only tfmp's steps, those of this checkout with those of "
+        "that one. Two processes take turns, one with each checkout's tfmp and both with this checkout's benchmark; "
+        "ratios above 1 mean that this checkout is slower. The bare optimizer is the same in both processes: its ratio "
+        "shows what is noise",
+    )
+    made.add_argument(
+        "--pairs",
+        type=int,
+        default=3,
+        help="pairs of processes for each cell that is compared with --baseline, each with --rounds turns "
+        "(default: %(default)s)",
+    )
     return made
+
+
+def _checkout(text: str) -> Path:
+    root = Path(text).resolve()
+    if not (root / "tfmp" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text} has no tfmp/__init__.py: name the root of a checkout of tfmp.")
+    return root
 
 
 def of(options: argparse.Namespace) -> list[Cell]:

@@ -96,7 +96,7 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
         >>> len(results.turns["sleep"]), results.seconds("sleep") > 0.001
         (3, True)
     """
-    first_call = {each.name: _seconds(each.step) for each in contenders}
+    first_call = {each.name: seconds_of(each.step) for each in contenders}
     for each in _WARM_UP * list(contenders):
         each.step()
     peak_memory = {each.name: _peak_memory(each.step) for each in contenders}
@@ -104,8 +104,19 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
     orders = random.Random(0)
     for _ in range(rounds):
         for each in orders.sample(contenders, len(contenders)):
-            turns[each.name].append(_seconds(each.step))
+            turns[each.name].append(seconds_of(each.step))
     return Results(first_call, peak_memory, turns)
+
+
+def seconds_of(step: Callable[[], object]) -> float:
+    """Return how long a step takes.
+
+    Args:
+        step: Takes a step, and returns when it is done.
+    """
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
 
 
 def with_wrong_steps(contenders: Sequence[Contender], outcome: str) -> list[str]:
@@ -162,12 +173,6 @@ def table(results: Results, bases: Sequence[str]) -> str:
         for name, first in results.first_call.items()
     ]
     return report.table(header, rows)
-
-
-def _seconds(step: _Step) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
 
 
 def _peak_memory(step: _Step) -> int | None:

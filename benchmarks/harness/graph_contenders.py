@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -106,7 +106,7 @@ class ContribsFormula:
 
 
 @contextlib.contextmanager
-def contenders(cell: Cell) -> Iterator[list[Contender]]:
+def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list[Contender]]:
     """Make who takes part in a cell, in a session that lasts for a `with`.
 
     "copy" and "read" are yardsticks, which copy all gradients, and read them. The losses of all others have gradients
@@ -115,12 +115,14 @@ def contenders(cell: Cell) -> Iterator[list[Contender]]:
 
     Args:
         cell: The kind of step.
+        names: The contenders to make; by default all that can take part.
     """
     with kind_of_variables(cell.mode), tf.Graph().as_default(), tf1.Session() as session:
         arrays = cells.gradients(cell)
         *true_grads, overflowed = _stored([*arrays, cells.overflowed(arrays[-1])], session)
         grads = [*true_grads[:-1], overflowed] if cell.outcome == "skipped" else true_grads
-        made = [*_yardsticks(grads, session), *_optimizers(cell, grads, true_grads, session)]
+        yardsticks = [] if names is not None else _yardsticks(grads, session)
+        made = [*yardsticks, *_optimizers(cell, names, grads, true_grads, session)]
         session.run(tf1.global_variables_initializer())
         yield made
 
@@ -132,9 +134,15 @@ def _yardsticks(grads: list[tf.Variable], session: tf1.Session) -> Iterator[Cont
 
 
 def _optimizers(
-    cell: Cell, grads: list[tf.Variable], true_grads: list[tf.Variable], session: tf1.Session
+    cell: Cell,
+    names: Container[str] | None,
+    grads: list[tf.Variable],
+    true_grads: list[tf.Variable],
+    session: tf1.Session,
 ) -> Iterator[Contender]:
     for name, wrap in _WRAPPERS.items():
+        if names is not None and name not in names:
+            continue
         weights = [tf1.Variable(tf.zeros(shape)) for shape in cells.SHAPES[cell.shapes]]
         loss = _loss(weights, true_grads if name == "bare" else grads)
         opt = wrap(OPTIMIZERS[cell.optimizer]())

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -39,7 +39,7 @@ def why_not_here() -> str:
 
 
 @contextlib.contextmanager
-def contenders(cell: Cell) -> Iterator[list[Contender]]:
+def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list[Contender]]:
     """Make who takes part in a cell, inside a `with`.
 
     "copy" and "read" are yardsticks, run by a `tf.function` in every mode: they copy all gradients, and read them. The
@@ -47,6 +47,7 @@ def contenders(cell: Cell) -> Iterator[list[Contender]]:
 
     Args:
         cell: The kind of step.
+        names: The contenders to make; by default all that can take part.
     """
     arrays = cells.gradients(cell)
     true_grads = [tf.constant(grad) for grad in arrays]
@@ -56,7 +57,8 @@ def contenders(cell: Cell) -> Iterator[list[Contender]]:
     grads = [tf.constant(grad) for grad in scaled]
     held: list[_Variable] = []
     try:
-        yield [*_yardsticks(grads), *_optimizers(cell, grads, true_grads, held)]
+        yardsticks = [] if names is not None else _yardsticks(grads)
+        yield [*yardsticks, *_optimizers(cell, names, grads, true_grads, held)]
     finally:
         for variable in held:
             _empty(variable)
@@ -82,10 +84,12 @@ def _yardsticks(grads: _Grads) -> Iterator[Contender]:
     yield Contender("read", _waiting(tf.function(_read), grads))
 
 
-def _optimizers(cell: Cell, grads: _Grads, true_grads: _Grads, held: list[_Variable]) -> Iterator[Contender]:
+def _optimizers(
+    cell: Cell, names: Container[str] | None, grads: _Grads, true_grads: _Grads, held: list[_Variable]
+) -> Iterator[Contender]:
     run = MODES[cell.mode]
     for name, (package, wrap) in _entries(cell).items():
-        if name in left_out(cell):
+        if name in left_out(cell) or (names is not None and name not in names):
             continue
         variables = [_variable(package, shape) for shape in cells.SHAPES[cell.shapes]]
         opt = wrap(_optimizer(package, cell))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from benchmarks.harness import bars, cells, contest, report
+from benchmarks.harness import bars, baseline, cells, contest, report
 from benchmarks.harness.cells import Cell
 from benchmarks.harness.contest import Contender, Results
 
@@ -22,7 +22,7 @@ class Series(NamedTuple):
         colors: Those to draw, and their colors.
     """
 
-    contenders: Callable[[Cell], AbstractContextManager[Sequence[Contender]]]
+    contenders: Callable[..., AbstractContextManager[Sequence[Contender]]]
     left_out: Callable[[Cell], dict[str, str]]
     bases: Sequence[str]
     remark: Callable[[Cell, Results], str]
@@ -39,6 +39,8 @@ def run(series: Series, options: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if a contender took other steps than it should.
     """
+    if options.baseline:
+        return baseline.compare(series.contenders, options)
     conditions = report.conditions()
     print(report.lines(conditions), flush=True)
     figures = []

@@ -1,0 +1,173 @@
+"""Compares the steps of this checkout's tfmp with those of another checkout's, the baseline.
+
+For each cell, pairs of processes are started, one process for each checkout. The two processes of a pair take turns,
+so that what slows the machine down meets both. Where in memory a process has its program and its data also changes its
+times, and stays as it is until it ends; therefore there are several pairs.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tfmp
+from benchmarks.harness import cells, report
+from benchmarks.harness.cells import Cell
+
+#: The contenders with tfmp, and the bare optimizer, which is the same in both processes: its ratio shows the noise.
+_NAMES = ("bare", "tfmp", "tfmp, tf_keras")
+
+#: A turn takes as many steps as fit in these seconds, and at least one: a clock tells little of a single short step.
+_SECONDS_OF_TURN = 0.1
+
+#: Of the checkout that has this module.
+_ROOT = Path(__file__).parents[2]
+
+
+def compare(contenders: Callable[..., object], options: argparse.Namespace) -> int:
+    """Measure, print, and write the file that is asked for.
+
+    Args:
+        contenders: Makes the contenders of a cell; a function `contenders` of a module.
+        options: What a parser of `cells.parser` parsed, with `baseline`.
+
+    Returns:
+        The exit status: 1 if a contender took other steps than it should.
+    """
+    conditions = {**report.conditions(), "baseline": str(options.baseline)}
+    print(report.lines(conditions), flush=True)
+    figures = []
+    chosen = cells.of(options)
+    for number, cell in enumerate(chosen, start=1):
+        print(f"\n{cell} (cell {number} of {len(chosen)})", flush=True)
+        pairs = [_measure(contenders.__module__, cell, options) for _ in range(options.pairs)]
+        turns = {name: [pair["turns"][name] for pair in pairs] for name in pairs[0]["turns"]}
+        wrong = sorted({name for pair in pairs for name in pair["wrong"]})
+        print("\n".join([_table(turns), *(f"WRONG: the steps of {name}" for name in wrong)]), flush=True)
+        ratios = {name: ratio(each) for name, each in turns.items()}
+        figures.append({**cell._asdict(), "turns": turns, "ratios": ratios, "wrong": wrong})
+        # Now, and not at the end: a run that is stopped leaves what it measured.
+        report.write_json(options.json, {"conditions": conditions, "figures": figures})
+    print(f"\n{_slowest(figures)}")
+    return int(any(figure["wrong"] for figure in figures))
+
+
+def ratio(pairs: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Return the median, over all turns of all pairs, of this checkout's time as a multiple of the baseline's.
+
+    Args:
+        pairs: For each pair of processes, the seconds of a step in each turn: the baseline's, then this checkout's.
+
+    Example:
+        >>> ratio([[(1.0, 1.0), (1.0, 2.0)], [(2.0, 6.0)]])
+        2.0
+    """
+    return statistics.median(ours / baselines for pair in pairs for baselines, ours in pair)
+
+
+def _measure(module: str, cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the turns of a pair of processes for each contender, and the contenders that took wrong steps."""
+    with ExitStack() as stack:
+        # Both are started before one is waited for: they trace and compile at the same time.
+        both = [
+            stack.enter_context(_Process(root, module, cell))
+            for root in (options.baseline, Path(tfmp.__file__).parents[1])
+        ]
+        seconds = [process.answer() for process in both]
+        # The same number for all: contenders that have taken equally many steps must end at the same weights.
+        steps = max(1, round(_SECONDS_OF_TURN / max(max(each.values()) for each in seconds)))
+        turns: dict[str, list[tuple[float, float]]] = {name: [] for name in seconds[0]}
+        for turn in range(options.rounds):
+            for name, measured in turns.items():
+                # Neither process always goes first.
+                order = both if turn % 2 == 0 else both[::-1]
+                taken = {process: process.ask([name, steps]) for process in order}
+                measured.append((taken[both[0]], taken[both[1]]))
+        wrong = [
+            f"{name} with {whose} tfmp"
+            for process, whose in zip(both, ("the baseline's", "this checkout's"), strict=True)
+            for name in process.end()
+        ]
+    return {"turns": turns, "wrong": wrong}
+
+
+class _Process:
+    """A process of `checkout_process`, which ends with the `with` that it is used in."""
+
+    def __init__(self, root: Path, module: str, cell: Cell) -> None:
+        arguments = [str(root), module, json.dumps(cell), json.dumps(_NAMES)]
+        # On a GPU, a process would otherwise take all memory, and leave none for the other process of the pair.
+        environment = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
+        self._root = root
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.harness.checkout_process", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_ROOT,
+            env=environment,
+        )
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # After `end` it has ended by itself; this is for errors.
+        self._process.kill()
+        self._process.__exit__(kind, error, at)
+
+    def answer(self) -> Any:  # noqa: ANN401 - what JSON holds
+        """Return the next answer.
+
+        Raises:
+            RuntimeError: The process ended instead; what it printed says why.
+        """
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process with the tfmp of {self._root} ended with {self._process.wait()}.")
+        return json.loads(line)
+
+    def ask(self, question: list[Any]) -> Any:  # noqa: ANN401 - what JSON holds
+        """Return the answer to a question."""
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return self.answer()
+
+    def end(self) -> list[str]:
+        """End the process, and return the contenders that took wrong steps."""
+        self._process.stdin.close()
+        wrong = self.answer()
+        self._process.wait()
+        return wrong
+
+
+def _table(turns: dict[str, list[list[tuple[float, float]]]]) -> str:
+    rows = []
+    for name, pairs in turns.items():
+        baselines, ours = zip(*(turn for pair in pairs for turn in pair), strict=True)
+        single = [ratio([pair]) for pair in pairs]
+        rows.append(
+            [
+                name,
+                *(f"{1000 * statistics.median(seconds):.2f}" for seconds in (baselines, ours)),
+                f"{ratio(pairs):.3f}",
+                f"{min(single):.3f} to {max(single):.3f}",
+            ]
+        )
+    return report.table(["", "baseline, ms", "this checkout, ms", "ratio", "in single pairs"], rows)
+
+
+def _slowest(figures: Sequence[dict[str, Any]]) -> str:
+    value, cell, name = max(
+        (value, str(Cell(*(figure[field] for field in Cell._fields))), name)
+        for figure in figures
+        for name, value in figure["ratios"].items()
+        if name != "bare"
+    )
+    return f"Slowest beside the baseline: {name} in {cell}, {value:.3f} times its time."
