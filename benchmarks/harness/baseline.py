@@ -1,8 +1,8 @@
 """Compares the steps of this checkout's tfmp with those of another checkout's, the baseline.
 
-For each cell, pairs of processes are started, one process for each checkout. The two processes of a pair take turns,
-so that what slows the machine down meets both. Where in memory a process has its program and its data also changes its
-times, and stays as it is until it ends; therefore there are several pairs.
+For each cell, several pairs of processes are started, with one process for each checkout. The two processes of a pair
+take turns, so that a change of the machine's load affects both. There are several pairs because the addresses of a
+process' code and data also affect its times, and do not change until the process ends.
 """
 
 import argparse
@@ -24,22 +24,23 @@ from benchmarks.harness.cells import Cell
 #: The contenders with tfmp, and the bare optimizer, which is the same in both processes: its ratio shows the noise.
 _NAMES = ("bare", "tfmp", "tfmp, tf_keras")
 
-#: A turn takes as many steps as fit in these seconds, and at least one: a clock tells little of a single short step.
+#: The approximate duration of a turn. A turn takes several steps if steps are shorter, because the time of a single
+#: short step varies too much.
 _SECONDS_OF_TURN = 0.1
 
-#: Of the checkout that has this module.
+#: The root of the checkout that contains this module.
 _ROOT = Path(__file__).parents[2]
 
 
 def compare(contenders: Callable[..., object], options: argparse.Namespace) -> int:
-    """Measure, print, and write the file that is asked for.
+    """Measure, print, and write the file that the options name.
 
     Args:
-        contenders: Makes the contenders of a cell; a function `contenders` of a module.
-        options: What a parser of `cells.parser` parsed, with `baseline`.
+        contenders: The function that makes the contenders of a cell; it is called `contenders` in its module.
+        options: The options, as a parser of `cells.parser` parsed them, with a `baseline`.
 
     Returns:
-        The exit status: 1 if a contender took other steps than it should.
+        The exit status: 1 if a contender took wrong steps.
     """
     conditions = {**report.conditions(), "baseline": str(options.baseline)}
     print(report.lines(conditions), flush=True)
@@ -53,17 +54,17 @@ def compare(contenders: Callable[..., object], options: argparse.Namespace) -> i
         print("\n".join([_table(turns), *(f"WRONG: the steps of {name}" for name in wrong)]), flush=True)
         ratios = {name: ratio(each) for name, each in turns.items()}
         figures.append({**cell._asdict(), "turns": turns, "ratios": ratios, "wrong": wrong})
-        # Now, and not at the end: a run that is stopped leaves what it measured.
+        # The file is written after every cell, so that a run that is stopped leaves the figures it has.
         report.write_json(options.json, {"conditions": conditions, "figures": figures})
     print(f"\n{_slowest(figures)}")
     return int(any(figure["wrong"] for figure in figures))
 
 
 def ratio(pairs: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Return the median, over all turns of all pairs, of this checkout's time as a multiple of the baseline's.
+    """Return this checkout's time divided by the baseline's time in the same round; the median of all rounds.
 
     Args:
-        pairs: For each pair of processes, the seconds of a step in each turn: the baseline's, then this checkout's.
+        pairs: For each pair of processes and each round, the seconds of a step: the baseline's, then this checkout's.
 
     Example:
         >>> ratio([[(1.0, 1.0), (1.0, 2.0)], [(2.0, 6.0)]])
@@ -73,15 +74,15 @@ def ratio(pairs: Sequence[Sequence[tuple[float, float]]]) -> float:
 
 
 def _measure(module: str, cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the turns of a pair of processes for each contender, and the contenders that took wrong steps."""
+    """Start a pair of processes; return the times of each contender, and the contenders that took wrong steps."""
     with ExitStack() as stack:
-        # Both are started before one is waited for: they trace and compile at the same time.
+        # Both processes are started before the first answer is read, so that they trace and compile at the same time.
         both = [
             stack.enter_context(_Process(root, module, cell))
             for root in (options.baseline, Path(tfmp.__file__).parents[1])
         ]
         seconds = [process.answer() for process in both]
-        # The same number for all: contenders that have taken equally many steps must end at the same weights.
+        # The number is the same for all contenders, because the check of the steps compares their weights at the end.
         steps = max(1, round(_SECONDS_OF_TURN / max(max(each.values()) for each in seconds)))
         turns: dict[str, list[tuple[float, float]]] = {name: [] for name in seconds[0]}
         for turn in range(options.rounds):
@@ -99,11 +100,11 @@ def _measure(module: str, cell: Cell, options: argparse.Namespace) -> dict[str, 
 
 
 class _Process:
-    """A process of `checkout_process`, which ends with the `with` that it is used in."""
+    """A process that runs `checkout_process`; it ends when the `with` that it is used in ends."""
 
     def __init__(self, root: Path, module: str, cell: Cell) -> None:
         arguments = [str(root), module, json.dumps(cell), json.dumps(_NAMES)]
-        # On a GPU, a process would otherwise take all memory, and leave none for the other process of the pair.
+        # By default a process takes all memory of a GPU, and would leave none for the other process of the pair.
         environment = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
         self._root = root
         self._process = subprocess.Popen(
@@ -119,7 +120,7 @@ class _Process:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # After `end` it has ended by itself; this is for errors.
+        # After `end` the process has ended by itself. It still runs only if an exception was raised.
         self._process.kill()
         self._process.__exit__(kind, error, at)
 
@@ -127,7 +128,7 @@ class _Process:
         """Return the next answer.
 
         Raises:
-            RuntimeError: The process ended instead; what it printed says why.
+            RuntimeError: The process ended without an answer; its error output says why.
         """
         line = self._process.stdout.readline()
         if not line:

@@ -2,9 +2,13 @@
 
     python -m benchmarks.harness.checkout_process ROOT CONTENDERS CELL NAMES
 
-The process answers with a line of JSON each time. The first answer has the seconds of a step of every contender, after
-a step that traces and compiles. Each line of the standard input, `[name, steps]`, is answered with the seconds of such
-a step of that contender. At the end of the input the last answer names the contenders that took wrong steps.
+ROOT is the root of the checkout, CONTENDERS the module that makes the contenders, CELL the fields of the cell as JSON,
+and NAMES the contenders' names as JSON. The process writes its answers to the standard output, one line of JSON each:
+
+1. The first answer, after each contender has traced and compiled its step, is the seconds of one step by contender.
+2. A line `[name, steps]` on the standard input lets this contender take so many steps; the answer is the mean seconds
+   of a step.
+3. After the end of the input, the last answer is the names of the contenders that took wrong steps.
 """
 
 import importlib
@@ -34,7 +38,7 @@ def main() -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     import_tfmp(Path(root))
-    # TensorFlow warns of functions that are traced too often, and of deprecated names that peers of tfmp need.
+    # TensorFlow warns of a function that is traced too often: it takes the contenders' functions for one function.
     tf.get_logger().setLevel("ERROR")
     make: Callable[..., AbstractContextManager[list[Contender]]] = importlib.import_module(module).contenders
     chosen = Cell(*json.loads(cell))
@@ -58,7 +62,7 @@ def import_tfmp(root: Path) -> None:
     Raises:
         ImportError: Another tfmp was imported.
     """
-    # Only for tfmp: the benchmark itself comes from the checkout that was started.
+    # The path is only for tfmp. The benchmark's own modules come from the checkout in which it was started.
     sys.path.insert(0, str(root))
     tfmp = importlib.import_module("tfmp")
     sys.path.remove(str(root))
