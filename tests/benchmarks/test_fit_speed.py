@@ -1,4 +1,4 @@
-"""The benchmark of `model.fit`, at sizes that take seconds; its times are not looked at."""
+"""The benchmark of `model.fit`, at sizes that take seconds; the tests do not look at its times."""
 
 import json
 from pathlib import Path
