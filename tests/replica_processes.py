@@ -62,8 +62,8 @@ def run(
     Args:
         command: The program and its arguments.
         directory: The directory for the logs.
-        seconds: The longest time in which no process prints anything; after it, they count as hanging. The total time
-            is not limited in this way because it depends on the machine's load.
+        seconds: The longest time in which no process prints anything; after it, the processes count as hanging. This
+            limits the silence and not the total time, because the total time depends on the machine's load.
         environments: For each process, the variables to add to this process' environment; by default there is one
             process without additions.
         outlive: Whether the other processes go on after one has failed.

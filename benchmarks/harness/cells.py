@@ -120,17 +120,15 @@ def parser(description: str, modes: Sequence[str], optimizers: Sequence[str], ro
         "--baseline",
         type=_checkout,
         metavar="PATH",
-        help="the root of another checkout of tfmp: compare only tfmp's steps, those of this checkout with those of "
-        "that one. Two processes take turns, one with each checkout's tfmp and both with this checkout's benchmark; "
-        "ratios above 1 mean that this checkout is slower. The bare optimizer is the same in both processes: its ratio "
-        "shows what is noise",
+        help="the root of another checkout of tfmp, whose steps are compared with the steps of this checkout's tfmp. "
+        "Two processes take turns, one for each checkout; ratios above 1 mean that this checkout is slower",
     )
     made.add_argument(
         "--pairs",
         type=int,
         default=3,
-        help="pairs of processes for each cell that is compared with --baseline, each with --rounds turns "
-        "(default: %(default)s)",
+        help="with --baseline, the number of pairs of processes for each cell; in each pair every contender has "
+        "--rounds turns (default: %(default)s)",
     )
     return made
 

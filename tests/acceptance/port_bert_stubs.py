@@ -35,14 +35,14 @@ class StdOutBackend:
 JSONStreamBackend = StdOutBackend
 '''
 
-_PYNVML = '''"""Stands in for what reads NVIDIA's devices; there are none."""
+_PYNVML = '''"""Stands in for the library that reads the state of NVIDIA's devices; there are none."""
 
 
 def nvmlInit():
     pass
 '''
 
-_HOROVOD = '''"""Stands in for Horovod, of which one process needs a name only."""
+_HOROVOD = '''"""Stands in for Horovod; a single process only needs this function."""
 
 
 def is_initialized():
@@ -59,7 +59,7 @@ class Compression:
 # The script imports this module in place of the module that makes its train op. An applied step changes Adam's first
 # moments whatever the learning rate is, so a step counts as applied if it changed them. The counters are local
 # variables, which no checkpoint has.
-_COUNTING = '''"""Makes the train op of another module, then counts the runs that moved Adam's first moments."""
+_COUNTING = '''"""Makes the train op of another module, then counts the runs that changed Adam's first moments."""
 
 import os
 
@@ -96,7 +96,7 @@ def _scale():
         scale = tf.get_default_graph().get_tensor_by_name("loss_scale:0")
     except KeyError:
         return 0
-    # As an integer all digits are written.
+    # An integer is printed with all its digits.
     return tf.cast(scale, tf.int64)
 '''
 

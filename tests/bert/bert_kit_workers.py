@@ -21,10 +21,10 @@ WORKERS = 2
 
 _WINDOWS: dict[str, Any] = {"manual_fp16": True, "num_accumulation_steps": 2}
 
-#: Gradients are reduced before they are accumulated, and after.
+#: The two ways to share gradients: they are reduced before they are accumulated, or after.
 WAYS: dict[str, dict[str, Any]] = {"before": _WINDOWS, "after": {**_WINDOWS, "allreduce_post_accumulation": True}}
 
-#: What is trained, by a name: the ways, and one of each other mode.
+#: The settings of the trainings, by name: the two ways to share gradients, and one training for each other mode.
 ROWS: dict[str, dict[str, Any]] = {
     **WAYS,
     "fp32": {"num_accumulation_steps": 2, "allreduce_post_accumulation": True},
@@ -34,7 +34,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "clipped": {**_WINDOWS, "clip_norm": 1.0},
 }
 
-#: Each process clips its own gradients, so that no process on the mean is their like. In float32 they travel exactly.
+#: Each process clips its own gradients, so that no training of one process on their mean gives the same. Gradients are
+#: sent in float32, and therefore exactly.
 CLIPPED_APART: dict[str, Any] = {**ROWS["fp32"], "clip_norm": 1.0}
 
 
