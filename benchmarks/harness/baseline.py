@@ -26,7 +26,7 @@ _NAMES = ("bare", "tfmp", "tfmp, tf_keras")
 
 #: The approximate duration of a turn. A turn takes several steps if steps are shorter, because the time of a single
 #: short step varies too much.
-_SECONDS_OF_TURN = 0.1
+_SECONDS_OF_TURN = 0.2
 
 #: The root of the checkout that contains this module.
 _ROOT = Path(__file__).parents[2]
@@ -48,7 +48,11 @@ def compare(contenders: Callable[..., object], options: argparse.Namespace) -> i
     chosen = cells.of(options)
     for number, cell in enumerate(chosen, start=1):
         print(f"\n{cell} (cell {number} of {len(chosen)})", flush=True)
-        pairs = [_measure(contenders.__module__, cell, options) for _ in range(options.pairs)]
+        pairs = []
+        for pair in range(options.pairs):
+            pairs.append(_measure(contenders.__module__, cell, options))
+            latest = ", ".join(f"{name} {ratio([each]):.3f}" for name, each in pairs[-1]["turns"].items())
+            print(f"pair {pair + 1} of {options.pairs}: {latest}", flush=True)
         turns = {name: [pair["turns"][name] for pair in pairs] for name in pairs[0]["turns"]}
         wrong = sorted({name for pair in pairs for name in pair["wrong"]})
         print("\n".join([_table(turns), *(f"WRONG: the steps of {name}" for name in wrong)]), flush=True)
@@ -61,16 +65,22 @@ def compare(contenders: Callable[..., object], options: argparse.Namespace) -> i
 
 
 def ratio(pairs: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Return this checkout's time divided by the baseline's time in the same round; the median of all rounds.
+    """Return this checkout's time divided by the baseline's time in the same round.
+
+    The baseline goes first in even rounds, and this checkout in odd rounds. It may cost time to go first, so the result
+    is the geometric mean of two medians: that of the even rounds and that of the odd rounds. A single median would
+    favor one of the checkouts if there is one more round of one kind.
 
     Args:
         pairs: For each pair of processes and each round, the seconds of a step: the baseline's, then this checkout's.
 
     Example:
-        >>> ratio([[(1.0, 1.0), (1.0, 2.0)], [(2.0, 6.0)]])
-        2.0
+        >>> goes_first_slower = [(1.2, 1.0), (1.0, 1.2), (1.2, 1.0)]
+        >>> round(ratio([goes_first_slower]), 6)
+        1.0
     """
-    return statistics.median(ours / baselines for pair in pairs for baselines, ours in pair)
+    by_order = [[ours / baselines for pair in pairs for baselines, ours in pair[start::2]] for start in (0, 1)]
+    return statistics.geometric_mean(statistics.median(ratios) for ratios in by_order if ratios)
 
 
 def _measure(module: str, cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +97,7 @@ def _measure(module: str, cell: Cell, options: argparse.Namespace) -> dict[str, 
         turns: dict[str, list[tuple[float, float]]] = {name: [] for name in seconds[0]}
         for turn in range(options.rounds):
             for name, measured in turns.items():
-                # Neither process always goes first.
+                # The processes take turns in going first; `ratio` relies on this order.
                 order = both if turn % 2 == 0 else both[::-1]
                 taken = {process: process.ask([name, steps]) for process in order}
                 measured.append((taken[both[0]], taken[both[1]]))
