@@ -1,4 +1,8 @@
-"""Leaves out of the doctests the front-ends whose Keras is not here, and the rewriter's tests of all lanes but one."""
+"""Leaves modules out of the collection that the installed packages cannot run, or need not run.
+
+The doctests leave out the front-ends whose Keras is not installed. With Keras 3, the tests of `tfmp.migrate` are left
+out: the environment with TensorFlow 2.15 runs them.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -11,5 +15,5 @@ collect_ignore = (
 if importlib.util.find_spec("tf_keras") is None:
     collect_ignore.append("tfmp/optimizers/tf_keras.py")
 if _KERAS3:
-    # The rewriter knows no TensorFlow, and its tables are those of 2.15.
+    # The rewriter does not import TensorFlow, and its tables list the names of TensorFlow 2.15.
     collect_ignore += ["tfmp/migrate", "tests/migrate"]

@@ -4,8 +4,9 @@
 
 The same net is trained on the same batches twice: by a plain optimizer on whole batches, and by tfmp on windows of
 micro-batches, on one device and on two replicas (logical CPU devices under MirroredStrategy). A figure is the largest
-difference between the two nets' weights, as a share of the largest weight. Where a micro-batch of one replica
-overflows, the large batch goes without the same examples; or, if an overflow drops the window, without that step.
+difference between the two nets' weights, divided by the largest weight. Where a micro-batch of one replica overflows,
+the examples of that micro-batch are left out of the large batch too; where an overflow drops the whole window, the
+training on large batches leaves that step out.
 """
 
 import argparse
@@ -20,10 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import report
+from benchmarks.harness import report
 
 _SCALE = 2.0**10
-_OVERFLOWING = (1, 2)  # which window, and which micro-batch of it
+_OVERFLOWING = (1, 2)  # the index of the window that has an overflow, and of the micro-batch within the window
 _CASES = ("no overflow", "overflow drops the micro-batch", "overflow drops the window")
 
 
@@ -70,7 +71,7 @@ def two_replicas() -> tf.distribute.Strategy:
 
 
 class _Net:
-    """A dense net of one hidden layer, the same at every making."""
+    """A dense net with one hidden layer; each instance starts from the same weights."""
 
     def __init__(self) -> None:
         numbers = np.random.default_rng(1)
@@ -86,12 +87,13 @@ class _Net:
         return np.concatenate([variable.numpy().ravel() for variable in self.variables])
 
 
-#: Makes, for a net and how it accumulates, what takes a micro-batch.
+#: Takes a net and the settings of the accumulation; returns a function that trains on one micro-batch. The function's
+#: third argument is a factor for the loss.
 _Training = Callable[[_Net, dict[str, Any]], Callable[[tf.Tensor, tf.Tensor, float], None]]
 
 
 def _of_tf1() -> tf.compat.v1.train.Optimizer:
-    # Not Adam, which a wrong divisor would hardly change.
+    # Not Adam: its update hardly depends on the gradients' magnitude, so a wrong divisor would hardly show.
     return tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
 
 
@@ -100,7 +102,7 @@ def _of_keras() -> keras.optimizers.Optimizer:
 
 
 def by_tf1(net: _Net, accumulation: dict[str, Any]) -> Callable[[tf.Tensor, tf.Tensor, float], None]:
-    """Return what takes a micro-batch by a TF1 optimizer."""
+    """Return a function that trains on one micro-batch with a TF1 optimizer."""
     opt = tfmp.LossScaleOptimizer(_of_tf1(), tfmp.FixedLossScaleManager(_SCALE), **accumulation)
 
     def take(images: tf.Tensor, labels: tf.Tensor, share: float) -> None:
@@ -110,7 +112,7 @@ def by_tf1(net: _Net, accumulation: dict[str, Any]) -> Callable[[tf.Tensor, tf.T
 
 
 def by_keras(net: _Net, accumulation: dict[str, Any]) -> Callable[[tf.Tensor, tf.Tensor, float], None]:
-    """Return what takes a micro-batch by a Keras optimizer."""
+    """Return a function that trains on one micro-batch with a Keras optimizer."""
     opt = tfmp.LossScaleOptimizer(_of_keras(), tfmp.FixedLossScaleManager(_SCALE), **accumulation)
     opt.build(net.variables)
 
@@ -128,7 +130,7 @@ _TRAININGS: dict[str, _Training] = {"TF1": by_tf1, "Keras": by_keras}
 def difference(
     training: _Training, strategy: tf.distribute.Strategy | None, case: str, options: argparse.Namespace
 ) -> float:
-    """Return how far the accumulated training ends from that of large batches."""
+    """Return the largest difference between the weights of the two trainings, divided by the largest weight."""
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     images, labels = _examples(options.windows, options.micro_batches, replicas, options.batch_size)
     keeps = np.ones(images.shape[:3], bool)
@@ -159,7 +161,10 @@ def difference(
 def _on_replicas(
     take: Callable[[tf.Tensor, tf.Tensor, float], None], strategy: tf.distribute.Strategy | None
 ) -> Callable[[tf.Tensor, tf.Tensor], None]:
-    """Return a function of the examples of all replicas, each of which takes its own; optimizers sum gradients."""
+    """Return a function that takes the examples of all replicas and trains each replica on its own examples.
+
+    The optimizers sum gradients over the replicas, so each loss is divided by the number of replicas.
+    """
 
     def take_own(images: tf.Tensor, labels: tf.Tensor) -> None:
         context = tf.distribute.get_replica_context()

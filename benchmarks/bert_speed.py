@@ -2,14 +2,14 @@
 
     python -m benchmarks.bert_speed --json bert.json --plot bert.png -- --hidden_size 256
 
-The example's model, data and optimizer train under tf.estimator: with the optimizer bare, which the example itself does
-not offer, as tf.contrib wrapped it, and in tfmp's wrapper. A turn is a training from the same weights on the same
-batches, and contenders take turns whose order rotates. Figures are medians over the steps after the first few, and
-ratios those of the same round. What follows `--` goes to the example. It needs TensorFlow 2.15, the last with
-tf.estimator.
+The example's model, data and optimizer train under tf.estimator with three contenders: the bare optimizer, which the
+example itself does not offer; the optimizer wrapped as tf.contrib did it; and the optimizer in tfmp's wrapper. A turn
+is a training from the same weights on the same batches. The order of the contenders rotates from round to round. The
+first few steps of a turn are not timed. Figures are medians over the turns, and ratios compare turns of the same round.
+Options after `--` are passed to the example. The benchmark needs TensorFlow 2.15, the last version with tf.estimator.
 
-The example's hooks, which report every step, are left out. The scale starts where nothing overflows: a step that is
-skipped costs less.
+The example's hooks, which report every step, are left out. The initial loss scale is low enough that no step overflows,
+because a skipped step costs less.
 """
 
 import argparse
@@ -22,17 +22,17 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from benchmarks import peak_memory, report, training_turns
-from benchmarks.bert_training import WRAPPERS, BertData, BertTraining
+from benchmarks.harness import peak_memory, report, training_turns
+from benchmarks.harness.bert_training import WRAPPERS, BertData, BertTraining
 from estimator_examples.bert import corpus, options, run_pretraining
 
-#: What came of the turns of each contender; JSON holds it.
+#: The results of the turns of each contender, by its name; they can be written as JSON.
 Figures: TypeAlias = dict[str, dict[str, Any]]
 
-#: What the example is told before what the command tells it.
+#: Options for the example; those of the command line come after them and override them.
 _EXAMPLE = ["--init_loss_scale", "2**15", "--incr_every_n_steps", "2000"]
 
-#: Without a scale float16 loses small gradients.
+#: How much the losses of the contenders may differ. Without a loss scale, float16 loses small gradients.
 _TOLERANCES = {"fp32": 1e-3, "fp16": 5e-2}
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
 
     Raises:
-        ArithmeticError: The contenders did not train alike.
+        ArithmeticError: The losses of the contenders differ by more than the tolerance.
     """
     asked = _parser().parse_args(argv)
     try:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"bert_speed: error: {error}", file=sys.stderr)
         return 2
-    # It needs a package that was just looked for.
+    # This module imports a package that `check_packages` has just looked for.
     from estimator_examples.bert import preparation
 
     conditions = report.conditions()
@@ -81,11 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--precisions", nargs="+", choices=_TOLERANCES, default=["fp32", "fp16"], help="of the model")
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=_TOLERANCES,
+        default=["fp32", "fp16"],
+        help="types of the model's activations",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of every contender (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=50, help="timed steps of a turn (default: %(default)s)")
     parser.add_argument(
-        "--memory-turns", type=int, default=3, help="turns that memory is taken of (default: %(default)s)"
+        "--memory-turns", type=int, default=3, help="turns in which memory is measured (default: %(default)s)"
     )
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     parser.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
@@ -94,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def peaks(training: BertTraining, turns: int) -> dict[str, list[int | None]]:
-    """Return the bytes that trainings of each contender need at their peaks, beside what there is before them."""
+    """Return the peak memory of each contender's turns, in bytes above the memory in use before the turn."""
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     # The first training of a process also fills caches.
     training.turn("bare", 1)

@@ -2,11 +2,12 @@
 
     python -m benchmarks.fit_speed --json fit.json --plot fit.png
 
-Keras' optimizer bare, in Keras' own wrapper, and in tfmp's train models that start from the same weights. They fit the
-same data in one process, in turns whose order rotates; figures are medians, and ratios those of the same round. The
-losses must agree. In float32 scaling is of no use, but it is the way to look at its cost on CPUs, since `--policy
-mixed_float16` is slow there. The embedding's gradients are sparse. Peak memory is what a turn needs beside what there
-is before it; it is measured in a process of its own.
+There are three contenders: Keras' optimizer bare, in Keras' own wrapper, and in tfmp's wrapper. Each trains a model
+that starts from the same weights. The models are fitted to the same data in one process, in turns whose order rotates.
+Figures are medians, and ratios compare turns of the same round. The losses must agree. Float32 needs no loss scaling,
+but it is the way to measure the cost of scaling on CPUs, where `--policy mixed_float16` is slow. The embedding's
+gradients are sparse. Peak memory is what a turn needs above the memory in use before it; it is measured in a process of
+its own.
 """
 
 import argparse
@@ -21,9 +22,9 @@ import keras
 import numpy as np
 
 import tfmp
-from benchmarks import peak_memory, report, training_turns
+from benchmarks.harness import peak_memory, report, training_turns
 
-#: What came of the turns of a contender; JSON holds it.
+#: The results of a contender's turns; they can be written as JSON.
 Figures: TypeAlias = dict[str, Any]
 
 _SCALE = 2.0**15
@@ -36,7 +37,8 @@ _WRAPPERS: dict[str, Callable[[Any], Any]] = {
 
 _LEARNING_RATES = {"Adam": 1e-3, "AdamW": 1e-3, "SGD": 0.1}
 
-#: Sums are in any order, which Adam makes more of; and without a scale float16 loses small gradients.
+#: How much the losses of the contenders may differ. Sums are computed in any order, and Adam amplifies the rounding
+#: differences. Without a loss scale, float16 also loses small gradients.
 _TOLERANCES = {"float32": 1e-3, "mixed_bfloat16": 2e-2, "mixed_float16": 5e-2}
 
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
 
     Raises:
-        ArithmeticError: The contenders did not train alike.
+        ArithmeticError: The losses of the contenders differ by more than the tolerance.
     """
     options = _parser().parse_args(argv)
     conditions = report.conditions()
@@ -77,17 +79,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = {
         "layers": (2, "transformer layers"),
-        "hidden": (256, "their width, a multiple of 64"),
-        "vocabulary": (20000, "tokens there are"),
-        "length": (32, "tokens of an example"),
-        "batch": (4, "examples of a step"),
+        "hidden": (256, "width of the layers, a multiple of 64"),
+        "vocabulary": (20000, "number of different tokens"),
+        "length": (32, "tokens in an example"),
+        "batch": (4, "examples in a step"),
         "rounds": (9, "turns of every contender"),
-        "steps": (20, "steps of a turn"),
+        "steps": (20, "steps in a turn"),
     }
     for name, (default, text) in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--optimizer", choices=_LEARNING_RATES, default="Adam", help="(default: %(default)s)")
-    parser.add_argument("--policy", choices=_TOLERANCES, default="float32", help="of the layers (default: %(default)s)")
+    parser.add_argument(
+        "--policy", choices=_TOLERANCES, default="float32", help="dtype policy of the layers (default: %(default)s)"
+    )
     parser.add_argument("--jit_compile", action="store_true", help="compile the whole step with XLA")
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     parser.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
@@ -95,12 +99,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def counting(rows: int, length: int, vocabulary: int) -> np.ndarray:
-    """Return tokens that count up, each row from a start of its own.
+    """Return tokens that count up; each row begins at a random token.
 
     Args:
-        rows: How many rows.
-        length: How many tokens each predicts; it has one more.
-        vocabulary: Where counting begins anew.
+        rows: The number of rows.
+        length: The number of tokens to predict in a row; a row has one token more.
+        vocabulary: The number of different tokens; after the last token, counting goes on at 0.
 
     Example:
         >>> counting(2, 3, 5)
@@ -112,7 +116,7 @@ def counting(rows: int, length: int, vocabulary: int) -> np.ndarray:
 
 
 def transformer(options: argparse.Namespace) -> keras.Model:
-    """Return a model that predicts the next token; it has no positions, which counting does not need."""
+    """Return a model that predicts the next token. It has no position embedding: counting needs none."""
     layers, dtype, hidden = keras.layers, options.policy, options.hidden
     tokens = keras.Input([options.length], dtype="int32")
     x = layers.Embedding(options.vocabulary, hidden, dtype=dtype)(tokens)
@@ -130,12 +134,13 @@ def transformer(options: argparse.Namespace) -> keras.Model:
 class FitTraining:
     """A transformer that is fitted turn by turn.
 
-    The policy is that of its layers and not a global one, for which `compile` would wrap the bare optimizer too.
+    The dtype policy is set for the layers and not globally: with a global policy of mixed_float16, `compile` would wrap
+    the bare optimizer too.
 
     Args:
-        name: What wraps the optimizer.
-        tokens: A row for each example, of one token more than the model takes.
-        options: Those of the command.
+        name: The name of the contender.
+        tokens: A row for each example; a row has one token more than the model takes.
+        options: The options of the command.
     """
 
     def __init__(self, name: str, tokens: np.ndarray, options: argparse.Namespace) -> None:
@@ -150,7 +155,7 @@ class FitTraining:
         self.loss = float("nan")
 
     def turn(self) -> float:
-        """Fit all data once, and return the seconds of a step; `loss` is then the mean over them."""
+        """Fit all data once, and return the mean seconds of a step; `loss` is then the mean loss of these steps."""
         clock = _Clock()
         inputs, targets = self._tokens[:, :-1], self._tokens[:, 1:]
         fitted = self.model.fit(inputs, targets, batch_size=self._batch, shuffle=False, verbose=0, callbacks=[clock])
@@ -159,13 +164,13 @@ class FitTraining:
 
     @property
     def steps_taken(self) -> int:
-        """How many steps the optimizer took, without those that it skipped."""
-        # Keras 2's own wrapper has the inner optimizer's.
+        """The number of steps that the optimizer applied; skipped steps are not counted."""
+        # In Keras 2, the `iterations` of Keras' own wrapper are those of the inner optimizer.
         return int(self.model.optimizer.iterations)
 
 
 class _Clock(keras.callbacks.Callback):
-    """Times the steps of a fit, and not what comes before the first."""
+    """Times the steps of a fit, without the preparations before the first step."""
 
     seconds = 0.0
 
@@ -177,14 +182,14 @@ class _Clock(keras.callbacks.Callback):
 
 
 def _manager() -> tfmp.ExponentialUpdateLossScaleManager:
-    """Make a manager with the rule of Keras' own wrappers."""
+    """Return a manager with the same rule as Keras' own wrapper."""
     return tfmp.ExponentialUpdateLossScaleManager(
         _SCALE, incr_every_n_steps=2000, decr_every_n_nan_or_inf=1, decr_ratio=0.5
     )
 
 
 def peaks(options: argparse.Namespace) -> dict[str, list[int | None]]:
-    """Return the bytes that turns of each contender need at their peaks, beside what there is before them."""
+    """Return the peak memory of each contender's turns, in bytes above the memory in use before the turn."""
     trainings = _trainings(options)
     for training in trainings.values():
         training.turn()
@@ -194,7 +199,7 @@ def peaks(options: argparse.Namespace) -> dict[str, list[int | None]]:
 def _trainings(options: argparse.Namespace) -> dict[str, FitTraining]:
     tokens = counting(options.steps * options.batch, options.length, options.vocabulary)
     trainings = {name: FitTraining(name, tokens, options) for name in _WRAPPERS}
-    # Not by a seed, which is Keras' for the whole process.
+    # The weights are copied: a seed in Keras would be one for the whole process, not for each model.
     for training in trainings.values():
         training.model.set_weights(trainings["bare"].model.get_weights())
     return trainings

@@ -1,9 +1,9 @@
-"""Traces of gradients: the largest magnitude in each step of a training, recorded or made up.
+"""Traces of gradients: the largest magnitude among the gradients of each step of a training, recorded or made up.
 
     python -m benchmarks.gradient_traces
 
-records the one in `recordings/digits_float16.json` anew: scikit-learn's digits, classified by an MLP whose layers and
-gradients are float16. It takes ten seconds.
+This command records the trace in `recordings/digits_float16.json` again, in ten seconds. The training is an MLP with
+float16 layers and gradients that classifies scikit-learn's digits.
 """
 
 import argparse
@@ -16,23 +16,25 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
 _RECORDING = Path(__file__).parent / "recordings" / "digits_float16.json"
 
 _STEPS, _BATCH, _LEARNING_RATE, _MOMENTUM = 4000, 64, 0.1, 0.9
 
-#: Fixed while a trace is recorded. No step overflows with it, and little vanishes.
+#: The loss scale while a trace is recorded. With it, no step overflows and few gradients underflow to 0.
 _SCALE = 2.0**8
 
 _WIDTHS = (64, 128, 64, 10)
 
 
 def traces(steps: int) -> dict[str, np.ndarray]:
-    """Return the largest magnitude in each step, under the traces' names. Infinity is there with any scale.
+    """Return the largest magnitude of each step, by the names of the traces.
+
+    A magnitude of infinity is a step that overflows whatever the scale is.
 
     Args:
-        steps: How many, up to 4000.
+        steps: The number of steps, up to 4000.
 
     Example:
         >>> {magnitudes.shape for magnitudes in traces(5).values()}
@@ -90,7 +92,7 @@ def record(steps: int = _STEPS) -> list[float]:
     """Train, and return the largest magnitude among the unscaled gradients of each step.
 
     Args:
-        steps: How many.
+        steps: The number of steps.
     """
     from sklearn.datasets import load_digits
 
@@ -123,7 +125,7 @@ def record(steps: int = _STEPS) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record, and write the file.
+    """Record a trace, and write it to a file.
 
     Args:
         argv: The arguments; by default those of the process.
@@ -133,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=_RECORDING, help="the file to write (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=_STEPS, help="how many (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=_STEPS, help="the number of steps (default: %(default)s)")
     options = parser.parse_args(argv)
     conditions = report.conditions()
     print(report.lines(conditions), flush=True)

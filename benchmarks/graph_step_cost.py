@@ -2,13 +2,15 @@
 
     python -m benchmarks.graph_step_cost --json graph_step_cost.json --plot graph_step_cost.png
 
-All contenders take the same steps in one session, in turns; figures are medians, and ratios those of the same round.
-"contrib's formula" computes what tf.contrib's optimizer did, "TF core" is what TensorFlow has in its place. "copy"
-reads and writes all gradients once, "read" reads them. Peak memory is what a step needs beside what there is before it,
-in tensors from 256 KiB: of small ones it tells nothing.
+All contenders take the same steps in one session, in turns. Figures are medians, and ratios compare steps of the same
+round. "contrib's formula" computes what tf.contrib's optimizer computed; "TF core" is its successor in TensorFlow
+itself. "copy" reads and writes all gradients once, "read" only reads them. Peak memory is what a step needs above the
+memory in use before it. Only tensors of 256 KiB or more are counted, so it says nothing about small tensors.
 
-Reference variables go with control flow v1, as after `tf.compat.v1.disable_v2_behavior()`, resource variables with
-control flow v2. TensorFlow 1 has no AdamW.
+Reference variables are measured with control flow v1, as after `tf.compat.v1.disable_v2_behavior()`, and resource
+variables with control flow v2. TensorFlow 1 has no AdamW.
+
+With `--baseline PATH`, tfmp's steps are compared with those of another checkout of tfmp, and no peers are measured.
 """
 
 import sys
@@ -16,10 +18,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from benchmarks import cells, graph_contenders, series
-from benchmarks.cells import Cell
-from benchmarks.contest import Results
-from benchmarks.series import Series
+from benchmarks.harness import cells, graph_contenders, series
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Results
+from benchmarks.harness.series import Series
 
 _COLORS = {"bare": "silver", "tfmp": "tab:blue", "TF core": "tab:orange"}
 
@@ -31,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; by default those of the process.
 
     Returns:
-        The exit status: 1 if a contender took other steps than it should.
+        The exit status: 1 if a contender took wrong steps.
     """
     parser = cells.parser(__doc__, graph_contenders.MODES, list(graph_contenders.OPTIMIZERS), rounds=15)
     bases = ("copy", "bare", "contrib's formula")
-    # All of them can take every step: TF core's optimizer with reference variables, too.
+    # No contender is left out of any cell: TF core's optimizer works with reference variables, too.
     return series.run(
         Series(graph_contenders.contenders, lambda cell: {}, bases, _cost_of_wrapping, _COLORS), parser.parse_args(argv)
     )
@@ -52,6 +54,6 @@ def _cost_of_wrapping(cell: Cell, results: Results) -> str:
 
 
 if __name__ == "__main__":
-    # It says of what peers need that it is deprecated.
+    # TensorFlow warns that functions are deprecated which the other contenders need.
     tf.get_logger().setLevel("ERROR")
     sys.exit(main())

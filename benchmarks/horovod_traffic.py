@@ -1,12 +1,14 @@
-"""Measures what Horovod's workers send in a step of tfmp, and what its two small reductions cost.
+"""Measures how much Horovod's workers send in a step of tfmp, and what the two small reductions of a step cost.
 
     horovodrun --gloo -np 2 python -m benchmarks.horovod_traffic --json traffic_2.json
 
-All processes run on this machine. What they send is read from the counters of the loopback interface, so nothing else
-should use it meanwhile. Every way to share gradients takes the same steps, in turns; figures are medians.
+All processes run on this machine. The bytes that they send are read from the counters of the loopback interface, so no
+other program should use it during the measurement. Every way to share gradients takes the same steps, in turns. Figures
+are medians.
 
-The first table is of gradients like BERT's. The second is of a few gradients after a backward pass that takes time and
-no CPU, as one on an accelerator does: it shows which of the small reductions the backward pass hides.
+The first table is for gradients with the shapes of BERT's. The second table is for a few gradients after a backward
+pass that takes time but no CPU, like a backward pass on an accelerator. It shows which of the small reductions run
+during the backward pass and so add no time to the step.
 """
 
 import argparse
@@ -23,15 +25,16 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import report, ring_sums
-from benchmarks.bert_shapes import bert_shapes
+from benchmarks import ring_sums
+from benchmarks.harness import report
+from benchmarks.harness.bert_shapes import bert_shapes
 from tfmp.core.distribute import Horovod
 from tfmp.core.step import scaler
 from tfmp.types import Gradients
 
 tf1 = tf.compat.v1
 
-#: As high as a dynamic scale gets where activations are float16.
+#: About the highest value that a dynamic scale reaches where activations are float16.
 _LOSS_SCALE = 2.0**16
 
 
@@ -40,8 +43,8 @@ class Way(NamedTuple):
 
     Attributes:
         wrapped: Whether tfmp wraps the optimizer.
-        averages: Who averages gradients, "tfmp" or "hvd".
-        dtype: The type that they travel in.
+        averages: The package that averages gradients, "tfmp" or "hvd".
+        dtype: The type in which gradients are sent.
     """
 
     wrapped: bool
@@ -49,7 +52,7 @@ class Way(NamedTuple):
     dtype: tf.DType
 
     def __str__(self) -> str:
-        """Return what a table says."""
+        """Return the label of this way in a table."""
         who = "tfmp" if self.averages == "tfmp" else f"{'tfmp around ' if self.wrapped else ''}hvd.DistributedOptimizer"
         return f"{who}, {self.dtype.name}"
 
@@ -69,8 +72,8 @@ class Lacking(Horovod):
 
     Args:
         horovod: The module `horovod.tensorflow`, initialized.
-        reductions: Those to keep: "forms", by which workers compare the forms of their gradients; "flag", by which
-            they agree whether all are finite.
+        reductions: The reductions to keep: "forms", in which workers compare the forms of their gradients (missing,
+            dense or sparse); "flag", in which they agree whether all gradients are finite.
     """
 
     def __init__(self, horovod: Any, reductions: Sequence[str]) -> None:  # noqa: ANN401 - a module
@@ -80,17 +83,19 @@ class Lacking(Horovod):
     def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> tf.Operation:
         return super()._assert_same_forms(grads, names) if "forms" in self._reductions else tf.no_op()
 
-    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
+    def agree(
+        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Return whether the flag is true in every process, or only in this one."""
-        return super().all_true(flag, grads, names) if "flag" in self._reductions else flag
+        return super().agree(usable, max_abs, grads, names) if "flag" in self._reductions else (usable, max_abs)
 
 
-#: Which of the small reductions a step keeps.
+#: The small reductions that a step keeps, by the label of the table's row.
 KEPT: Mapping[str, tuple[str, ...]] = {"neither": (), "forms": ("forms",), "flag": ("flag",), "both": ("forms", "flag")}
 
 
 class Workers:
-    """This process and the others, in one graph.
+    """All processes of the run, as this process sees them, with one graph and one session.
 
     Args:
         horovod: The module `horovod.tensorflow`, initialized.
@@ -99,20 +104,20 @@ class Workers:
     def __init__(self, horovod: Any) -> None:  # noqa: ANN401 - a module
         self.horovod = horovod
         self.rank, self.count = horovod.rank(), horovod.size()
-        # Fed, because TensorFlow folds Horovod's reduction of a constant.
+        # A placeholder: TensorFlow's constant folding would remove Horovod's reduction of a constant.
         self._barrier = horovod.allreduce(tf1.placeholder_with_default(1.0, []), op=horovod.Sum, name="barrier")
         # The processes share the cores.
         threads = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=4)
         self.session = tf1.Session(config=threads)
 
     def measure(self, run: Callable[[], object], times: int) -> tuple[float, float]:
-        """Return what a worker sent, in bytes, and the seconds that passed, for each call.
+        """Return the bytes that one worker sent in a call, and the seconds of a call, both as means.
 
         Args:
-            run: What to measure.
+            run: The function to measure.
             times: How often to call it.
         """
-        run()  # Horovod learns once more what a name stands for
+        run()  # Not measured: Horovod negotiates the tensors behind each name again after other tensors were sent.
         self.session.run(self._barrier)
         sent, started = _loopback_bytes(), time.perf_counter()
         for _ in range(times):
@@ -152,13 +157,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=256, help="width of the model (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=4, help="its layers (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="its vocabulary (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every way (default: %(default)s)")
-    parser.add_argument("--small_rounds", type=int, default=15, help="turns with few gradients (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=4, help="steps of a turn (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=4, help="number of the model's layers (default: %(default)s)")
     parser.add_argument(
-        "--backward_ms", type=float, default=20, help="how long the backward pass takes (default: %(default)s)"
+        "--vocabulary", type=int, default=4096, help="size of the model's vocabulary (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="turns of every way to share gradients (default: %(default)s)"
+    )
+    parser.add_argument("--small_rounds", type=int, default=15, help="turns with few gradients (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="steps in a turn (default: %(default)s)")
+    parser.add_argument(
+        "--backward_ms",
+        type=float,
+        default=20,
+        help="duration of the backward pass, in milliseconds (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     return parser
@@ -238,7 +250,7 @@ def _small_step(
     kept: Sequence[str],
     seconds: tf.Tensor,
 ) -> tf.Operation:
-    """Return a step with few gradients, after a backward pass of so many seconds, and with only these reductions."""
+    """Return a step with few gradients, after a backward pass of the given duration, with only these reductions."""
     weights = [tf1.Variable(tf.zeros([256]), use_resource=True) for _ in range(4)]
     coefficient = tf1.Variable(tf.ones([256]), trainable=False, use_resource=True)
     inner, manager = tf1.train.GradientDescentOptimizer(0.01), tfmp.FixedLossScaleManager(_LOSS_SCALE)
@@ -246,7 +258,7 @@ def _small_step(
     with tf.control_dependencies([tf.numpy_function(_sleep, [seconds], tf.float32)]):
         late = tf.identity(coefficient)
     loss = tf.add_n([tf.reduce_sum(weight * late) for weight in weights])
-    # No option of tfmp leaves them out.
+    # No option of tfmp leaves these reductions out.
     with mock.patch.object(scaler, "current_distribution", return_value=Lacking(horovod, kept)):
         return opt.minimize(loss, var_list=weights)
 
@@ -281,7 +293,7 @@ def _sharing_text(figures: dict[str, Any]) -> str:
     return (
         f"{figures['workers']} workers, {figures['parameters']} parameters: a step of one worker\n"
         f"{report.table(header, rows)}\n"
-        f"Idle workers send {idle / 2**10:.0f} KiB a second each, which is not subtracted."
+        f"An idle worker sends {idle / 2**10:.0f} KiB a second; this is not subtracted from the figures."
     )
 
 
@@ -306,7 +318,7 @@ def _reductions_text(figures: dict[str, Any]) -> str:
 
 
 def _loopback_bytes() -> int:
-    """Return what went over the loopback interface since the machine started."""
+    """Return the bytes that the loopback interface has received since the machine started."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":

@@ -1,10 +1,11 @@
-"""Measures what the flag costs many devices, which are simulated on one machine.
+"""Measures what it costs many devices, simulated on one machine, to agree whether all gradients are finite.
 
     python -m benchmarks.many_replicas --json replicas.json --plot replicas.png
 
-Logical CPU devices train under MirroredStrategy: a bare optimizer, tfmp's wrapper, and the wrapper without the
-reduction of the flag take the same steps, in turns; figures are medians. They share the machine's cores, so only ratios
-tell something. Every replica overflows once, and all must skip.
+Logical CPU devices train under MirroredStrategy. Three contenders take the same steps, in turns: a bare optimizer,
+tfmp's wrapper, and the wrapper without the reduction of the flag that says whether the gradients are finite. Figures
+are medians. The devices share the machine's cores, so only ratios are meaningful. In the end every replica overflows
+once, and each time all replicas must skip the step.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import report
+from benchmarks.harness import report
 from tfmp.core.distribute import Mirrored
 from tfmp.core.step import scaler
 from tfmp.types import Gradients
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--replicas", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="how many replicas (default: %(default)s)"
+        "--replicas", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="numbers of replicas (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=9, help="turns of every optimizer (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="steps of a turn (default: %(default)s)")
@@ -67,16 +68,18 @@ def _make_devices(count: int) -> None:
 
 
 class WithoutFlag(Mirrored):
-    """The replicas of a strategy, of which the first decides alone."""
+    """The replicas of a strategy, without the reduction of the flag: the first replica's flag alone decides."""
 
-    def all_true(self, flag: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
-        """Return the flag of this replica."""
+    def agree(
+        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Return the flag of this replica, whatever the other replicas' flags are."""
         del grads, names
-        return flag
+        return usable, max_abs
 
 
 class ReplicaTraining:
-    """Some weights under MirroredStrategy, whose gradients are the replica's input.
+    """Weights under MirroredStrategy; every element of a replica's gradients equals the replica's input.
 
     Args:
         count: The number of replicas.
@@ -85,10 +88,10 @@ class ReplicaTraining:
     """
 
     def __init__(self, count: int, wrapped: bool, with_flag: bool = True) -> None:
-        # Of the Keras that TensorFlow has.
+        # Keras 2 or 3, whichever belongs to the installed TensorFlow.
         import keras
 
-        # The default, collectives, clashes on CPUs when one process makes a second strategy.
+        # The default, collective ops, fails on CPUs when one process makes a second strategy.
         self._strategy = tf.distribute.MirroredStrategy(
             [f"cpu:{replica}" for replica in range(count)], cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
@@ -107,7 +110,7 @@ class ReplicaTraining:
             self.opt.apply_gradients(zip(tape.gradient(loss, self.weights), self.weights, strict=True))
 
         def step(inputs: tf.Tensor) -> None:
-            # No option of tfmp leaves the flag out.
+            # No option of tfmp leaves the reduction of the flag out.
             missing = mock.patch.object(scaler, "current_distribution", return_value=WithoutFlag())
             with contextlib.nullcontext() if with_flag else missing:
                 self._strategy.run(on_replica, args=(inputs,))
@@ -116,17 +119,17 @@ class ReplicaTraining:
         self.inputs = self.inputs_of([1.0] * count)
 
     def inputs_of(self, values: Sequence[float]) -> tf.distribute.DistributedValues:
-        """Return what to feed: to each replica its value."""
+        """Return the input of a step that feeds each replica its value."""
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: tf.constant(values[context.replica_id_in_sync_group])
         )
 
     def step(self, inputs: tf.distribute.DistributedValues | None = None) -> None:
-        """Take a step."""
+        """Take a step on all replicas."""
         self._step(self.inputs if inputs is None else inputs)
 
     def weights_of_replicas(self) -> list[list[np.ndarray]]:
-        """Return the weights that each replica holds."""
+        """Return the values of the weights on each replica."""
         parts = [self._strategy.experimental_local_results(weight) for weight in self.weights]
         return [[part.numpy() for part in replica] for replica in zip(*parts, strict=True)]
 
@@ -154,7 +157,7 @@ def _seconds(run: Callable[[], None], times: int) -> float:
 
 
 def _overflow_on_each(training: ReplicaTraining, count: int) -> dict[str, Any]:
-    """Let one replica after the other overflow, and return what came of it."""
+    """Let one replica after the other overflow; return how many steps were skipped and whether weights stayed equal."""
     before = training.weights_of_replicas()
     skipped = int(training.opt.skipped_steps)
     for replica in range(count):

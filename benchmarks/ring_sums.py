@@ -1,9 +1,10 @@
-"""Simulates what float16 does to the mean of many workers' gradients.
+"""Simulates the rounding errors when many workers average gradients in float16.
 
     python -m benchmarks.ring_sums --json rings.json --plot rings.png
 
-This is arithmetic, done in NumPy as Horovod does it: each worker divides its scaled gradients by the number of workers
-and casts them; the ring then adds one worker's after the other's, and rounds each partial sum.
+No processes are started: NumPy repeats the arithmetic of Horovod's ring. Each worker divides its scaled gradients by
+the number of workers and casts them. The ring then adds the gradients of one worker after the other, and rounds each
+partial sum.
 """
 
 import argparse
@@ -15,30 +16,30 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
-#: Magnitudes of gradients are log-normal: the median, and the deviation of the logarithm.
+#: Magnitudes of gradients have a log-normal distribution: its median, and the standard deviation of the logarithm.
 _MEDIAN, _DEVIATION = 1e-6, 2.0
 
-#: The part of a gradient that all workers have in common, in units of what each has of its own.
+#: The magnitude of the part of a gradient that all workers have in common; each worker's own part has deviation 1.
 _IN_COMMON = 0.1
 
-#: Sizes of the simulated rings.
+#: The numbers of workers in the simulated rings.
 _WORKERS = tuple(2**power for power in range(1, 11))
 
-#: The scales that are tried, as powers of two.
+#: The exponents of the loss scales that are tried, which are powers of two.
 _POWERS = range(40)
 
-#: A scale is too low when more of the mean than this becomes zero.
+#: A scale is too low if a larger share of the mean's elements than this becomes zero.
 _LOST_AT_MOST = 0.01
 
 
 def worker_gradients(worker: int, count: int) -> np.ndarray:
-    """Return gradients of one worker: of many magnitudes, and mostly noise.
+    """Return gradients of one worker; their magnitudes differ widely, and most of each is noise of this worker.
 
     Args:
-        worker: Its number.
-        count: How many gradients.
+        worker: The number of the worker.
+        count: The number of gradients.
 
     Example:
         >>> worker_gradients(0, 3).shape
@@ -54,9 +55,10 @@ def ring_mean(grads: np.ndarray, dtype: Any, divide_first: bool = True) -> np.nd
     """Return the mean as a ring of workers computes it, in float64.
 
     Args:
-        grads: Float32, a row for each worker.
-        dtype: The type that they travel in.
-        divide_first: Divide by the number of workers before the cast and the sum, as tfmp does, or after both.
+        grads: The gradients in float32, with a row for each worker.
+        dtype: The type in which gradients are sent and added.
+        divide_first: Whether to divide by the number of workers before the cast and the sum, as tfmp does, or after
+            both.
 
     Example:
         >>> grads = np.full([4, 1], 60000.0, np.float32)
@@ -64,10 +66,10 @@ def ring_mean(grads: np.ndarray, dtype: Any, divide_first: bool = True) -> np.nd
         (array([60000.]), array([inf]))
     """
     workers, count = grads.shape
-    # The sum of each part of the gradients starts at another worker.
+    # In a ring, the sum of each part of the gradients starts at a different worker.
     first = np.arange(count) * workers // count
     in_turn = (first + np.arange(workers)[:, None]) % workers
-    # Overflow is what this looks for.
+    # Overflows are expected: the caller looks for them.
     with np.errstate(over="ignore", invalid="ignore"):
         parts = (grads / np.float32(workers) if divide_first else grads).astype(dtype)
         total, *others = np.take_along_axis(parts, in_turn, axis=0)
@@ -77,7 +79,7 @@ def ring_mean(grads: np.ndarray, dtype: Any, divide_first: bool = True) -> np.nd
 
 
 def relative_error(values: np.ndarray, expected: np.ndarray) -> float:
-    """Return the norm of the differences, as part of the norm of what is expected.
+    """Return the norm of the differences, divided by the norm of the expected values.
 
     Example:
         >>> relative_error(np.array([3.0, 5.0]), np.array([3.0, 4.0]))
@@ -108,7 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gradients", type=int, default=4096, help="of a simulated worker (default: %(default)s)")
+    parser.add_argument(
+        "--gradients", type=int, default=4096, help="gradients of a simulated worker (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     parser.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
     return parser

@@ -2,10 +2,15 @@
 
     python -m benchmarks.step_cost --json step_cost.json --plot step_cost.png
 
-All contenders take the same steps in one process, in turns; figures are medians, and ratios those of the same round.
-"copy" reads and writes all gradients once, "read" reads them. "bare, compiled" is what the unwrapped optimizer could
-do: tfmp compiles its update, and what wrapping costs is the difference to that. Peak memory is what a step needs beside
-what there is before it, in tensors from 256 KiB: of small ones it tells nothing.
+All contenders take the same steps in one process, in turns. Figures are medians, and ratios compare steps of the same
+round. "copy" reads and writes all gradients once, "read" only reads them. "bare, compiled" is the unwrapped optimizer
+compiled by XLA: because tfmp compiles its update, the cost of wrapping is the difference to that. Peak memory is what
+a step needs above the memory in use before it. Only tensors of 256 KiB or more are counted, so it says nothing about
+small tensors.
+
+With `--baseline PATH`, tfmp's steps are compared with those of another checkout of tfmp, and no peers are measured: one
+process for each checkout, both with the same cells and the same benchmark code, take turns. A ratio above 1 means that
+this checkout is slower. The ratio of the bare optimizer, which is the same in both processes, shows the noise.
 
 Graph mode has a benchmark of its own, `benchmarks.graph_step_cost`.
 """
@@ -15,10 +20,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from benchmarks import cells, keras_contenders, series
-from benchmarks.cells import Cell
-from benchmarks.contest import Results
-from benchmarks.series import Series
+from benchmarks.harness import cells, keras_contenders, series
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Results
+from benchmarks.harness.series import Series
 
 _COLORS = {"bare": "silver", "tfmp": "tab:blue", "tf_keras": "tab:orange", "tfmp, tf_keras": "lightskyblue"}
 
@@ -30,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; by default those of the process.
 
     Returns:
-        The exit status: 1 if a contender took other steps than it should.
+        The exit status: 1 if a contender took wrong steps.
     """
     parser = cells.parser(__doc__, list(keras_contenders.MODES), keras_contenders.OPTIMIZERS, rounds=11)
     options = parser.parse_args(argv)
@@ -49,6 +54,7 @@ def _cost_of_wrapping(cell: Cell, results: Results) -> str:
 
 
 if __name__ == "__main__":
-    # It takes the contenders, all of the same code, for one function that is traced too often.
+    # TensorFlow warns of a function that is traced too often: the contenders' functions share their code, so that it
+    # takes them for one function.
     tf.get_logger().setLevel("ERROR")
     sys.exit(main())

@@ -2,9 +2,10 @@
 
     python -m benchmarks.strategies --json strategies.json --plot docs/images/strategies.png
 
-A step is lost if the largest gradient times the scale is above 65504, the largest number in float16. Of the steps that
-are applied, the unused part of float16's range is told: the mean of log2(65504 / (largest gradient * scale)), in bits.
-What vanishes in float16 a strategy sees as 0. The original LogMax is OpenSeq2Seq's rule, in NumPy.
+A step is lost if the largest gradient times the scale is above 65504, the largest number in float16. For the steps that
+are applied, the benchmark reports the unused part of float16's range: the mean of log2(65504 / (largest gradient *
+scale)), in bits. If the largest gradient underflows to 0 in float16, the strategy sees 0. "LogMax, original" is
+OpenSeq2Seq's rule, written in NumPy.
 """
 
 import argparse
@@ -17,21 +18,22 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import gradient_traces, report
+from benchmarks import gradient_traces
+from benchmarks.harness import report
 
 _LARGEST = 65504.0
 
-# Half of the smallest number in float16, which rounds to 0.
+# Half of the smallest positive number in float16. It and all smaller numbers round to 0.
 _VANISHES = 2.0**-25
 
 
 class Replay(NamedTuple):
-    """What a strategy made of traces; the axes of the array are step and trace.
+    """The results of a strategy on all traces.
 
     Attributes:
-        scales: The scale in each step.
-        lost: How many steps of each trace overflowed.
-        unused_bits: Of each trace, the unused part of float16's range; None if no step was applied.
+        scales: The scale of each step; the axes are step and trace.
+        lost: The number of steps that overflowed, for each trace.
+        unused_bits: The unused part of float16's range, for each trace; None if no step was applied.
     """
 
     scales: np.ndarray
@@ -40,10 +42,10 @@ class Replay(NamedTuple):
 
 
 def outcome(max_abs: Any, scale: Any) -> tuple[Any, Any]:  # noqa: ANN401 - of NumPy or TensorFlow
-    """Return whether a step is finite, and whether its gradients vanish.
+    """Return whether a step is finite, and whether all its gradients underflow to 0 in float16.
 
     Args:
-        max_abs: The largest magnitude among its gradients.
+        max_abs: The largest magnitude among the step's gradients.
         scale: The loss scale.
 
     Example:
@@ -57,10 +59,10 @@ def outcome(max_abs: Any, scale: Any) -> tuple[Any, Any]:  # noqa: ANN401 - of N
 
 
 def replay(strategy: Callable[[np.ndarray], np.ndarray], max_abs: np.ndarray) -> Replay:
-    """Return what a strategy makes of traces.
+    """Replay traces through a strategy.
 
     Args:
-        strategy: Returns the scale in each step.
+        strategy: A function from the largest magnitudes to the scale of each step.
         max_abs: The largest magnitudes; the axes are step and trace.
 
     Example:
@@ -77,23 +79,23 @@ def replay(strategy: Callable[[np.ndarray], np.ndarray], max_abs: np.ndarray) ->
 
 
 def fixed(scale: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the strategy of a scale that does not change.
+    """Return the strategy that never changes the scale.
 
     Args:
-        scale: The scale.
+        scale: The loss scale of every step.
     """
     return lambda max_abs: np.full_like(max_abs, scale)
 
 
-def managed(manager: Any) -> Callable[[np.ndarray], np.ndarray]:  # noqa: ANN401 - of the two that have a `next_state`
-    """Return the strategy of a manager.
+def managed(manager: Any) -> Callable[[np.ndarray], np.ndarray]:  # noqa: ANN401 - either class with a `next_state`
+    """Return the strategy that a manager implements.
 
     Args:
-        manager: One with a state.
+        manager: A manager with a state, which means any that changes the scale.
     """
 
     @tf.function
-    def states(max_abs: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
+    def states(max_abs: tf.Tensor) -> Any:  # noqa: ANN401 - the state of either class
         def step(state: Any, magnitude: tf.Tensor) -> Any:  # noqa: ANN401
             finite, vanishes = outcome(magnitude, state.loss_scale)
             observed = [tf.where(vanishes, 0.0, magnitude)] if manager.needs_max_abs else []
@@ -114,7 +116,8 @@ def managed(manager: Any) -> Callable[[np.ndarray], np.ndarray]:  # noqa: ANN401
 def original_log_max(max_abs: np.ndarray) -> np.ndarray:
     """Return the scales of OpenSeq2Seq's LogMax with its defaults, in float32.
 
-    Its statistics take an overflow for x = 2**16, and gradients of 0 for x = -infinity.
+    Its statistics are of x, the log2 of the largest magnitude. They count an overflow as x = 2**16, and gradients of 0
+    as x = -infinity.
 
     Args:
         max_abs: The largest magnitudes; the axes are step and trace.
@@ -169,7 +172,7 @@ def strategies(window: int) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     }
 
 
-# Those that the others hide are left out.
+# The strategies in the plot. A strategy whose line another one covers is left out.
 _COLORS = {
     "fixed, 2^10": "tab:purple",
     "contrib's defaults, from 2^32": "tab:orange",
@@ -181,7 +184,7 @@ _COLORS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replay and print.
+    """Replay the traces and print the results.
 
     Args:
         argv: The arguments; by default those of the process.
@@ -215,7 +218,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4000, help="of each trace, up to 4000 (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=4000, help="steps of each trace, up to 4000 (default: %(default)s)"
+    )
     parser.add_argument("--window", type=int, default=500, help="finite steps before growth (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     parser.add_argument("--plot", type=Path, help="a file to draw the scales in; needs matplotlib")

@@ -1,4 +1,4 @@
-"""What every test runs under: eager or with TensorFlow 1's behaviour, with or without Horovod."""
+"""Settings of all tests: TensorFlow 2's or TensorFlow 1's behaviour, and the markers."""
 
 import importlib.util
 
@@ -14,14 +14,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "graph: builds its own graphs, and so also runs with --v1-behavior")
-    config.addinivalue_line("markers", "horovod: needs Horovod, which the lane `horovod` builds; it runs these alone")
+    config.addinivalue_line("markers", "graph: builds its own graphs, and therefore also runs with --v1-behavior")
+    config.addinivalue_line(
+        "markers", "horovod: needs Horovod; the tox environment `horovod` builds it and runs only these tests"
+    )
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    # What hands tests out to other processes would only wait for TensorFlow to load.
+    # With pytest-xdist, the process that hands out tests runs none: there, loading TensorFlow would only take time.
     if not hands_out:
         config.pluginmanager.import_plugin("under_tensorflow")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
-        pytest.skip("needs Horovod, which the lane `horovod` builds")
+        pytest.skip("needs Horovod, which the tox environment `horovod` builds")

@@ -1,4 +1,4 @@
-"""Runs a program as several processes on this machine, and ends them when they hang."""
+"""Runs a program as several processes on this machine, and ends processes that hang."""
 
 import json
 import os
@@ -15,34 +15,34 @@ from typing import Any, NamedTuple
 
 import tfmp
 
-#: How long processes may take in all: less than what pytest gives a test.
+#: The seconds that the processes of one run may take in total, less than pytest's timeout for a test.
 _SECONDS_IN_ALL = 270
 
-#: How long a process that is told to end has for telling those that it started itself, as horovodrun does.
+#: The seconds that a terminated process has to end. Within them horovodrun ends the processes that it has started.
 _SECONDS_TO_END = 20
 
 
 class Finished(NamedTuple):
-    """What became of the processes.
+    """The results of the processes of one run.
 
     Attributes:
-        codes: What each returned; None for one that did not come to an end and was killed.
-        logs: What each printed.
+        codes: The return code of each process; None for a process that did not end by itself.
+        logs: The output of each process.
     """
 
     codes: list[int | None]
     logs: list[str]
 
     def states(self, way: str) -> list[list[Any]]:
-        """Return for each process the states that it printed, as `STATE <way> <JSON>`.
+        """Return, for each process, the states that it printed as `STATE <way> <JSON>`.
 
         Args:
-            way: A name for what the states are of.
+            way: The name of the training that the states belong to.
         """
         return [[json.loads(state) for state in re.findall(rf"STATE {way} (.*)", log)] for log in self.logs]
 
     def __str__(self) -> str:
-        """Return what a failing test shows."""
+        """Return the codes and the logs, as text for the message of a failing test."""
         parts = zip(self.codes, self.logs, strict=True)
         return "\n".join(f"--- process {index} returned {code}:\n{log}" for index, (code, log) in enumerate(parts))
 
@@ -55,14 +55,18 @@ def run(
     *,
     outlive: bool = False,
 ) -> Finished:
-    """Run a command, once in each environment, and end what is left when it hangs or one process has failed.
+    """Start a command once for each environment, and wait for the processes.
+
+    If the processes hang, or one of them fails, all that are left are ended.
 
     Args:
         command: The program and its arguments.
-        directory: Where to write the logs.
-        seconds: How long all may print nothing. What they take in all depends on the machine's load.
-        environments: What each process has in its environment beside what this one has; by default there is one.
-        outlive: Let the others go on when one process has failed.
+        directory: The directory for the logs.
+        seconds: The longest time in which no process prints anything; after it, the processes count as hanging. This
+            limits the silence and not the total time, because the total time depends on the machine's load.
+        environments: For each process, the variables to add to this process' environment; by default there is one
+            process without additions.
+        outlive: Whether the other processes go on after one has failed.
     """
     mark = {"TFMP_TEST_RUN": uuid.uuid4().hex}
     logs = [directory / f"process_{index}.log" for index in range(len(environments))]
@@ -75,7 +79,7 @@ def run(
 
 
 def two_workers() -> list[dict[str, str]]:
-    """Return the environments that make two processes the workers of a cluster."""
+    """Return the environments that make two processes the two workers of a TensorFlow cluster."""
     sockets = [socket.socket() for _ in range(2)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -88,7 +92,7 @@ def two_workers() -> list[dict[str, str]]:
 
 
 def under_horovod(program: Sequence[str], processes: int = 2) -> list[str]:
-    """Return the command that runs a program as some processes under Horovod."""
+    """Return the command that runs a program under Horovod, with the given number of processes."""
     return [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(processes), *program]
 
 
@@ -126,6 +130,6 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], mark: Mapping[str, str]) 
             if f"{name}={value}".encode() in environment.read_bytes():
                 os.kill(int(environment.parent.name), signal.SIGKILL)
         except (PermissionError, ProcessLookupError, FileNotFoundError):
-            continue  # another user's, or ended by itself
+            continue  # the process belongs to another user, or has ended
     for process in processes:
         process.wait()

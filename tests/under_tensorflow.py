@@ -1,4 +1,4 @@
-"""The pytest plugin of every process that runs tests: two logical devices, sessions, replicas."""
+"""A pytest plugin for every process that runs tests: it sets TensorFlow up, and has fixtures that several tests use."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # For the tests with two replicas; it must be set before TensorFlow starts.
+    # Tests with two replicas need two logical devices. They must be configured before TensorFlow initializes devices.
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     if config.getoption("--v1-behavior"):
@@ -22,12 +22,15 @@ def session() -> Iterator[tf.compat.v1.Session]:
 
 @pytest.fixture
 def two_replicas() -> tf.distribute.MirroredStrategy:
-    # The default collectives clash when one process makes a second strategy.
+    # The default, collective ops, fails when one process makes a second strategy.
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
 @pytest.fixture
 def no_graph_rewrite_after() -> Iterator[None]:
-    """Turn TensorFlow's graph rewrite off again, a setting of the process that Keras refuses beside its policies."""
+    """Turn TensorFlow's mixed precision graph rewrite off after the test.
+
+    The rewrite is a setting of the process, and Keras refuses to set a dtype policy while it is on.
+    """
     yield
     tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()

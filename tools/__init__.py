@@ -1,1 +1,1 @@
-"""Programs that check the project itself; no wheel has them."""
+"""Programs for the developers of tfmp; they are not part of the wheel."""

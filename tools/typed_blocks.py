@@ -1,9 +1,10 @@
-"""Checks the types of every Python block of the documentation, as a user's type checker would.
+"""Checks the types of every Python block of the documentation, with the settings of a user's type checker.
 
     python -m tools.typed_blocks README.md docs
 
-Each block becomes a module of its own, which mypy reads with --strict. What a page leaves to the reader (a model, a
-loss, names of earlier blocks) is declared as `Any` in front of it; what a block takes from tfmp has tfmp's own types.
+Each block becomes a module of its own, which mypy checks with --strict. Names that the page leaves to the reader (a
+model, a loss) and names of earlier blocks are declared as `Any` at the start of the module. Names that a block takes
+from tfmp have tfmp's own types.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-#: What a page imports once, for all its blocks.
+#: The imports that a page shows once or not at all, by the name that blocks use.
 _IMPORTS = {
     "Callable": "from collections.abc import Callable",
     "hvd": "import horovod.tensorflow as hvd",
@@ -29,8 +30,8 @@ _IMPORTS = {
     "torch": "import torch",
 }
 
-#: Not the project's own settings: those of a user. TensorFlow, Keras and torch ship no types: what comes from them is
-#: `Any`, base classes and decorators too. Errors inside of tfmp are not the user's.
+#: The settings of a user, not those of this project. TensorFlow, Keras and torch ship no types, so everything from them
+#: is `Any`, including base classes and decorators. Errors inside tfmp are not reported here.
 _OPTIONS = (
     *("--config-file=", "--strict", "--ignore-missing-imports", "--follow-imports=silent", "--no-pretty"),
     *("--allow-subclassing-any", "--allow-untyped-decorators"),
@@ -41,9 +42,9 @@ class Block(NamedTuple):
     """A Python block of a page.
 
     Attributes:
-        page: The page.
+        page: The path of the page.
         line: The line of the page on which the block's code begins, counted from 1.
-        source: The code, each line on the same distance from the first as on the page.
+        source: The code. Its lines have the same distances from each other as on the page.
     """
 
     page: Path
@@ -52,7 +53,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """Yield the Python blocks of a page, of doctests what is typed at the prompt.
+    """Yield the Python blocks of a page; a block of doctests is reduced to the code after the prompts.
 
     Args:
         page: A Markdown file.
@@ -66,10 +67,10 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def module_of(block: Block) -> str:
-    """Return a module that holds a block, after two lines: settings, and what the block takes from elsewhere.
+    """Return a module with a block after two lines: settings for mypy, and declarations of the block's free names.
 
     Args:
-        block: The block.
+        block: A block of a page.
 
     Example:
         >>> print(module_of(Block(Path("page.md"), 7, "tfmp.replay(step, scaler)")))
@@ -82,15 +83,15 @@ def module_of(block: Block) -> str:
     free = sorted(_read_from_module(module) - bound - set(dir(builtins)))
     imports = [_IMPORTS[name] for name in free if name in _IMPORTS]
     declared = [f"{name}: Any" for name in free if name not in _IMPORTS]
-    # Examples of torch are shown beside ours as its users write them.
+    # Examples of torch, which pages show for comparison, have no annotations: that is how torch's users write them.
     settings = "# mypy: allow-untyped-defs, allow-untyped-calls" if block.source.startswith("# torch\n") else "# mypy:"
     return "\n".join([settings, "; ".join([*imports, "from typing import Any", *declared]), block.source])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the pages that the command line names, and print what mypy finds by their lines."""
+    """Check the pages that the command line names, and print mypy's errors with the lines of the pages."""
     parser = argparse.ArgumentParser(prog="python -m tools.typed_blocks", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("paths", nargs="+", type=Path, help="Markdown files, or directories of such")
+    parser.add_argument("paths", nargs="+", type=Path, help="Markdown files, or directories with such files")
     paths = parser.parse_args(argv).paths
     pages = [page for path in paths for page in (sorted(path.rglob("*.md")) if path.is_dir() else [path])]
     blocks = {f"block_{index}": block for index, block in enumerate(b for page in pages for b in blocks_of(page))}
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read_from_module(scope: symtable.SymbolTable) -> set[str]:
-    """Return the names that a scope, or one in it, reads from the module."""
+    """Return the module's names that a scope, or a scope inside it, reads."""
     is_module = scope.get_type() == "module"
     read = {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global() or is_module}
     return read.union(*map(_read_from_module, scope.get_children()))
@@ -122,7 +123,7 @@ def _typed_at_the_prompt(source: str) -> str:
 
 
 def _on_the_page(line: str, blocks: dict[str, Block]) -> str:
-    """Return a line of mypy's, with the place on the page if it is about a block."""
+    """Return a line of mypy's output; if it is about a block, with the place on the page."""
     match = re.match(r".*?(block_\d+)\.py:(\d+): (.*)", line)
     if match is None:
         return line

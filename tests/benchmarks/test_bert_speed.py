@@ -1,4 +1,4 @@
-"""The benchmark of the BERT example, at sizes that take seconds; its times are not looked at."""
+"""The benchmark of the BERT example, at sizes that take seconds; the tests do not look at its times."""
 
 import json
 from pathlib import Path
@@ -31,6 +31,6 @@ def test_all_contenders_train_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has tf.estimator")
-def test_without_estimator_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_estimator_the_error_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert bert_speed.main([]) == 2
     assert "needs tf.estimator" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The benchmark of `model.fit`, at sizes that take seconds; its times are not looked at."""
+"""The benchmark of `model.fit`, at sizes that take seconds; the tests do not look at its times."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import fit_speed
 
-pytestmark = pytest.mark.skipif(not keras.__version__.startswith("3."), reason="run once, in the lane that has Keras 3")
+pytestmark = pytest.mark.skipif(not keras.__version__.startswith("3."), reason="runs with Keras 3 only")
 
 _SIZES = {"layers": 1, "hidden": 8, "vocabulary": 30, "length": 5, "batch": 2, "rounds": 2, "steps": 3}
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import keras_contenders, step_cost
+from benchmarks import step_cost
+from benchmarks.harness import keras_contenders
 
 pytestmark = pytest.mark.skipif(bool(keras_contenders.why_not_here()), reason=keras_contenders.why_not_here())
 
@@ -34,7 +35,7 @@ def test_all_contenders_take_good_steps_and_skipped_ones(tmp_path: Path, capsys:
     assert printed.count("cost of wrapping:") == 1
 
 
-def test_who_cannot_take_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_contenders_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert step_cost.main([*_TINY, "--modes", "eager", "--dtypes", "float16"]) == 0
     assert "left out: tf_keras: its optimizers take no float16 gradients" in capsys.readouterr().out
 

@@ -31,12 +31,12 @@ def test_scales_are_drawn(tmp_path: Path) -> None:
     assert path.stat().st_size > 0
 
 
-def test_original_log_max_is_nan_for_good_after_gradients_of_zero() -> None:
+def test_original_log_max_stays_nan_after_gradients_of_zero() -> None:
     scales = strategies.original_log_max(np.float32([[1], [1], [0], [1], [1]]))[:, 0]
     assert np.isfinite(scales).tolist() == [True, True, True, False, False]
 
 
-def test_recording_is_made_anew(tmp_path: Path) -> None:
+def test_recording_can_be_repeated(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     path = tmp_path / "recording.json"
     assert gradient_traces.main(["--steps", "3", "--json", str(path)]) == 0

@@ -1,6 +1,7 @@
-"""Trains the kit's model in processes that Horovod connects, each fed gradients of its own, and prints the states.
+"""Trains the kit's model in processes that Horovod connects, and prints the states after each run.
 
-Under TensorFlow 1's behaviour, which a ported script turns on; a row of each way to share under TensorFlow 2's too.
+Each process is fed gradients of its own. The trainings run with TensorFlow 1's behaviour, which a ported script turns
+on; one training for each way to share gradients also runs with TensorFlow 2's behaviour.
 
 PYTHONPATH=. horovodrun -np 2 python tests/bert/bert_kit_workers.py
 """
@@ -20,10 +21,10 @@ WORKERS = 2
 
 _WINDOWS: dict[str, Any] = {"manual_fp16": True, "num_accumulation_steps": 2}
 
-#: Gradients are reduced before they are accumulated, and after.
+#: The two ways to share gradients: they are reduced before they are accumulated, or after.
 WAYS: dict[str, dict[str, Any]] = {"before": _WINDOWS, "after": {**_WINDOWS, "allreduce_post_accumulation": True}}
 
-#: What is trained, by a name: the ways, and one of each other mode.
+#: The settings of the trainings, by name: the two ways to share gradients, and one training for each other mode.
 ROWS: dict[str, dict[str, Any]] = {
     **WAYS,
     "fp32": {"num_accumulation_steps": 2, "allreduce_post_accumulation": True},
@@ -33,33 +34,34 @@ ROWS: dict[str, dict[str, Any]] = {
     "clipped": {**_WINDOWS, "clip_norm": 1.0},
 }
 
-#: Each process clips its own gradients, so that no process on the mean is their like. In float32 they travel exactly.
+#: Each process clips its own gradients, so that no training of one process on their mean gives the same. Gradients are
+#: sent in float32, and therefore exactly.
 CLIPPED_APART: dict[str, Any] = {**ROWS["fp32"], "clip_norm": 1.0}
 
 
 def inputs() -> list[list[list[np.ndarray]]]:
-    """Return what each worker is fed, for each of eight runs; in the fourth the second worker's overflow."""
+    """Return the gradients of each worker for eight runs; in the fourth run, those of the second worker overflow."""
     fed = [kit_models.random_grads(8, seed=rank) for rank in range(WORKERS)]
     fed[1][3] = kit_models.overflowing(fed[1][3])
     return fed
 
 
 def states(fed: list[list[np.ndarray]], **settings: Any) -> Iterator[dict[str, Any]]:
-    """Train, and yield after each run what it fetched and every variable but the sums.
+    """Train, and yield after each run the fetched values and all variables except the sums of gradients.
 
     Args:
         fed: The gradients of each run.
-        settings: For the model.
+        settings: The settings of the model.
     """
     names = ["step_update:0", "update_step:0"] if "num_accumulation_steps" in settings else ["step_update:0"]
     with tf.Graph().as_default(), tf1.Session() as session:
         model = _model(**settings)
-        # Once: with an op more, a graph is prepared anew.
+        # The ops are made once: after each new op, the session would prepare the graph again.
         reads = kit_models.reads()
         session.run(tf1.global_variables_initializer())
         for grads in fed:
             fetched = model.run(session, grads, *names)
-            # A resource variable of a manager is named after itself and its value.
+            # The name of a manager's resource variable repeats the variable's own name.
             kept = {
                 name.removesuffix("/value"): value.tolist()
                 for name, value in session.run(reads).items()
@@ -69,12 +71,15 @@ def states(fed: list[list[np.ndarray]], **settings: Any) -> Iterator[dict[str, A
 
 
 def _model(**settings: Any) -> kit_models.Model:
-    # Unless a row says so nothing is clipped: then the mean of the workers is what one process would train on.
+    # By default nothing is clipped. Then one process that trains on the mean of the workers' gradients gives the same.
     return kit_models.Model(**{"init_loss_scale": 2.0**10, "clip_norm": 1e6, **settings})
 
 
 def _small_gradients(hvd: Any, settings: dict[str, Any]) -> dict[str, float]:
-    """Take a step on a gradient that is 0 in float16; return its first moment, and what arrives of it unscaled."""
+    """Take a step with a gradient that underflows to 0 in float16 unless it is scaled.
+
+    Returns the first moment after the step, and the average of the gradient when it is sent unscaled.
+    """
     with tf.Graph().as_default(), tf1.Session() as session:
         model = _model(hvd=hvd, **settings)
         unscaled = hvd.allreduce(
@@ -92,7 +97,7 @@ def _small_gradients(hvd: Any, settings: dict[str, Any]) -> dict[str, float]:
 
 
 def _averaged_flags(hvd: Any) -> list[bool]:
-    """Return what NVIDIA's average of integers makes of a flag: true in both processes, in the first, in none."""
+    """Return the results of NVIDIA's average of integers for a flag that is true in both processes, in one, in none."""
     with tf.Graph().as_default(), tf1.Session() as session:
         finite = tf1.placeholder(tf.bool, [])
         averaged = tf.cast(hvd.allreduce(tf.cast(finite, tf.int32), name="flag"), tf.bool)
@@ -100,9 +105,9 @@ def _averaged_flags(hvd: Any) -> list[bool]:
 
 
 def _own_verdicts(hvd: Any, fed: list[list[np.ndarray]]) -> dict[str, float]:
-    """Train where each process counts a step by its own gradients; return its step and weight.
+    """Train in such a way that each process decides by its own gradients whether a step counts; return step and weight.
 
-    The weight moves by the mean, which is left out if it is not finite; its rate falls with the step.
+    The weight moves by the mean of the gradients, unless the mean is not finite. The learning rate falls with the step.
     """
     with tf.Graph().as_default(), tf1.Session() as session:
         grad = tf1.placeholder(tf.float32, [2])
@@ -112,7 +117,7 @@ def _own_verdicts(hvd: Any, fed: list[list[np.ndarray]]) -> dict[str, float]:
         finite = tf.reduce_all(tf.math.is_finite(grad))
         update = tf.where(tf.math.is_finite(mean[0]), mean[0], 0.0) / (1.0 + tf.cast(step, tf.float32))
         counted = tf.cond(finite, lambda: step + 1, lambda: step)
-        # The variables are references: without this order the rate could be that of the step after.
+        # The variables are reference variables: without this order, the rate could be that of the next step.
         with tf.control_dependencies([weight.assign(before - update)]):
             train_op = global_step.assign(counted)
         session.run(tf1.global_variables_initializer())

@@ -18,10 +18,12 @@ START = {
 
 
 class Model:
-    """A kernel and a bias whose gradients are what is fed, a table whose gradient is sparse, and a weight without one.
+    """A model with four weights: a kernel, a bias, a table with a sparse gradient, and a weight without a gradient.
+
+    The gradients of the other weights are the values that are fed.
 
     Args:
-        settings: For `build_training`, in place of the values here.
+        settings: Settings for `build_training`, which override the model's own.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -34,28 +36,28 @@ class Model:
         self.training = bert.build_training(loss, **{"init_lr": 0.125, "num_train_steps": 100, **settings})
 
     def run(self, session: tf1.Session, grads: Sequence[np.ndarray], *names: str) -> list[Any]:
-        """Run the training op on gradients, and return what was fetched along with it, by name."""
+        """Run the training op on gradients, and return the values of the named tensors, fetched in the same run."""
         fed = dict(zip(self.grads.values(), grads, strict=True))
         return [value.item() for value in session.run([self.training.train_op, *names], fed)[1:]]
 
 
 def random_grads(count: int, size: float = 1.0, seed: int = 0) -> list[list[np.ndarray]]:
-    """Return gradients for some runs, of powers of two so that sums of them are exact."""
+    """Return gradients for a number of runs; they are powers of two or 0, so that their sums are exact."""
     rng = np.random.default_rng(seed)
     choices = size * np.float32([-2.0, -1.0, -0.5, 0.0, 0.25, 1.0, 4.0])
     return [[rng.choice(choices, np.shape(value)) for value in START.values()] for _ in range(count)]
 
 
 def overflowing(grads: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the gradients with an infinity among them."""
+    """Return the gradients with infinities in the second one."""
     return [grads[0], np.full_like(grads[1], np.inf), *grads[2:]]
 
 
 def reads() -> dict[str, tf.Tensor]:
-    """Return the value of every variable of the graph, by name."""
+    """Return tensors that read the variables of the graph, by name."""
     return {variable.op.name: variable.read_value() for variable in tf1.global_variables()}
 
 
 def state(session: tf1.Session) -> dict[str, Any]:
-    """Return what every variable of the graph holds, by name."""
+    """Return the values of the variables of the graph, by name."""
     return session.run(reads())

@@ -1,13 +1,13 @@
-"""What BERT's scripts publish, in NumPy and float64."""
+"""The formulas in BERT's public scripts, in NumPy and float64."""
 
 import numpy as np
 
 
 def rate(step: int, peak: float, total: int, warmup: int, kind: str) -> float:
-    """Return the learning rate of a step, counted from 0.
+    """Return the learning rate of a step.
 
     Args:
-        step: The step.
+        step: The index of the step; the first is 0.
         peak: The rate that the warm-up leads to.
         total: Steps in the training.
         warmup: Steps of the warm-up.
@@ -20,7 +20,7 @@ def rate(step: int, peak: float, total: int, warmup: int, kind: str) -> float:
 
 
 def clipped(grads: list[np.ndarray], norm: float = 1.0) -> list[np.ndarray]:
-    """Return gradients of at most a global norm."""
+    """Return gradients clipped to a global norm."""
     own = np.sqrt(sum(np.sum(np.square(grad, dtype=np.float64)) for grad in grads))
     return [grad * min(1.0, norm / own) if own else grad for grad in grads]
 
@@ -30,7 +30,7 @@ class Adam:
 
     Args:
         value: The variable.
-        decay: Its weight decay.
+        decay: The weight decay of the variable.
     """
 
     def __init__(self, value: np.ndarray, decay: float = 0.0) -> None:

@@ -45,7 +45,7 @@ def test_each_micro_batch_is_clipped_by_itself(session: tf1.Session) -> None:
     model = _windowed(clip_norm=2.0)
     session.run(tf1.global_variables_initializer())
     grads = [np.zeros_like(value) for value in kit_models.START.values()]
-    # Of norm 4, 16 and 4 once they are divided by the 4 runs.
+    # After the division by the 4 runs, the gradients have the norms 4, 16 and 4.
     for size in (16.0, 64.0, 4.0):
         grads[1] = np.float32([size, 0.0])
         model.run(session, grads)

@@ -56,7 +56,7 @@ def test_a_checkpoint_of_the_original_restores_whole_and_goes_on(
     assert set(state) == set(values)
     for name, value in values.items():
         np.testing.assert_array_equal(state[name], value, err_msg=name)
-    # The fourth run of the window that was saved, where there is one.
+    # With accumulation, this is the fourth run of the window in which the checkpoint was saved.
     assert model.run(session, kit_models.random_grads(1)[0], "step_update:0") == [6]
     moved = kit_models.state(session)
     for name, value in kit_models.START.items():
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_the_graph_rewrite_restores_all_but_the_managers_variabl
         **{f"{name}/accum": np.full_like(value, 0.25) for name, value in kit_models.START.items()},
     }
     path, values = _written_by_the_original(tmp_path, {**_REWRITTEN, **(windows if runs > 1 else {})})
-    # The recipe of docs/porting.md.
+    # This is the recipe in docs/porting.md.
     scale = tfmp.read_loss_scale_state(path).loss_scale
     model = kit_models.Model(use_fp16=True, init_loss_scale=scale, num_accumulation_steps=runs)
     managers = {"loss_scale", "good_steps", "bad_steps"}
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_the_graph_rewrite_restores_all_but_the_managers_variabl
     assert set(state) - managers == set(values) - set(_REWRITTEN)
     for name in set(state) - managers:
         np.testing.assert_array_equal(state[name], values[name], err_msg=name)
-    # The second run of the window that was saved, where there is one.
+    # With accumulation, this is the second run of the window in which the checkpoint was saved.
     assert model.run(session, kit_models.random_grads(1)[0], "step_update:0") == [6]
     assert session.run("loss_scale:0") == 512.0
 

@@ -1,6 +1,6 @@
-"""What goes wrong in the published scripts, each in its smallest form, and that it does not go wrong here.
+"""The faults of the published scripts, each in a minimal form, beside the kit, which does not have them.
 
-What takes two processes to go wrong is in `test_kit_horovod.py`.
+The faults that need two processes are in `test_kit_horovod.py`.
 """
 
 import time
@@ -25,15 +25,15 @@ def _ones(session: tf1.Session) -> tf.Variable:
 
 
 def _original(update: Callable[[tf.Tensor], tf.Tensor], *, counts_first: bool) -> np.ndarray:
-    """Return a weight of 1 after the first step of a training that counts it while it reads the counter.
+    """Return the weight, at first 1, after one step of a training that reads and increments the global step.
 
-    The originals order neither before the other, so a machine may do either: here one of the two is forced.
+    The originals do not order the read and the increment, so either may come first. Here the order is forced.
 
     Args:
-        update: From the step, as it was read, to what is taken from the weight.
-        counts_first: Whether the step is counted before it is read.
+        update: A function from the value of the step that was read to the value to subtract from the weight.
+        counts_first: Whether the increment comes before the read.
     """
-    # TensorFlow's optimizer of graphs may drop an order between reference variables.
+    # TensorFlow's graph optimizer may drop control dependencies between reads and writes of reference variables.
     config = tf1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     with tf.Graph().as_default(), tf1.Session(config=config) as session:
@@ -53,7 +53,7 @@ def _original(update: Callable[[tf.Tensor], tf.Tensor], *, counts_first: bool) -
 
 
 def _late(value: tf.Tensor) -> tf.Tensor:
-    """Return a value that is there long after all else of its run that does not wait for it."""
+    """Return a value that is computed long after everything in the same run that does not wait for it."""
     return tf.numpy_function(lambda value: time.sleep(0.2) or value, [value], value.dtype)
 
 
@@ -66,7 +66,7 @@ def test_lamb_corrects_its_first_update_by_step_1_and_not_0(counts_first: bool, 
     original = _original(update, counts_first=counts_first)
     np.testing.assert_allclose(original, 0.75 if counts_first else np.nan, rtol=1e-4)
     ours, global_step = tf1.get_variable("ours", initializer=[1.0]), tf1.train.get_or_create_global_step()
-    # Were they free to, the counter would move before the gradient is there.
+    # Without an order, the counter would be incremented before the late gradient is computed.
     grad = tf.ensure_shape(_late(tf.ones(1)), [1]) if counts_first else tf.ones(1)
     train_op = bert.LAMBOptimizer(0.25).apply_gradients([(grad, ours)], global_step)
     session.run(tf1.global_variables_initializer())
@@ -75,7 +75,7 @@ def test_lamb_corrects_its_first_update_by_step_1_and_not_0(counts_first: bool, 
 
 
 def test_the_rate_is_read_before_the_step_is_counted(session: tf1.Session) -> None:
-    # Two rates for the step 0: its own, and that of the next.
+    # Depending on the order, step 0 gets its own rate, or the rate of the next step.
     assert [_original(lambda step: step, counts_first=first).tolist() for first in (False, True)] == [[1.0], [0.0]]
     global_step, ours = tf1.train.get_or_create_global_step(), tf1.get_variable("ours", initializer=[1.0])
     with tf.control_dependencies([_late(tf.constant(0.0))]):
@@ -111,7 +111,7 @@ def test_a_skipped_step_is_not_counted(session: tf1.Session) -> None:
     theirs = tf1.get_variable("theirs", initializer=0)
     inner = tf1.train.GradientDescentOptimizer(0.25)
     optimizer = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8))
-    # Google's tail: the optimizer is not given the step, and the script assigns it.
+    # The end of Google's function: the optimizer does not get the global step, and the script assigns it.
     applied = optimizer.minimize(tf.reduce_sum(w * grad))
     racing = tf.group(applied, theirs.assign(theirs.read_value() + 1))
     model = kit_models.Model(manual_fp16=True)
@@ -120,14 +120,14 @@ def test_a_skipped_step_is_not_counted(session: tf1.Session) -> None:
     for value, each in ((1.0, grads), (np.inf, kit_models.overflowing(grads)), (1.0, grads)):
         session.run(racing, {grad: [value, 1.0]})
         model.run(session, each)
-    # Two steps moved the weight, and three were counted.
+    # Two steps changed the weight, but three were counted.
     assert session.run(w).tolist() == [0.5, 0.5]
     assert session.run([theirs, tf1.train.get_global_step()]) == [3, 2]
 
 
 def test_an_infinity_destroys_no_weight_in_float32(session: tf1.Session) -> None:
     infinite = kit_models.overflowing(kit_models.random_grads(1)[0])
-    # Google's step; NVIDIA's without a float16 mode, where the norm is taken of whatever the gradients are.
+    # This is Google's step, and NVIDIA's without a float16 mode: the norm is computed even if gradients are not finite.
     theirs = [tf1.get_variable(f"theirs/{name}", initializer=value) for name, value in kit_models.START.items()]
     clipped, _ = tf.clip_by_global_norm([tf.constant(each) for each in infinite], clip_norm=1.0)
     their_op = tf.group(*(each.assign_sub(0.125 * grad) for each, grad in zip(theirs, clipped, strict=True)))
@@ -155,7 +155,7 @@ def test_the_shadow_of_a_float16_weight_is_written_back(session: tf1.Session) ->
     theirs = tf1.get_variable("theirs", initializer=tf.constant([1.0], tf.float16))
     copy = tf1.get_variable("copy", initializer=[1.0])
     next_value = copy.read_value() - 0.5
-    theirs.assign(tf.cast(next_value, tf.float16))  # nothing runs it
+    theirs.assign(tf.cast(next_value, tf.float16))  # no op of the training depends on it, so it never runs
     their_op = tf.group(copy.assign(next_value))
     ours = tf1.get_variable("ours", initializer=tf.constant([1.0], tf.float16))
     our_op = bert.AdamWeightDecayOptimizer(0.5, weight_decay_rate=1.0).apply_gradients([(tf.zeros([1]), ours)])
@@ -169,7 +169,7 @@ def test_many_skipped_steps_make_no_negative_rate() -> None:
     throughput = bert.Throughput(batch, steps_per_checkpoint=100)
     global_step = 0
     while global_step < steps:
-        # Of three runs two are skipped.
+        # Of every three runs, two are skipped.
         for applied in (False, False, True):
             global_step += applied
             throughput.add(0.5, global_step)

@@ -1,4 +1,4 @@
-"""The kit in two processes that Horovod connects: one training for both."""
+"""The kit in two processes that Horovod connects: both take the same steps."""
 
 import functools
 import json
@@ -20,10 +20,11 @@ _Told = Callable[..., list[Any]]
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
-    """Run the workers once; return what one printed, by a title, its rank and a way."""
+    """Run the workers once; return a function that finds printed values by title, rank and name of the training."""
     program = [sys.executable, bert_kit_workers.__file__]
     directory = tmp_path_factory.mktemp("workers")
-    # Horovod waits so many milliseconds for gradients to send together; here they come one run at a time.
+    # Horovod collects gradients for so many milliseconds and sends them together. The runs here are short, so the
+    # default would only make them wait.
     at_once = {"HOROVOD_CYCLE_TIME": "0.1"}
     finished = replica_processes.run(replica_processes.under_horovod(program), directory, 150, [at_once])
     assert finished.codes == [0], finished
@@ -59,7 +60,7 @@ def _assert_each_is(expected: list[dict[str, Any]], row: str, told: _Told) -> No
 )
 def test_workers_train_as_one_process_on_the_mean(behaviour: str, row: str, told: _Told) -> None:
     expected = _on_the_mean(row)
-    # In one process the fourth run overflowed: with windows, of which there are four, the second of them.
+    # In one process the fourth run overflows. With accumulation, that is in the second of the four windows.
     windows = "num_accumulation_steps" in bert_kit_workers.ROWS[row]
     counted = [0, 1, 1, 1, 1, 2, 2, 3] if windows else [1, 2, 3, 3, 4, 5, 6, 7]
     assert [state["fetched"][0] for state in expected] == counted
@@ -92,7 +93,7 @@ def test_gradients_travel_scaled(way: str, told: _Told) -> None:
 
 def test_what_a_worker_saw_itself_is_no_agreement(told: _Told) -> None:
     first, second = (told("OWN", rank)[0] for rank in range(bert_kit_workers.WORKERS))
-    # The overflow was the second worker's alone: the first counted it, and went on at another rate.
+    # Only the second worker's gradients overflowed. The first worker counted the step, and went on at another rate.
     assert (first["global_step"], second["global_step"]) == (8, 7)
     assert abs(first["weight"] - second["weight"]) > 0.01
     for row in bert_kit_workers.ROWS:
@@ -102,6 +103,6 @@ def test_what_a_worker_saw_itself_is_no_agreement(told: _Told) -> None:
 
 
 def test_an_average_of_integers_agrees_since_horovod_drops_the_fraction(told: _Told) -> None:
-    # So it is no fault of the original on Horovod 0.28.1, and rests on how an integer is divided there.
+    # So the original has no fault here with Horovod 0.28.1, but only because of how Horovod divides integers.
     for rank in range(bert_kit_workers.WORKERS):
         assert told("FLAGS", rank) == [[True, False, False]]

@@ -64,7 +64,7 @@ def test_eager_code_takes_the_same_steps(kind: str) -> None:
 @pytest.mark.parametrize("kind", _OPTIMIZERS)
 def test_a_sparse_gradient_moves_the_weights_as_its_dense_form(kind: str, session: tf1.Session) -> None:
     start = np.arange(8.0).reshape(4, 2)
-    # Row 2 twice: its gradients add up. Row 0 not at all: its moments decay all the same.
+    # Row 2 occurs twice: its gradients add up. Row 0 does not occur: its moments decay nevertheless.
     slices = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([2, 2]), tf.constant([4, 2]))
     dense = tf.constant([[0.0, 0.0], [0.0, 0.0], [4.0, 6.0], [0.0, 0.0]])
     sparse_table, dense_table = _variable(start, "sparse"), _variable(start, "dense")
@@ -144,7 +144,7 @@ def test_a_script_reads_the_settings_back(session: tf1.Session) -> None:
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_half_precision_weights_follow_their_float32_copy(dtype: tf.DType, session: tf1.Session) -> None:
-    # Near 1 the next float16 is 2**-10 away, and that of bfloat16 2**-7: each step alone would be rounded away.
+    # Near 1 the spacing of float16 is 2**-10, and that of bfloat16 is 2**-7: a single step would be lost by rounding.
     kernel = _variable([1.0], dtype=dtype)
     optimizer = bert.AdamWeightDecayOptimizer(2.0**-12, weight_decay_rate=1.0)
     train_op = _train_op(optimizer, (tf.zeros([1], dtype), kernel))
@@ -173,7 +173,7 @@ def test_a_float16_weight_that_is_set_from_outside_goes_on_from_there(
     moved = session.run(shadow)
     session.run(set_first)
     session.run(train_op)
-    # The second element was set to what its copy rounds to, and so goes on from the copy.
+    # The second element was set to the rounded value of its float32 copy, so training goes on from the copy.
     assert abs(session.run(shadow)[0] - 0.5) < 2.0**-10
     assert session.run(shadow)[1] < moved[1] < 3.0
     for _ in range(16):
@@ -199,7 +199,7 @@ def test_manual_fp16_is_accepted_and_changes_nothing(kind: str, manual_fp16: boo
 
 
 def _in_horovods(optimizer: tf1.train.Optimizer) -> tf1.train.Optimizer:
-    """Return the optimizer in a stand-in for Horovod's, which hands methods on and no attributes."""
+    """Return the optimizer in a stand-in for Horovod's optimizer, which forwards methods but no attributes."""
 
     class Wrapper(tf1.train.Optimizer):
         def __init__(self) -> None:
@@ -221,7 +221,7 @@ def _in_horovods(optimizer: tf1.train.Optimizer) -> tf1.train.Optimizer:
 def test_the_gradient_of_a_float16_weight_stays_in_float32(steps: int, wrap: Any, session: tf1.Session) -> None:
     kernel, inner = _variable([1.0], dtype=tf.float16), bert.AdamWeightDecayOptimizer(0.1)
     optimizer = tfmp.LossScaleOptimizer(wrap(inner), tfmp.FixedLossScaleManager(2.0**20), accumulation_steps=steps)
-    # As float16 it would be 0.
+    # In float16 the gradient would be 0.
     train_op = optimizer.minimize(tf.cast(kernel, tf.float32) * 2.0**-30)
     session.run(tf1.global_variables_initializer())
     for _ in range(steps):

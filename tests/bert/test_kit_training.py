@@ -48,7 +48,7 @@ def test_training_follows_the_published_formulas(kind: str, mode: str, session: 
 def test_the_norm_of_rows_that_are_named_twice_is_that_of_their_sum(session: tf1.Session) -> None:
     table = tf1.get_variable("table", initializer=[[1.0], [2.0]])
     loss = tf.reduce_sum(tf.gather(table, [1, 1]) * tf.constant([[3.0], [1.0]]))
-    # The originals', of the rows one by one.
+    # This is the norm in the originals, which do not add the rows that are named twice.
     (slices,), _ = tf.clip_by_global_norm(tf1.gradients(loss, [table]), 1.0)
     train_op = bert.create_optimizer(loss, 0.125, 10, 0)
     (moment,) = (each for each in tf1.global_variables() if each.op.name == "table/adam_m")
@@ -196,7 +196,7 @@ def test_a_bad_setting_of_the_training_is_refused(
 
 
 def _trained(**settings: Any) -> dict[str, Any]:
-    """Return every variable after two windows of two runs, the second of which overflows."""
+    """Return all variables after two windows of two runs; the second window overflows."""
     grads = kit_models.random_grads(4)
     with tf.Graph().as_default(), tf1.Session() as session:
         model = kit_models.Model(num_accumulation_steps=2, manual_fp16=True, **settings)
@@ -272,7 +272,7 @@ _UNCLIPPED: dict[str, Any] = {
 
 
 def _on_replicas(strategy: tf.distribute.Strategy, fed: np.ndarray, **settings: Any) -> dict[str, np.ndarray]:
-    """Return every variable after steps on the mean of what the replicas are fed."""
+    """Return all variables after steps on the mean of the replicas' gradients."""
     replicas = strategy.num_replicas_in_sync
     with tf.Graph().as_default(), strategy.scope(), tf1.Session() as session:
         grads = tf1.placeholder(tf.float32, [2, 2])
@@ -281,7 +281,7 @@ def _on_replicas(strategy: tf.distribute.Strategy, fed: np.ndarray, **settings: 
             rank = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
             own = tf.reduce_sum(grads, axis=0) if replicas == 1 else grads[rank]
             w = tf1.get_variable("w", [2], initializer=tf1.ones_initializer())
-            # Estimator divides by the replicas itself.
+            # Estimator itself divides the loss by the number of replicas.
             loss = tf.reduce_sum(w * own) / 2
             return bert.build_training(loss, 0.125, 20, 2, **settings).train_op
 
@@ -306,7 +306,7 @@ def test_replicas_of_a_strategy_train_as_one_device(two_replicas: tf.distribute.
 
 
 def test_each_replica_of_a_strategy_clips_its_own_part_of_the_mean(two_replicas: tf.distribute.Strategy) -> None:
-    # The first is clipped, the second is not. Their mean is, of norm 2.25, and would have the norm 2.
+    # The first replica's part is clipped, the second's is not. Clipping the mean, of norm 2.25, would give the norm 2.
     fed = np.float32([[[3.0, 4.0], [-0.3, -0.4]]])
     moment = _on_replicas(two_replicas, fed, clip_norm=2.0)["w/adam_m"]
     np.testing.assert_allclose(moment, 0.1 * np.mean([[1.2, 1.6], [-0.3, -0.4]], axis=0), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""What must hold of a training with a fault, whatever the front-end."""
+"""The checks of a training with a fault, which are the same for all front-ends."""
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -9,22 +9,22 @@ from front_ends import FrontEnd, State
 
 
 def train(front_end: FrontEnd, fault: Fault) -> list[State]:
-    """Train from the start, and return the states before the first step and after each.
+    """Train from the start, and return the state before the first step and the state after each step.
 
     Args:
-        front_end: The front-end.
-        fault: The fault.
+        front_end: The front-end that trains.
+        fault: The fault, which says what each step is fed.
     """
     front_end.begin()
     return front_end.train(fault.steps)
 
 
 def train_without_wrapper(plain: FrontEnd, fault: Fault) -> list[State]:
-    """Train by the steps that must be applied alone, on one device, and return the states.
+    """Train on one device, only with the steps of a fault that must be applied, and return the states.
 
     Args:
-        plain: A front-end whose optimizer is in no wrapper.
-        fault: The fault.
+        plain: A front-end whose optimizer has no wrapper.
+        fault: The fault; its skipped steps are left out.
     """
     steps = [[sum_over_replicas(feds)] for step, feds in enumerate(fault.steps) if step not in fault.skipped]
     return train(plain, Fault(fault.structure, steps, []))
@@ -33,13 +33,13 @@ def train_without_wrapper(plain: FrontEnd, fault: Fault) -> list[State]:
 def violations(
     fault: Fault, states: Sequence[State], plain_states: Sequence[State], rule: Rule | None = None
 ) -> list[str]:
-    """Return what is wrong, in sentences; nothing if all is as it must be.
+    """Return sentences that describe the violated expectations; an empty list if there are none.
 
     Args:
         fault: The fault.
         states: The states of the training.
-        plain_states: Those of the training without a wrapper, by the steps that must be applied.
-        rule: The settings of the manager; the default ones otherwise.
+        plain_states: The states of the training without a wrapper, which `train_without_wrapper` returned.
+        rule: The settings of the manager; by default those of `Rule`.
     """
     if len(states) != len(fault.steps) + 1:
         return [f"{len(states) - 1} steps of {len(fault.steps)} were taken"]
@@ -66,23 +66,23 @@ def violations(
 
 
 def description(states: Sequence[State]) -> str:
-    """Tell in words what became of the steps, and of the scale.
+    """Return a description of which steps were applied or skipped, and of the changes of the scale.
 
     Args:
         states: The states of the training.
     """
-    told = []
+    phrases = []
     for applied, group in groupby(pairwise(states), lambda pair: pair[1].outcomes[0] > pair[0].outcomes[0]):
         pairs = list(group)
         before, after = pairs[0][0].loss_scale, pairs[-1][1].loss_scale
         times = f" {len(pairs)}" if len(pairs) > 1 else ""
         scale = f", scale {before:g} → {after:g}" if before != after else ""
-        told.append(f"{'applied' if applied else 'skipped'}{times}{scale}")
-    return "; ".join(told)
+        phrases.append(f"{'applied' if applied else 'skipped'}{times}{scale}")
+    return "; ".join(phrases)
 
 
 def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
-    """Tell whether values are equal bit for bit."""
+    """Return whether all values are equal bit for bit."""
     return len(first) == len(second) and all(
         np.array_equal(_bits(a), _bits(b)) for a, b in zip(first, second, strict=True)
     )
@@ -93,10 +93,10 @@ def _bits(value: np.ndarray) -> np.ndarray:
 
 
 def _same_on_replicas(moving: Sequence[np.ndarray], plain: Sequence[np.ndarray]) -> bool:
-    """Tell whether each replica holds the values of one device."""
+    """Return whether each replica has the values of the training on one device."""
     replicas, rest = divmod(len(moving), max(len(plain), 1))
     if rest or not replicas:
         return False
-    # Not by bits: what a sum gives as 0 may have either sign.
+    # Not compared bit for bit: where a sum over replicas is 0, its sign may differ.
     repeated = [value for value in plain for _ in range(replicas)]
     return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(moving, repeated, strict=True))

@@ -1,4 +1,4 @@
-"""Estimator, as the faults see it."""
+"""The front-end of the fault tests for Estimator."""
 
 import contextlib
 import shutil
@@ -16,7 +16,10 @@ tf1 = tf.compat.v1
 
 
 class Estimator(FrontEnd):
-    """A `tf.compat.v1.train.Optimizer` under Estimator. Each call of `train` makes a graph, and starts from a file."""
+    """A `tf.compat.v1.train.Optimizer` under Estimator.
+
+    Each call of `train` makes a new graph, and starts from a checkpoint if there is one.
+    """
 
     def __init__(self, structure: Structure, rule: Rule | None) -> None:
         super().__init__(structure, rule)
@@ -52,7 +55,7 @@ class Estimator(FrontEnd):
         train_op = opt.minimize(self.structure.loss(variables, features), step, var_list=list(variables.values()))
         moving = [variable.read_value() for variable in [*variables.values(), *opt.variables()]]
         hook = _StateHook(self._states, [moving, step.read_value(), as_tensors(outcomes_of(opt))])
-        # Estimator would end the training where the loss is NaN.
+        # The loss is reported as 0, because Estimator ends the training if the loss is NaN.
         return tf.estimator.EstimatorSpec(mode, loss=tf.zeros([]), train_op=train_op, training_hooks=[hook])
 
 

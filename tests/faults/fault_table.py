@@ -1,4 +1,4 @@
-"""Prints what every front-end makes of every fault; where they differ, what each does.
+"""Prints a table of what every front-end does with every fault, with a row for each way in which they differ.
 
 PYTHONPATH=.:tests/optimizers python tests/faults/fault_table.py
 PYTHONPATH=.:tests/optimizers python tests/faults/fault_table.py --v1-behavior
@@ -17,7 +17,8 @@ from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Fault, Rule
 from front_ends import FrontEnd
 from structures import STRUCTURES
 
-#: What makes a front-end for a structure, and what makes an optimizer without a wrapper.
+#: Two functions from the name of a structure: the first makes the front-end, the second makes the same front-end with
+#: an optimizer without a wrapper.
 Makers = tuple[Callable[[str], FrontEnd], Callable[[str], FrontEnd]]
 
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--v1-behavior", action="store_true", help="after tf.compat.v1.disable_v2_behavior()")
     args = parser.parse_args()
 
-    # What Keras says of the variable outside the loss.
+    # Keras warns about the variable that the loss does not depend on.
     warnings.simplefilter("ignore")
     logging.getLogger("tensorflow").setLevel("ERROR")
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -60,12 +61,12 @@ def _make(make: lanes.Make, rule: Rule | None, structure: str, **settings: objec
 def table(
     front_ends: Mapping[str, Makers], names: Iterable[str], faults_of: Callable[[str], Mapping[str, Fault]]
 ) -> Iterator[str]:
-    """Train, and return the lines of a table. "All" are all front-ends that are fed a fault.
+    """Train, and return the lines of a table. In a row, "all" means all front-ends that have this fault.
 
     Args:
-        front_ends: What makes each front-end.
-        names: Those of the faults.
-        faults_of: From the name of a front-end to what it is fed.
+        front_ends: The functions that make each front-end.
+        names: The names of the faults.
+        faults_of: A function from the name of a front-end to its faults.
     """
     yield "| fault | what happened | on |"
     yield "|---|---|---|"

@@ -1,4 +1,4 @@
-"""The faults: what gradients a training is fed, and which of its steps must be skipped."""
+"""The faults: the gradients that a training is fed, and the steps of the training that must be skipped."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from structures import LARGE, Fed
 
 
 class Rule(NamedTuple):
-    """The settings of an exponential manager, with its names."""
+    """The settings of an exponential manager, by the names of its arguments."""
 
     init_loss_scale: float = 1024.0
     incr_every_n_steps: int = 3
@@ -27,12 +27,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Fault(NamedTuple):
-    """A training in which something is wrong.
+    """A training with unusual gradients.
 
     Attributes:
-        structure: What is trained, a key of `STRUCTURES`.
-        steps: What each step is fed, one for each replica.
-        skipped: The steps that must be skipped.
+        structure: The name of the structure that is trained, a key of `STRUCTURES`.
+        steps: For each step, the values that each replica is fed.
+        skipped: The indices of the steps that must be skipped.
     """
 
     structure: str
@@ -41,11 +41,11 @@ class Fault(NamedTuple):
 
 
 def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
-    """Return the scale before the first step, and after each.
+    """Return the scale before the first step, and the scale after each step.
 
     Args:
-        skipped: Whether each step was skipped.
-        rule: The manager's settings.
+        skipped: For each step, whether it was skipped.
+        rule: The settings of the manager.
     """
     forgiving = 1 - rule.hysteresis
     scale, good, bad, steps = rule.init_loss_scale, 0, forgiving, 0
@@ -66,15 +66,15 @@ def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
 
 
 def healthy(step: int, replica: int = 0) -> Fed:
-    """Return gradients for "all forms" on which float32 computes exactly.
+    """Return finite gradients for the structure "all forms" with which float32 computes exactly.
 
     Args:
-        step: The number of the step.
-        replica: That of the replica.
+        step: The index of the step.
+        replica: The index of the replica.
     """
     return {
         "kernel": np.float32([0.25 * (step + 1), -0.5 - replica, 0.125]),
-        # In every fourth step both are the same row.
+        # In one of every four steps, both indices name the same row.
         "indices": np.int32([step % 4, 2 - replica]),
         "rows": np.float32([[0.5, -0.25], [1, 0.25 * step + replica]]),
     }
@@ -97,7 +97,7 @@ _TWICE = {"indices": np.int32([1, 1])}
 
 
 def _at(faulty: dict[str, np.ndarray], where: Sequence[int], count: int, skipped: Sequence[int] | None = None) -> Fault:
-    """Return a fault that some steps of a training have; by default they are skipped."""
+    """Return a training with a fault in some of its steps; by default these steps must be skipped."""
     steps = [[_fed(step, **(faulty if step in where else {}))] for step in range(count)]
     return Fault("all forms", steps, where if skipped is None else skipped)
 
@@ -115,7 +115,7 @@ def _always(**unusual: np.ndarray) -> Fault:
 
 
 def _persistent(skips: int, **faulty: np.ndarray) -> Fault:
-    """Return a fault that comes again until the scale has fallen so far that the gradient can be scaled."""
+    """Return a training whose fault repeats until the scale is so low that the scaled gradient does not overflow."""
     return _at(faulty, range(1, skips + 2), skips + 5, skipped=range(1, skips + 1))
 
 
@@ -135,7 +135,7 @@ def _one_in(structure: str) -> Fault:
     return Fault(structure, steps, [1, 2, 3])
 
 
-#: On one device.
+#: The faults on one device.
 FAULTS = {
     "None for a variable outside the loss": _at({}, [], 5),
     "inf": _once(**_kernel(math.inf)),
@@ -175,17 +175,18 @@ FAULTS = {
     "one in a million: the first inf, one nan, the last -inf": _one_in("million"),
 }
 
-#: Faults of `FAULTS` that are none where XLA computes on CPUs in float32 what is float16: in TensorFlow 2.16 and 2.17.
+#: Replacements for faults of `FAULTS` with TensorFlow 2.16 and 2.17. There XLA on CPUs computes float16 operations in
+#: float32, so that these gradients do not overflow.
 FAULTS_WITH_WIDE_FLOAT16 = {
     "float16: 100, whose scaled form overflows": _float16([1, 100, 100, 1], []),
 }
 
-#: The same, for some front-ends only: it takes seconds.
+#: More faults on one device, for some front-ends only: each takes seconds.
 LARGE_FAULTS = {"one in 10 million: the same": _one_in("10 million")}
 
 
 def _on_replicas(faulty: dict[str, np.ndarray], where: Sequence[Sequence[int]], **skipped: Sequence[int]) -> Fault:
-    """Return a fault of two replicas; `where` says for each step which of them have it."""
+    """Return a training of two replicas with a fault; `where` lists for each step the replicas that have the fault."""
     steps = [
         [_fed(step, replica, **(faulty if replica in replicas else {})) for replica in range(2)]
         for step, replicas in enumerate(where)
@@ -195,10 +196,10 @@ def _on_replicas(faulty: dict[str, np.ndarray], where: Sequence[Sequence[int]], 
 
 _FIRST, _SECOND, _BOTH, _NEITHER = [0], [1], [0, 1], []
 
-#: The fault of which it matters whether gradients are summed before they are checked.
+#: The fault for which it makes a difference whether gradients are summed before they are checked, or after.
 OPPOSITE = "3e38 on the first, -3e38 on the second"
 
-#: On two replicas, which check the gradients that they have before these are summed.
+#: The faults on two replicas, for front-ends that check each replica's gradients before these are summed.
 REPLICA_FAULTS = {
     "none": _on_replicas({}, [_NEITHER] * 4),
     **{
@@ -214,7 +215,7 @@ REPLICA_FAULTS = {
     "1e38 on the second, until it fits": _on_replicas(
         _kernel(1e38), [_NEITHER, *[_SECOND] * 10, *[_NEITHER] * 3], skipped=range(1, 10)
     ),
-    # The sum overflows at any scale.
+    # The sum overflows at every scale.
     "3e38 on both, whose sum overflows": _on_replicas(_kernel(3e38), [_NEITHER, *[_BOTH] * 11, *[_NEITHER] * 3]),
     OPPOSITE: Fault(
         "all forms",
@@ -232,17 +233,17 @@ REPLICA_FAULTS = {
 }
 
 
-#: The same, where gradients are summed first: at the scale of 1 the two balance.
+#: The faults on two replicas, for front-ends that sum gradients first: at a scale of 1 the opposite gradients cancel.
 REPLICA_FAULTS_IF_SUMMED_FIRST = REPLICA_FAULTS | {
     OPPOSITE: REPLICA_FAULTS[OPPOSITE]._replace(skipped=range(1, 11)),
 }
 
 
 def sum_over_replicas(feds: Sequence[Fed]) -> Fed:
-    """Return what one device is fed for the same gradients.
+    """Return the values that give one device the sum of the replicas' gradients.
 
     Args:
-        feds: What the replicas are fed.
+        feds: The values that each replica is fed.
     """
     if len(feds) == 1:
         return feds[0]

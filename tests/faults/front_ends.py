@@ -1,4 +1,4 @@
-"""The front-ends, as the faults see them: train, and tell the state after every step."""
+"""The front-ends of the fault tests, which train and return the state after every step; here those of TensorFlow 1."""
 
 import abc
 from collections.abc import Iterator, Sequence
@@ -14,18 +14,20 @@ import tfmp
 
 tf1 = tf.compat.v1
 
-#: What each step is fed, one for each replica.
+#: For each step, the values that each replica is fed.
 Steps = Sequence[Sequence[Fed]]
 
 
 class State(NamedTuple):
-    """What there is after a step.
+    """The state of a training after a step.
 
     Attributes:
-        moving: All that only an applied step may move: weights, slots, averages, the count of steps; for each replica.
-        steps: The count of steps.
-        loss_scale: The scale; 1 without a wrapper.
-        outcomes: Steps applied, skipped, skipped in a row, and whether the last was applied.
+        moving: The values that only an applied step may change, for each replica: weights, slots, averages, and for
+            Keras the count of steps.
+        steps: The host's count of steps.
+        loss_scale: The loss scale; 1 without a wrapper.
+        outcomes: The numbers of applied steps, of skipped steps, and of skipped steps in a row until now; and whether
+            the last step was applied.
     """
 
     moving: list[np.ndarray]
@@ -35,20 +37,20 @@ class State(NamedTuple):
 
 
 def manager(rule: Rule) -> tfmp.LossScaleManager:
-    """Make a manager.
+    """Return an exponential manager.
 
     Args:
-        rule: Its settings.
+        rule: The settings of the manager.
     """
     return tfmp.ExponentialUpdateLossScaleManager(**rule._asdict())
 
 
 class FrontEnd(abc.ABC):
-    """An optimizer in its host, traced or built once, that trains a structure again and again.
+    """An optimizer in its host, such as a session or Keras' `fit`; it is built or traced once and can train repeatedly.
 
     Args:
-        structure: What is trained.
-        rule: The manager's settings; None for an optimizer in no wrapper.
+        structure: The structure to train.
+        rule: The settings of the manager; None for an optimizer without a wrapper.
     """
 
     def __init__(self, structure: Structure, rule: Rule | None) -> None:
@@ -57,14 +59,14 @@ class FrontEnd(abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> None:
-        """Go back to the start."""
+        """Reset everything to the values before the first step."""
 
     @abc.abstractmethod
     def train(self, steps: Steps) -> list[State]:
-        """Take steps, and return the state before them, and those after each.
+        """Take steps, and return the state before the first step and the state after each step.
 
         Args:
-            steps: What they are fed.
+            steps: The values that the steps are fed.
         """
 
     @abc.abstractmethod
@@ -72,27 +74,27 @@ class FrontEnd(abc.ABC):
         """Write a checkpoint.
 
         Args:
-            directory: Where.
+            directory: The directory for the checkpoint.
         """
 
     @abc.abstractmethod
     def restore(self, directory: Path) -> None:
-        """Go back to a checkpoint.
+        """Restore a checkpoint.
 
         Args:
-            directory: Where it is.
+            directory: The directory with the checkpoint.
         """
 
     def optimizer(self, inner: Any) -> Any:
-        """Wrap an optimizer, or do not."""
+        """Return an optimizer in tfmp's wrapper; without a rule, the optimizer itself."""
         return tfmp.LossScaleOptimizer(inner, manager(self.rule)) if self.rule else inner
 
 
 def outcomes_of(opt: Any) -> list[Any]:
-    """Return what a wrapper tells of the scale and the steps: tensors, or values.
+    """Return the scale and the outcomes of steps from a wrapper's properties, as tensors or as values.
 
     Args:
-        opt: The optimizer; without a wrapper there is nothing to tell.
+        opt: The optimizer; if it has no wrapper, constants are returned.
     """
     if not isinstance(opt, tfmp.LossScaleOptimizer):
         return [1.0, 0, 0, 0, True]
@@ -106,12 +108,12 @@ def outcomes_of(opt: Any) -> list[Any]:
 
 
 def state_of(moving: Sequence[Any], steps: Any, outcomes: Sequence[Any]) -> State:
-    """Make a state of values.
+    """Return a state made from values.
 
     Args:
-        moving: All that only an applied step may move.
-        steps: The count of steps.
-        outcomes: What `outcomes_of` returned.
+        moving: The values that only an applied step may change.
+        steps: The host's count of steps.
+        outcomes: The values of `outcomes_of`.
     """
     scale, applied, skipped, in_a_row, finite = outcomes
     return State(
@@ -123,7 +125,7 @@ def state_of(moving: Sequence[Any], steps: Any, outcomes: Sequence[Any]) -> Stat
 
 
 def as_tensors(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Make tensors of what may be numbers, which no session fetches.
+    """Convert values to tensors, because a session cannot fetch numbers.
 
     Args:
         values: Tensors or numbers.
@@ -132,10 +134,10 @@ def as_tensors(values: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def v1_optimizer(structure: Structure) -> tf1.train.Optimizer:
-    """Make the optimizer that a structure asks for.
+    """Return an inner optimizer with the options of a structure.
 
     Args:
-        structure: What is trained.
+        structure: The structure to train.
     """
     momentum = structure.options.get("momentum")
     return tf1.train.MomentumOptimizer(0.5, momentum) if momentum else tf1.train.GradientDescentOptimizer(0.5)
@@ -145,10 +147,10 @@ class V1Graph(FrontEnd):
     """A `tf.compat.v1.train.Optimizer` in a session.
 
     Args:
-        structure: What is trained.
-        rule: The manager's settings; None for an optimizer in no wrapper.
-        use_resource: Whether variables are resource variables, or reference variables.
-        strategy: On whose replicas.
+        structure: The structure to train.
+        rule: The settings of the manager; None for an optimizer without a wrapper.
+        use_resource: Whether variables are resource variables; otherwise they are reference variables.
+        strategy: The strategy with the replicas; by default there is one device.
     """
 
     def __init__(
@@ -192,7 +194,7 @@ class V1Graph(FrontEnd):
             self._initialize = tf1.global_variables_initializer()
 
     def begin(self) -> None:
-        # In a new session the counts of steps are 0.
+        # A new session, because only there the wrapper's counts of steps are 0 again.
         self._new_session()
         self._session.run(self._initialize)
 
@@ -227,7 +229,7 @@ class V1Graph(FrontEnd):
 
 
 def replica_number() -> int:
-    """Return the number of the replica that is being built."""
+    """Return the index of the replica whose part of the graph is being built."""
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
@@ -267,18 +269,18 @@ class V1Eager(FrontEnd):
 
     def _state(self) -> State:
         weights = [variable.numpy() for variable in self._variables.values()]
-        # A slot that is not made yet is what it starts from.
+        # A slot that does not exist yet counts as 0, the value that it starts from.
         slots = [self._inner.get_slot(variable, "momentum") for variable in self._variables.values()]
         momenta = [0 * w if slot is None else slot.numpy() for w, slot in zip(weights, slots, strict=True)]
         return state_of([*weights, *momenta], self._step.numpy(), outcomes_of(self._opt))
 
 
 def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
-    """Return what one replica is fed, as a dataset.
+    """Return the values that the steps of one replica are fed, as a dataset.
 
     Args:
-        structure: What is trained.
-        steps: What each step is fed.
+        structure: The structure to train.
+        steps: The values that each step is fed.
     """
 
     def rows() -> Iterator[Fed]:
@@ -290,11 +292,11 @@ def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
 
 
 def initializer(value: np.ndarray) -> Any:
-    """Return what gives a variable its first value.
+    """Return the initializer of a variable.
 
     Args:
-        value: The value.
+        value: The first value of the variable; if it is large, all its elements must be 1.
     """
-    # A large one would be a large constant of the graph.
+    # A large value would become a large constant in the graph.
     is_large = value.size > 1000
     return tf1.ones_initializer() if is_large else lambda shape, dtype=None, **_: tf.reshape(value, shape)

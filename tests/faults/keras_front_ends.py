@@ -1,4 +1,4 @@
-"""The front-ends for every Keras, as the faults see them."""
+"""The front-ends of the fault tests for Keras 2, Keras 3 and tf_keras."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ import tfmp
 
 
 class _Keras(FrontEnd):
-    """What loops and `fit` share: variables that go back to where they started.
+    """The base class of loops and `fit`: it resets, saves and restores variables, and reads the state.
 
     Args:
-        keras: The Keras.
-        structure: What is trained.
-        rule: The manager's settings; None for an optimizer in no wrapper.
-        jit_compile: Of the wrapper, for Keras 3.
+        keras: The Keras package.
+        structure: The structure to train.
+        rule: The settings of the manager; None for an optimizer without a wrapper.
+        jit_compile: The wrapper's setting of that name, for Keras 3.
     """
 
     def __init__(
@@ -63,17 +63,18 @@ class _Keras(FrontEnd):
 
 
 class KerasLoop(_Keras):
-    """A loop of the user's.
+    """A custom training loop.
 
     Args:
-        keras: The Keras.
-        structure: What is trained.
-        rule: The manager's settings; None for an optimizer in no wrapper.
-        compiled: Makes a function of a step, and of what it is fed.
-        jit_compile: Of the wrapper, for Keras 3.
-        strategy: On whose replicas.
-        averages: Whether the optimizer averages the weights, if the structure says so: Keras 3 fails on it under a
-            strategy.
+        keras: The Keras package.
+        structure: The structure to train.
+        rule: The settings of the manager; None for an optimizer without a wrapper.
+        compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
+            steps.
+        jit_compile: The wrapper's setting of that name, for Keras 3.
+        strategy: The strategy with the replicas; by default there is one device.
+        averages: Whether the optimizer averages the weights if the structure's options say so. Under a strategy this
+            fails in Keras 3.
     """
 
     def __init__(
@@ -130,13 +131,13 @@ class KerasLoop(_Keras):
 
 
 class KerasFit(_Keras):
-    """A model's `fit`.
+    """Training with a model's `fit`.
 
     Args:
-        keras: The Keras.
-        structure: What is trained.
-        rule: The manager's settings; None for an optimizer in no wrapper.
-        compile_settings: More for `compile`.
+        keras: The Keras package.
+        structure: The structure to train.
+        rule: The settings of the manager; None for an optimizer without a wrapper.
+        compile_settings: More arguments for the model's `compile`.
     """
 
     def __init__(self, keras: ModuleType, structure: Structure, rule: Rule | None, **compile_settings: Any) -> None:
@@ -178,14 +179,14 @@ def _output(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
 
 
 def compiled(step: Callable[..., Any], signature: Any, **settings: Any) -> Callable[..., Any]:
-    """Make a function of a step, which is traced once.
+    """Return a `tf.function` that takes a step, and is traced once.
 
     Args:
-        step: Takes a step.
-        signature: Of what it is fed.
-        settings: Of `tf.function`.
+        step: The Python function that takes a step.
+        signature: The input signature of the function.
+        settings: More arguments for `tf.function`.
     """
-    # Without autograph, which would take seconds to convert all that a step calls, and find nothing to convert.
+    # Without AutoGraph: it would take seconds to look through all code that a step calls, and find nothing to convert.
     return tf.function(step, input_signature=signature, autograph=False, **settings)
 
 
@@ -193,16 +194,16 @@ by_xla = functools.partial(compiled, jit_compile=True)
 
 
 def of_tensorflow(variable: Any) -> tf.Variable:
-    """Return a variable itself, or the one of TensorFlow that Keras 3's holds.
+    """Return the `tf.Variable` inside a Keras 3 variable; a `tf.Variable` is returned as it is.
 
     Args:
-        variable: The variable.
+        variable: A variable of TensorFlow or Keras 3.
     """
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 class _Identity:
-    """A variable, to be told from others by what it is: variables themselves are compared by value."""
+    """A variable that is compared by identity: `tf.Variable` itself compares by value."""
 
     def __init__(self, variable: tf.Variable) -> None:
         self.variable = variable

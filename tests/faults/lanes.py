@@ -1,4 +1,4 @@
-"""Which front-ends there are with the packages and the behaviour of this process."""
+"""The front-ends that the installed packages and the behaviour (TensorFlow 1 or 2) of this process allow."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,12 +21,12 @@ from keras_front_ends import KerasFit, KerasLoop, by_xla, compiled
 from kerases import installed
 from structures import Structure
 
-#: Makes a front-end for a structure.
+#: A function that makes a front-end for a structure.
 Make = Callable[..., FrontEnd]
 
 
 def front_ends() -> dict[str, tuple[Make, Make]]:
-    """Return by name what makes a front-end, and what makes the same optimizer to be compared with."""
+    """Return, by name, the functions that make a front-end, and the front-end of the optimizer without a wrapper."""
     found: dict[str, tuple[Make, Make]] = {"v1 graph, resource variables": (V1Graph, V1Graph)}
     if not tf.compat.v1.executing_eagerly_outside_functions():
         reference = partial(V1Graph, use_resource=False)
@@ -47,7 +47,7 @@ def front_ends() -> dict[str, tuple[Make, Make]]:
 
 
 def replicated_front_ends() -> dict[str, Make]:
-    """Return by name what makes a front-end on the replicas of a `strategy`, or without one on one device."""
+    """Return, by name, functions that make front-ends on the replicas of a `strategy`, or on one device without it."""
     found: dict[str, Make] = {"v1 graph": V1Graph}
     if tf.compat.v1.executing_eagerly_outside_functions():
         found |= {title: partial(_loop, keras) for title, keras in installed().items()}
@@ -55,10 +55,12 @@ def replicated_front_ends() -> dict[str, Make]:
 
 
 def faults_of(front_end: str) -> Mapping[str, Fault]:
-    """Return what a front-end of `front_ends` is fed: the large ones are for TF1's sessions, and one of each Keras.
+    """Return the faults for a front-end of `front_ends`.
+
+    Only a session of TF1 and the `tf.function` of each Keras have the faults with large variables.
 
     Args:
-        front_end: Its name.
+        front_end: The name of the front-end.
     """
     is_fed_large = front_end == "v1 graph, resource variables" or front_end.endswith(" function")
     faults = FAULTS | LARGE_FAULTS if is_fed_large else FAULTS
@@ -67,10 +69,10 @@ def faults_of(front_end: str) -> Mapping[str, Fault]:
 
 
 def replica_faults_of(front_end: str) -> Mapping[str, Fault]:
-    """Return what a front-end of `replicated_front_ends` is fed.
+    """Return the faults for a front-end of `replicated_front_ends`.
 
     Args:
-        front_end: Its name.
+        front_end: The name of the front-end.
     """
     return REPLICA_FAULTS_IF_SUMMED_FIRST if front_end in ("keras2", "tf_keras") else REPLICA_FAULTS
 

@@ -1,4 +1,4 @@
-"""What is trained: variables, what is fed, and a loss whose gradient is what is fed."""
+"""The structures that fault tests train: variables, and a loss whose gradients are the values that a step is fed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-#: What one replica is fed in one step.
+#: The values that one replica is fed in one step, by name.
 Fed: TypeAlias = Mapping[str, Any]
 
-#: The values of a large variable, by the name of its structure.
+#: The number of elements of a large variable, by the name of its structure.
 LARGE = {"million": 10**6, "10 million": 10**7}
 
 
@@ -17,10 +17,10 @@ class Structure(NamedTuple):
     """Variables, and a loss that is linear in them.
 
     Attributes:
-        initial: Their first values.
-        fed: What is fed.
-        loss: From variables and what is fed to a scalar.
-        options: Of the optimizer, in Keras' names.
+        initial: The first values of the variables, by name.
+        fed: The types and shapes of the values that a step is fed, by name.
+        loss: A function from the variables and the fed values to a scalar loss.
+        options: The options of the optimizer, with Keras' names.
     """
 
     initial: Mapping[str, np.ndarray]
@@ -31,7 +31,8 @@ class Structure(NamedTuple):
 
 def _loss_of_all_forms(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
     rows = tf.gather(variables["table"], fed["indices"])
-    # As in any model more than products stands between: else TensorFlow's graph optimizer may cancel the scale.
+    # The reversal changes nothing in the loss. As in any model, it puts an operation that is no product between scaling
+    # and unscaling: otherwise TensorFlow's graph optimizer may cancel the scale.
     kernel, factors = (tf.reverse(each["kernel"], [0]) for each in (variables, fed))
     return tf.reduce_sum(kernel * factors) + tf.reduce_sum(rows * fed["rows"])
 
@@ -76,7 +77,7 @@ STRUCTURES = {
         {"empty": np.zeros([0, 3], np.float32), "bias": np.float32([1])},
         {"empty": tf.TensorSpec([]), "bias": tf.TensorSpec([1])},
         _loss_of_empty,
-        # Keras 3.15 fails on the average of such a variable, wrapped or not.
+        # No average of the weights: Keras 3.15 fails to average an empty variable, with or without a wrapper.
         {"momentum": 0.5},
     ),
     **{

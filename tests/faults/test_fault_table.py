@@ -1,4 +1,4 @@
-"""The page tells what the program prints."""
+"""The tables of the page docs/faults.md are those that the program prints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from front_ends import FrontEnd
 from structures import STRUCTURES
 
 _PAGE = Path(__file__).parents[2].joinpath("docs", "faults.md").read_text()
-#: Of the tables of faults, which begin with this column.
+#: The rows of the tables of faults, whose first column is "fault"; another table comes before them.
 _ROWS = [line for line in _PAGE[_PAGE.index("| fault |") :].splitlines() if line.startswith("| ")]
 _FRONT_END = "v1 graph, resource variables"
 
@@ -38,12 +38,12 @@ def test_program_prints_rows_of_the_page() -> None:
 
 
 @pytest.mark.graph
-def test_program_says_what_is_wrong() -> None:
+def test_program_names_violations() -> None:
     *_, inf, half = _lines(None)
     assert "WRONG: step 1 must be skipped, and something moved" in inf
     assert "WRONG: step 1 must be skipped, and something moved" in half
 
 
 def test_page_has_a_row_for_every_fault_and_no_other() -> None:
-    told = [row.split(" | ")[0].removeprefix("| ") for row in _ROWS]
-    assert list(dict.fromkeys(told)) == list(dict.fromkeys(["fault", *FAULTS, *LARGE_FAULTS, *REPLICA_FAULTS]))
+    faults = [row.split(" | ")[0].removeprefix("| ") for row in _ROWS]
+    assert list(dict.fromkeys(faults)) == list(dict.fromkeys(["fault", *FAULTS, *LARGE_FAULTS, *REPLICA_FAULTS]))

@@ -1,4 +1,4 @@
-"""Every fault on every front-end: what must be skipped moves nothing, and training goes on as if it had not been."""
+"""Every fault on every front-end: a skipped step changes nothing, and training goes on as if it had not happened."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ from front_ends import FrontEnd, State
 from structures import STRUCTURES
 
 pytestmark = [
-    # Of Keras 3, about the variable outside the loss.
+    # Keras 3 warns about the variable that the loss does not depend on.
     pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning"),
 ]
 
@@ -28,7 +28,7 @@ def _rows(names: Any) -> list[Any]:
 
 
 class _Pair:
-    """A front-end, and the optimizer without a wrapper: each is built and traced once for a structure."""
+    """A front-end, and the same optimizer without a wrapper; each is built and traced once for each structure."""
 
     def __init__(self, name: str, make: Callable[[str], FrontEnd], make_plain: Callable[[str], FrontEnd]) -> None:
         self.name = name
@@ -51,17 +51,18 @@ def pair(request: pytest.FixtureRequest) -> _Pair:
 
 @pytest.mark.parametrize("pair", _rows(_FRONT_ENDS), indirect=True, scope="module")
 @pytest.mark.parametrize("fault_name", FAULTS)
-def test_faulty_steps_are_skipped_and_move_nothing(pair: _Pair, fault_name: str) -> None:
+def test_faulty_steps_are_skipped_and_change_nothing(pair: _Pair, fault_name: str) -> None:
     fault = lanes.faults_of(pair.name)[fault_name]
     states = checks.train(pair.wrapped(fault.structure), fault)
     assert checks.violations(fault, states, pair.plain_states(fault)) == []
 
 
-#: The program behind the table runs them all.
+#: The front-ends that have the faults with large variables. The program that prints the table runs all of them.
 _FED_LARGE = [name for name in _FRONT_ENDS if LARGE_FAULTS.items() <= lanes.faults_of(name).items()]
 
 
-# It takes seconds: once in a process, on its first Keras, or in a session where there is none.
+# Each takes seconds, so only one front-end runs them here: the `tf.function` of the first Keras, or a session with
+# TensorFlow 1's behaviour.
 @pytest.mark.parametrize("pair", _rows(_FED_LARGE[:2][-1:]), indirect=True, scope="module")
 @pytest.mark.parametrize("fault", LARGE_FAULTS.values(), ids=LARGE_FAULTS)
 def test_one_of_many_values_is_seen(pair: _Pair, fault: Fault) -> None:
@@ -80,7 +81,7 @@ def test_checkpoint_at_an_overflow_resumes(pair: _Pair, tmp_path: Path) -> None:
     expected = front_end.train(steps[7:] * 2)
     front_end.restore(tmp_path)
     resumed = front_end.train(steps[7:] * 2)
-    # In graphs the counts of steps begin anew in each session.
+    # The outcomes are not compared: in graphs the counts of steps start at 0 in each session.
     assert [_but_outcomes(state) for state in resumed[1:]] == [_but_outcomes(state) for state in expected[1:]]
     assert resumed[-1].loss_scale == 2 * 64
 
@@ -91,7 +92,7 @@ def _but_outcomes(state: State) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def strategy() -> tf.distribute.MirroredStrategy:
-    # The default collectives clash when one process makes a second strategy.
+    # The default, collective ops, fails when one process makes a second strategy.
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
@@ -127,5 +128,5 @@ def test_checks_see_an_overflow_that_is_applied() -> None:
 def test_rule_of_the_scale_is_the_documented_one() -> None:
     assert scales([False, False, False, True, True, False], Rule()) == [1024, 1024, 1024, 2048, 1024, 512, 512]
     assert scales([True] * 12, Rule())[-4:] == [2, 1, 1, 1]
-    # Finite steps do not reset the count of bad ones.
+    # Finite steps do not reset the count of bad steps.
     assert scales([True, False, True], Rule(1024, 3, 2)) == [1024, 1024, 1024, 512]

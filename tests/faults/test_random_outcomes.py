@@ -1,4 +1,4 @@
-"""Random steps under random settings: one that is skipped moves nothing, any other moves what it does unwrapped."""
+"""Random steps under random settings: a skipped step changes nothing, an applied step changes the same as unwrapped."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,8 @@ from keras_front_ends import KerasLoop, compiled
 from kerases import installed
 from structures import Fed, Structure
 
-#: A front-end is built for so many settings, and each is fed so many sequences of up to so many steps.
+#: The number of random settings, for each of which a front-end is built; the number of sequences of steps that each
+#: front-end takes; and the largest number of steps in a sequence.
 _SETTINGS = 8
 _SEQUENCES = 6
 _STEPS = 8
@@ -24,7 +25,7 @@ _STEPS = 8
 _TWO_VARIABLES = Structure(
     {"first": np.float32([1, 2]), "second": np.float32([3])},
     {"first": tf.TensorSpec([2]), "second": tf.TensorSpec([1])},
-    # More than products, as in `structures`.
+    # The reversal keeps TensorFlow's graph optimizer from cancelling the scale, as in `structures`.
     lambda variables, fed: tf.add_n(
         [tf.reduce_sum(tf.reverse(variables[name], [0]) * tf.reverse(fed[name], [0])) for name in fed]
     ),
@@ -37,7 +38,7 @@ _FEDS = st.builds(
     lambda first, second: {"first": np.float32([0.5, first]), "second": np.float32([second])}, _VALUES, _VALUES
 )
 _SEQUENCES_OF_STEPS = st.lists(st.lists(_FEDS, max_size=_STEPS), min_size=_SEQUENCES, max_size=_SEQUENCES)
-# Powers of two, with which scaling is exact.
+# Scales are powers of two, with which scaling is exact.
 _RULES = st.builds(
     Rule,
     st.integers(-10, 40).map(lambda exponent: 2.0**exponent),
@@ -80,7 +81,7 @@ def _fault(feds: Sequence[Fed], rule: Rule) -> Fault:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.graph] if name == "v1 graph" else []) for name in _MAKERS]
 )
-# Building a front-end takes a second, and sequences are many values.
+# The health checks are suppressed because building a front-end takes a second and sequences have many values.
 @settings(
     max_examples=_SETTINGS,
     deadline=None,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from benchmarks.api_names import table
 from tfmp.migrate.tables import api_names
 from tfmp.migrate.tables.api_names import Standing, standing
+from tools.api_names import table
 
 
 @pytest.mark.skipif(not tf.__version__.startswith("2.15."), reason="the table is of TensorFlow 2.15")

@@ -1,4 +1,4 @@
-"""How the blocks of a page are found, and made modules."""
+"""Blocks of a page are found, and become modules."""
 
 from pathlib import Path
 
@@ -36,12 +36,12 @@ def test_blocks_keep_the_lines_of_their_page(tmp_path: Path) -> None:
     assert "something printed" not in of_doctest.source
 
 
-def test_what_a_block_takes_from_elsewhere_is_declared(tmp_path: Path) -> None:
+def test_free_names_of_a_block_are_declared(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(_PAGE)
     of_doctest, of_torch = map(module_of, blocks_of(page))
     assert of_doctest.splitlines()[1] == "from typing import Any; optimizer: Any; wrap: Any"
-    # Neither the parameter nor what is only assigned.
+    # Neither the parameter `model` nor the function `train` is declared.
     assert of_torch.splitlines()[:2] == [
         "# mypy: allow-untyped-defs, allow-untyped-calls",
         "from typing import Any; batch: Any",

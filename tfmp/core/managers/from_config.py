@@ -241,7 +241,9 @@ _DYNAMIC = _Mode(
 )
 
 _STATIC = _Mode(
-    FixedLossScaleManager, {"loss_scale": _INITIAL_SCALE}, dict.fromkeys(("loss_scale", "init_loss_scale", "init_scale"), ("loss_scale",))
+    FixedLossScaleManager,
+    {"loss_scale": _INITIAL_SCALE},
+    dict.fromkeys(("loss_scale", "init_loss_scale", "init_scale"), ("loss_scale",)),
 )
 
 _LOG_MAX = _Mode(

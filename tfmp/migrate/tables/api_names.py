@@ -1,6 +1,6 @@
 """Knows which public names TensorFlow 2.15 has, as `tf` or as `tf.compat.v1`.
 
-`benchmarks/api_names.py` writes the table, so that a script can be judged where TensorFlow is not.
+`tools/api_names.py` writes the table, so that a script can be judged where TensorFlow is not.
 """
 
 import enum

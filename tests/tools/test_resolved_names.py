@@ -1,12 +1,12 @@
-"""The look-up of TensorFlow's names in files that are not run."""
+"""The look-up of TensorFlow's names in files that are parsed but not run."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import resolved_names
-from benchmarks.resolved_names import names_in, resolves
+from tools import resolved_names
+from tools.resolved_names import names_in, resolves
 
 
 def _unresolved(source: str) -> list[str]:
@@ -37,7 +37,7 @@ def test_star_imports_need_their_module() -> None:
     ]
 
 
-def test_what_a_try_catches_is_left_out_but_not_what_stands_in_for_it() -> None:
+def test_the_body_of_a_try_is_left_out_but_not_its_handlers() -> None:
     source = """
 import tensorflow as tf
 try:
@@ -64,7 +64,7 @@ def test_other_names_are_not_looked_up() -> None:
     assert names_in("import numpy as np\nnp.nothing\ntf.nothing\nfrom . import tensorflow") == []
 
 
-def test_files_are_counted_and_none_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_counted_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "old.py").write_text("import tensorflow as tf\nraise SystemExit(tf.Session())")
     (tmp_path / "new.py").write_text("import tensorflow.compat.v1 as tf\nraise SystemExit(tf.Session())")
     (tmp_path / "python2.py").write_text('print "no"')

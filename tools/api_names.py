@@ -1,8 +1,9 @@
-"""Writes the table of TensorFlow's public names that `tfmp.migrate` reads, from the TensorFlow that is installed.
+"""Writes the table of TensorFlow's public names that `tfmp.migrate` reads.
 
-It is made with TensorFlow 2.15, and a test of that version makes it again:
+The names are those of the installed TensorFlow, which must be 2.15. With that version, a test also makes the table
+again and compares it:
 
-    python -m benchmarks.api_names > tfmp/migrate/tables/api_names.txt
+    python -m tools.api_names > tfmp/migrate/tables/api_names.txt
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-# Modules whose names are not listed: they are the same in both, too many, or nothing that a legacy script can use.
+# Modules whose names are not listed: the names are the same in `tf` and `tf.compat.v1`, they are too many, or no legacy
+# script can use them.
 _WHOLE = frozenset(
     (
         "app.flags",
@@ -27,7 +29,7 @@ _WHOLE = frozenset(
         "test.mock",
     )
 )
-# What TensorFlow puts together its public modules from.
+# The prefixes of the modules that TensorFlow assembles its public modules from.
 _PUBLIC = (
     "tensorflow._api.",
     "tensorflow.compat.v1",
@@ -40,9 +42,9 @@ _PUBLIC = (
 def table() -> str:
     """Return the table: a line `module sign name name ...` for each module of `tf` and each of the signs.
 
-    The signs: `1` for names that only `tf.compat.v1` has, `2` for those that only `tf` has, `!` for those that mean two
-    things, `=` for the same thing. The module is empty for `tf` itself. A name that ends in `.*` is a module whose
-    names are not listed.
+    The sign is `1` for names that only `tf.compat.v1` has, `2` for names that only `tf` has, `!` for names that both
+    have for different things, and `=` for names that both have for the same thing. The module is empty for `tf` itself.
+    A name that ends in `.*` is a module whose names are not listed.
     """
     old, new = dict(_names(tf.compat.v1)), dict(_names(tf))
     lines: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -63,7 +65,7 @@ def _sign(name: str, old: dict[str, object], new: dict[str, object]) -> str:
 
 
 def _function(value: object) -> object:
-    """Return what a wrapper that takes other tensor types wraps: both have the same of `tf.math.exp`."""
+    """Return the function inside TensorFlow's dispatch wrappers: `tf` and `tf.compat.v1` may wrap the same function."""
     dispatched = getattr(value, "_tf_decorator", None)
     return value if dispatched is None else _function(dispatched.decorated_target)
 

@@ -1,27 +1,27 @@
-"""The optimizers of TensorFlow 1, wrapped and bare, that take the steps of a cell in graph mode."""
+"""The contenders in graph mode: TensorFlow 1's optimizers, bare and in several wrappers."""
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import cells
-from benchmarks.cells import Cell
-from benchmarks.contest import Contender
+from benchmarks.harness import cells
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Contender
 
 tf1 = tf.compat.v1
 
 _GradsAndVars: TypeAlias = Iterable[tuple[tf.Tensor, tf.Variable]]
 _Optimizer: TypeAlias = "tf1.train.Optimizer | ContribsFormula"
 
-#: The kinds of variables, each with the control flow that goes with it: v1's with "reference", v2's with "resource".
+#: The kinds of variables. "reference" variables are measured with control flow v1, "resource" variables with v2.
 MODES = ("reference", "resource")
 
-#: TensorFlow 1 has no AdamW.
+#: Functions that make the inner optimizers, by the names in cells. TensorFlow 1 has no AdamW.
 OPTIMIZERS: dict[str, Callable[[], tf1.train.Optimizer]] = {
     "SGD": lambda: tf1.train.GradientDescentOptimizer(1e-3),
     "Adam": lambda: tf1.train.AdamOptimizer(1e-3),
@@ -33,7 +33,7 @@ _DECR_RATIO = 0.5
 
 @contextlib.contextmanager
 def kind_of_variables(mode: str) -> Iterator[None]:
-    """Let TensorFlow make variables of a kind, inside a `with`.
+    """Inside a `with`, let TensorFlow make variables of the given kind.
 
     Args:
         mode: One of `MODES`.
@@ -57,13 +57,14 @@ def _enable(resource_variables: bool, control_flow_v2: bool) -> None:
 
 
 class ContribsFormula:
-    """What tf.contrib's optimizer and manager compute, by the ops that they use for it.
+    """Loss scaling with the same ops as the optimizer and the manager of `tf.contrib.mixed_precision`.
 
-    That package went with TensorFlow 1. This is written anew, and takes the same steps: gradients times the inverse of
-    the scale, a check of each gradient, the update in a conditional, the two counters in nested ones.
+    That package does not exist after TensorFlow 1, so this class was written anew. A step multiplies the gradients by
+    the inverse of the scale, checks each gradient, updates the variables in a conditional, and updates the two counters
+    in nested conditionals.
 
     Args:
-        opt: The optimizer to wrap.
+        opt: The inner optimizer.
     """
 
     def __init__(self, opt: tf1.train.Optimizer) -> None:
@@ -73,12 +74,12 @@ class ContribsFormula:
         self._bad = tf1.Variable(0, trainable=False)
 
     def compute_gradients(self, loss: tf.Tensor, var_list: list[tf.Variable]) -> _GradsAndVars:
-        """Return the gradients of the loss, which is scaled in between, and their variables."""
+        """Return unscaled gradients with their variables; they are computed from the scaled loss."""
         inverse = 1 / self._scale
         return [(grad * inverse, var) for grad, var in self._opt.compute_gradients(loss * self._scale, var_list)]
 
     def apply_gradients(self, grads_and_vars: _GradsAndVars) -> tf.Operation:
-        """Apply the gradients if they are finite, and move the scale."""
+        """Apply the gradients if they are finite, and update the scale."""
         pairs = list(grads_and_vars)
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(grad)) for grad, _ in pairs]))
         applied = tf.cond(finite, lambda: self._opt.apply_gradients(pairs), tf.no_op)
@@ -94,7 +95,7 @@ class ContribsFormula:
         return tf.group(self._scale.assign(grown), self._good.assign(0), self._bad.assign(0))
 
     def _shrink(self) -> tf.Operation:
-        # Contrib's counts to decr_every_n_nan_or_inf first, which is 1 here.
+        # As in tf.contrib, bad steps are counted up to decr_every_n_nan_or_inf first; here that is 1.
         def shrink() -> tf.Operation:
             shrunk = tf.maximum(1.0, self._scale * _DECR_RATIO)
             return tf.group(self._scale.assign(shrunk), self._good.assign(0), self._bad.assign(0))
@@ -106,21 +107,24 @@ class ContribsFormula:
 
 
 @contextlib.contextmanager
-def contenders(cell: Cell) -> Iterator[list[Contender]]:
-    """Make who takes part in a cell, in a session that lasts for a `with`.
+def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list[Contender]]:
+    """Make the contenders of a cell, in a session that lasts for a `with`.
 
-    "copy" and "read" are yardsticks, which copy all gradients, and read them. The losses of all others have gradients
-    that stand in variables, times that of the scaled loss. The bare optimizer's loss is not scaled, and its gradients
-    are finite even where all others skip: it cannot.
+    "copy" and "read" are yardsticks: they copy all gradients, and read all gradients. For the other contenders the
+    gradients are stored in variables, and the backward pass multiplies them by the loss scale. The bare optimizer's
+    loss is not scaled. Its gradients are finite even in cells where the other contenders skip the step, because it
+    cannot skip a step.
 
     Args:
         cell: The kind of step.
+        names: The contenders to make; by default all that can take part.
     """
     with kind_of_variables(cell.mode), tf.Graph().as_default(), tf1.Session() as session:
         arrays = cells.gradients(cell)
         *true_grads, overflowed = _stored([*arrays, cells.overflowed(arrays[-1])], session)
         grads = [*true_grads[:-1], overflowed] if cell.outcome == "skipped" else true_grads
-        made = [*_yardsticks(grads, session), *_optimizers(cell, grads, true_grads, session)]
+        yardsticks = [] if names is not None else _yardsticks(grads, session)
+        made = [*yardsticks, *_optimizers(cell, names, grads, true_grads, session)]
         session.run(tf1.global_variables_initializer())
         yield made
 
@@ -132,9 +136,15 @@ def _yardsticks(grads: list[tf.Variable], session: tf1.Session) -> Iterator[Cont
 
 
 def _optimizers(
-    cell: Cell, grads: list[tf.Variable], true_grads: list[tf.Variable], session: tf1.Session
+    cell: Cell,
+    names: Container[str] | None,
+    grads: list[tf.Variable],
+    true_grads: list[tf.Variable],
+    session: tf1.Session,
 ) -> Iterator[Contender]:
     for name, wrap in _WRAPPERS.items():
+        if names is not None and name not in names:
+            continue
         weights = [tf1.Variable(tf.zeros(shape)) for shape in cells.SHAPES[cell.shapes]]
         loss = _loss(weights, true_grads if name == "bare" else grads)
         opt = wrap(OPTIMIZERS[cell.optimizer]())
@@ -163,18 +173,23 @@ _WRAPPERS: dict[str, Callable[[tf1.train.Optimizer], _Optimizer]] = {
 
 
 def _stored(arrays: list[np.ndarray], session: tf1.Session) -> list[tf.Variable]:
-    """Return variables with these values, which as constants would be too large for a graph."""
-    # In no collection: a later initializer leaves them alone.
+    """Return variables with the given values. Constants would be too large for a graph."""
+    # The variables are in no collection, so that `global_variables_initializer` does not run their initializers.
     stored = [tf1.Variable(tf.zeros(array.shape, array.dtype), trainable=False, collections=[]) for array in arrays]
     fed = [tf1.placeholder(array.dtype, array.shape) for array in arrays]
-    # In one run: a session takes up what the graph has become at each.
+    # In one run: each run that follows a change of the graph makes the session prepare the graph again.
     assigned = tf.group(*(variable.assign(value) for variable, value in zip(stored, fed, strict=True)))
     session.run(assigned, dict(zip(fed, arrays, strict=True)))
     return stored
 
 
 def _loss(weights: list[tf.Variable], grads: list[tf.Variable]) -> tf.Tensor:
-    """Return a loss that has such gradients, as float32: a float16 one comes from a cast of the weights."""
+    """Return a loss with the given gradients, cast to float32, as if the model cast its weights to the gradients' type.
+
+    Args:
+        weights: The variables of the loss.
+        grads: The gradient for each variable.
+    """
 
     @tf.custom_gradient
     def loss(*weights: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
@@ -185,7 +200,7 @@ def _loss(weights: list[tf.Variable], grads: list[tf.Variable]) -> tf.Tensor:
 
         return tf.zeros([]), gradient
 
-    # By a variable: multiplying by a constant 1 would be left out where the loss is not scaled.
+    # Multiplied by a variable: TensorFlow would remove a multiplication by a constant 1 where the loss is not scaled.
     return loss(*weights) * tf1.Variable(1.0, trainable=False)
 
 

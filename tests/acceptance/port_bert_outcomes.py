@@ -1,4 +1,4 @@
-"""What came of training a BERT script, judged by what its steps did."""
+"""Judges the training of a BERT script by the effects of its steps."""
 
 import dataclasses
 import math
@@ -6,22 +6,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from port_bert_sources import Configuration
 
-from benchmarks.port_bert_sources import Configuration
-
-#: What a run that resumes goes on from: so many good steps that the scale soon doubles.
+#: The state that a resumed training goes on from. So many good steps in a row were taken that the scale soon doubles.
 RESUMED_STEP, RESUMED_SCALE, RESUMED_GOOD_STEPS = 20, 2.0**13, 990
 
 
 class Run(NamedTuple):
-    """What a run of a train op left, as the counting module wrote it.
+    """The state after a run of the train op, as the counting module wrote it.
 
     Attributes:
-        runs: How many there were with it.
-        applied: How many of them moved Adam's first moments.
-        step: The global step after it.
-        scale: The loss scale, or 0.
-        loss: The loss.
+        runs: The number of runs until then, this one included.
+        applied: The number of those runs that changed Adam's first moments.
+        step: The global step after the run.
+        scale: The loss scale, or 0 if there is none.
+        loss: The loss of the run.
     """
 
     runs: int
@@ -33,15 +32,15 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a configuration.
+    """The outcome of training a configuration.
 
     Attributes:
-        problem: Why it does not train; empty if it does.
-        seconds: How long its process took, TensorFlow's start included.
-        runs: What each run of the train op left.
-        step: The global step in its last checkpoint, if it has one.
-        scale: The loss scale there, if it has one.
-        log: The end of what it printed, if there is a problem.
+        problem: The reason why the configuration does not train; empty if it trains.
+        seconds: The duration of the process, including the start of TensorFlow.
+        runs: The state after each run of the train op.
+        step: The global step in the last checkpoint, if there is one.
+        scale: The loss scale in the last checkpoint, if it has one.
+        log: The end of the process' output, if the process failed.
     """
 
     problem: str
@@ -53,25 +52,25 @@ class Outcome:
 
 
 def read_counts(path: Path) -> list[Run]:
-    """Return what the counting module wrote, one run a line.
+    """Return the runs that the counting module wrote, one a line.
 
     Args:
-        path: The file; if there is none, nothing ran.
+        path: The file; if it does not exist, there were no runs.
     """
     lines = path.read_text().splitlines() if path.exists() else []
-    # A process that was ended may have left a line half written.
+    # A process that was ended early may have left an incomplete line.
     whole = [fields for line in lines if len(fields := line.split()) == len(Run._fields)]
     return [Run(int(f[0]), int(f[1]), int(f[2]), float(f[3]), float(f[4])) for f in whole]
 
 
 def problem(outcome: Outcome, started: int, steps: int, configuration: Configuration) -> str:
-    """Return why a training that ended is none, or nothing.
+    """Return the reason why a training is not correct; an empty string if it is.
 
     Args:
-        outcome: What came of it.
-        started: The global step it went on from.
-        steps: How many steps it was to apply.
-        configuration: How it was trained.
+        outcome: The outcome of the training.
+        started: The global step that the training started from.
+        steps: The number of steps that the training should apply.
+        configuration: The configuration of the training.
 
     Example:
         >>> runs = [Run(1, 1, 1, 0.0, 4.0), Run(2, 2, 2, 0.0, math.nan)]
@@ -98,10 +97,10 @@ def problem(outcome: Outcome, started: int, steps: int, configuration: Configura
 
 
 def ends(losses: list[float]) -> tuple[float, float]:
-    """Return the mean of the first and of the last tenth of losses.
+    """Return the mean of the first tenth of losses, and of the last tenth.
 
     Args:
-        losses: One of each run.
+        losses: The loss of each run.
 
     Example:
         >>> ends([4.0, 3.0, 2.0])
@@ -112,5 +111,5 @@ def ends(losses: list[float]) -> tuple[float, float]:
 
 
 def _grown(steps: int) -> float:
-    # After 1000 good steps in a row it doubles.
+    # The scale doubles after 1000 good steps in a row.
     return RESUMED_SCALE * 2 if RESUMED_GOOD_STEPS + steps >= 1000 else RESUMED_SCALE

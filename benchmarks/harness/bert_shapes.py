@@ -1,13 +1,13 @@
-"""The shapes of BERT's weights, as benchmarks take them for those of a large model."""
+"""The shapes of BERT's weights, which benchmarks use as an example of a large model."""
 
 
 def bert_shapes(hidden: int = 768, layers: int = 4, vocabulary: int = 30522) -> list[tuple[int, ...]]:
     """Return the shapes of BERT's weights.
 
     Args:
-        hidden: Units of a hidden layer.
-        layers: Layers; BERT-base has 12.
-        vocabulary: Tokens.
+        hidden: The number of units in a hidden layer.
+        layers: The number of layers; BERT-base has 12.
+        vocabulary: The number of tokens in the vocabulary.
 
     Example:
         >>> import math

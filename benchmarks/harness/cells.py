@@ -1,4 +1,4 @@
-"""The cells of the step-cost benchmarks: which steps are measured."""
+"""The cells of the step-cost benchmarks: the kinds of steps that are measured."""
 
 import argparse
 import itertools
@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.bert_shapes import bert_shapes
+from benchmarks.harness.bert_shapes import bert_shapes
 
-#: The loss scale that gradients come with: Keras' first one. In float16 it is exact.
+#: The loss scale that gradients are multiplied by: the initial scale of Keras' wrapper. Float16 represents it exactly.
 SCALE = 2.0**15
 
-#: As scripts for BERT clip; the gradients here are larger.
+#: The norm that scripts for BERT clip to. The gradients here have a larger norm, except those of the shapes "tiny".
 CLIP_NORM = 1.0
 
 _CLIPPING = ("unclipped", "clipped")
@@ -25,12 +25,12 @@ class Cell(NamedTuple):
     """A kind of step.
 
     Attributes:
-        shapes: Those of the weights, a name in `SHAPES`.
+        shapes: The shapes of the weights, a key of `SHAPES`.
         mode: How the step is run; each benchmark has its own names.
-        optimizer: The class of the optimizer that is wrapped.
-        clipping: "clipped", by global norm, or "unclipped".
-        dtype: The gradients' type.
-        outcome: "good", or "skipped" for a step that overflows.
+        optimizer: The class of the inner optimizer.
+        clipping: "clipped" for clipping by global norm, or "unclipped".
+        dtype: The type of the gradients.
+        outcome: "good" for a step that is applied, or "skipped" for a step that overflows.
     """
 
     shapes: str
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
     @property
     def step(self) -> str:
-        """What the step is, wherever it is run.
+        """A description of the step without its shapes and mode.
 
         Example:
             >>> Cell("bert", "eager", "Adam", dtype="float16").step
@@ -52,11 +52,11 @@ class Cell(NamedTuple):
         return ", ".join([self.optimizer, *(value for value in self[3:] if value not in usual)])
 
     def __str__(self) -> str:
-        """Return what a heading says."""
+        """Return the heading of this cell."""
         return f"{self.shapes}, {self.mode}, {self.step}"
 
 
-#: "bert" has 53 million values in 71 tensors; "tiny" is for a try.
+#: The shapes of weights, by name. "bert" has 53 million values in 71 tensors; "tiny" is for trying a command out.
 SHAPES = {
     "bert": bert_shapes(),
     "small": [(1024,)] * 800,
@@ -66,10 +66,10 @@ SHAPES = {
 
 
 def gradients(cell: Cell) -> list[np.ndarray]:
-    """Return gradients in true magnitude, all of them finite.
+    """Return gradients in true magnitude (not scaled), all of them finite.
 
-    Times `SCALE` they are what a scaled loss gives: exactly, in float16 too, so that all contenders end at the same
-    weights.
+    The gradients of a scaled loss are these times `SCALE`. The product is exact, in float16 too, so that all contenders
+    end at the same weights.
 
     Args:
         cell: The kind of step.
@@ -85,10 +85,10 @@ def gradients(cell: Cell) -> list[np.ndarray]:
 
 
 def overflowed(grad: np.ndarray) -> np.ndarray:
-    """Return a gradient with an infinity at its end.
+    """Return a copy of a gradient whose last element is infinite.
 
     Args:
-        grad: The gradient.
+        grad: The gradient; it stays as it is.
     """
     grad = grad.copy()
     grad.flat[-1] = np.inf
@@ -96,41 +96,63 @@ def overflowed(grad: np.ndarray) -> np.ndarray:
 
 
 def parser(description: str, modes: Sequence[str], optimizers: Sequence[str], rounds: int) -> argparse.ArgumentParser:
-    """Return a parser of what to measure.
+    """Return the command line's parser, whose options choose what to measure.
 
     Args:
-        description: What the benchmark does.
-        modes: How steps can be run.
-        optimizers: What can be wrapped.
-        rounds: Turns of every contender, unless said otherwise.
+        description: The description of the benchmark.
+        modes: The modes in which steps can be run.
+        optimizers: The classes of inner optimizers.
+        rounds: The default number of turns of every contender.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--shapes", nargs="+", choices=SHAPES, help="of the weights (default: bert and small)")
+    made.add_argument("--shapes", nargs="+", choices=SHAPES, help="shapes of the weights (default: bert and small)")
     made.add_argument("--modes", nargs="+", choices=modes, default=modes, help="how steps are run (default: all)")
     made.add_argument("--optimizers", nargs="+", choices=optimizers, default=optimizers, help="(default: all)")
-    # Without any of these three: `_chosen`.
-    made.add_argument("--clip", nargs="+", choices=_CLIPPING, help="by global norm, or not")
-    made.add_argument("--dtypes", nargs="+", choices=_DTYPES, help="of the gradients")
+    # If none of these three options is given, `_chosen` chooses.
+    made.add_argument("--clip", nargs="+", choices=_CLIPPING, help="with clipping by global norm, or without")
+    made.add_argument("--dtypes", nargs="+", choices=_DTYPES, help="types of the gradients")
     made.add_argument("--outcomes", nargs="+", choices=_OUTCOMES, help="steps that are applied, or that overflow")
     made.add_argument("--rounds", type=int, default=rounds, help="turns of every contender (default: %(default)s)")
     made.add_argument("--json", type=Path, help="a file to write the figures to")
-    made.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
+    either = made.add_mutually_exclusive_group()
+    either.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
+    either.add_argument(
+        "--baseline",
+        type=_checkout,
+        metavar="PATH",
+        help="the root of another checkout of tfmp, whose steps are compared with the steps of this checkout's tfmp. "
+        "Two processes take turns, one for each checkout; ratios above 1 mean that this checkout is slower",
+    )
+    made.add_argument(
+        "--pairs",
+        type=int,
+        default=3,
+        help="with --baseline, the number of pairs of processes for each cell; in each pair every contender has "
+        "--rounds turns (default: %(default)s)",
+    )
     return made
+
+
+def _checkout(text: str) -> Path:
+    root = Path(text).resolve()
+    if not (root / "tfmp" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text} has no tfmp/__init__.py: name the root of a checkout of tfmp.")
+    return root
 
 
 def of(options: argparse.Namespace) -> list[Cell]:
     """Return the cells to measure.
 
-    By default a choice, which is run in less than half an hour: plain steps of all optimizers for BERT's shapes, with
-    those of Adam that are clipped, in float16 or skipped; and plain steps of SGD and Adam for small tensors. 800 small
-    tensors are traced for half a minute by each contender, and XLA compiles the whole step of them for more than ten:
-    there, 100 take their place.
+    The default is a choice that takes less than half an hour. With BERT's shapes it has plain steps of all optimizers,
+    and steps of Adam that are clipped, in float16, or skipped. With small tensors it has plain steps of SGD and Adam.
+    Each contender traces a step with 800 small tensors for half a minute, and XLA would compile the whole step for more
+    than ten minutes: within XLA, 100 small tensors are used instead.
 
-    With --shapes the choice is the same for all shapes that are named. With any of --clip, --dtypes and --outcomes it
-    is every combination of what is named.
+    With --shapes, all named shapes have the same steps. With any of --clip, --dtypes and --outcomes, every combination
+    of the named values is measured.
 
     Args:
-        options: What a `parser` parsed.
+        options: The options, as `parser` parsed them.
 
     Example:
         >>> options = parser("", ["eager"], ["SGD", "Adam"], 1).parse_args(["--shapes", "tiny"])

@@ -1,4 +1,4 @@
-"""What a benchmark prints and writes: its figures, with the machine, the versions and the command they came from."""
+"""Prints and writes the figures of a benchmark, with the machine, the versions and the command of the measurement."""
 
 import importlib.metadata
 import json
@@ -14,10 +14,10 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy")
 
 
 def conditions(launcher: str = "") -> dict[str, str]:
-    """Return what figures depend on: the machine, its load, the versions and the command.
+    """Return the conditions of a measurement: the machine, its load, the versions and the command.
 
     Args:
-        launcher: What started the command, if something did.
+        launcher: The program that started the command, with its options, such as horovodrun; empty if there is none.
     """
     installed = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
     versions = [f"{name} {installed[name]}" for name in _PACKAGES if name in installed]
@@ -30,16 +30,16 @@ def conditions(launcher: str = "") -> dict[str, str]:
 
 
 def lines(conditions: dict[str, str]) -> str:
-    """Return the conditions as text."""
+    """Return the conditions as text, one condition a line."""
     return "\n".join(f"{name + ':':10}{value}" for name, value in conditions.items())
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as Markdown, which also reads well where it is printed.
+    """Return a table as Markdown, with aligned columns so that it is also readable in a terminal.
 
     Args:
         header: The names of the columns.
-        rows: A text for each column.
+        rows: The rows, each with a text for every column.
 
     Example:
         >>> print(table(["workers", "bytes"], [["2", "1024"]]))
@@ -56,11 +56,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median of times as multiples of those that were taken beside them.
+    """Return the median ratio of times that were measured in the same rounds.
 
     Args:
-        times: Times, one of each round.
-        others: Those of another, in the same rounds.
+        times: The numerators, one time for each round.
+        others: The denominators, one time for each round.
 
     Example:
         >>> median_ratio([2.0, 4.0, 9.0], [1.0, 2.0, 1.0])
@@ -70,11 +70,11 @@ def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:
-    """Write the figures, if there is a file to write them to.
+    """Write the figures as JSON, if a file is given.
 
     Args:
-        path: The file.
-        figures: What JSON can hold.
+        path: The file; None to write nothing.
+        figures: The figures, of types that JSON supports.
     """
     if path is not None:
         path.write_text(json.dumps(figures, indent=1) + "\n")

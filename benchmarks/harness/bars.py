@@ -1,25 +1,25 @@
-"""Draws what steps cost."""
+"""Draws the times of steps as bars."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cells import Cell
-from benchmarks.contest import Results
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Results
 
-#: Longer bars are cut, and say so; the others could not be told apart.
+#: Longer bars are cut, so that short ones can be told apart; the number beside a bar is its full length.
 _LONGEST = 2.0
 
 
 def draw(figures: Sequence[dict[str, Any]], base: str, colors: Mapping[str, str], path: Path) -> None:
-    """Draw the time of steps as a multiple of one contender's: a panel for all steps that are run alike.
+    """Draw the times of steps as multiples of one contender's time, with a panel for each mode and set of shapes.
 
     Args:
         figures: The figures of each cell, as they are written to JSON.
         base: The contender whose time is 1.
         colors: The contenders to draw, and their colors.
-        path: The file.
+        path: The image file to write.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -65,7 +65,7 @@ def _draw_panel(
             place = steps.index(step) + width * (index - (len(colors) - 1) / 2)
             length = min(ratio, _LONGEST)
             panel.barh(place, length, 0.9 * width, color=color)
-            # The background keeps it readable on the line at 1.
+            # The white background keeps the number readable where it crosses the line at 1.
             background = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
             panel.text(length + 0.03, place, f"{ratio:.2f}", va="center", fontsize=7, bbox=background)
     panel.axvline(1, color="black", linewidth=0.8)

@@ -1,19 +1,21 @@
 """Migrates public BERT scripts, then trains them at a tiny size.
 
-    python -m benchmarks.port_bert --nvidia DIR --google DIR --json port.json
+    PYTHONPATH=. python tests/acceptance/port_bert.py --nvidia DIR --google DIR --json port.json
 
-DIR is a checkout of NVIDIA's or of Google's BERT for TensorFlow 1: the directory with `run_pretraining.py`. It is
-copied, and `python -m tfmp.migrate --write` rewrites the copy. Each configuration is trained, in a process of its own,
-with the checkout's own `optimization.py` as it was migrated ("own") and with tfmp's kit in its place ("kit"). NVIDIA's
-assigns `global_step + 1` beside the wrapper, which counts steps itself; so it is also trained with that assignment left
-out where there is a wrapper, as a person would edit it ("edited").
+DIR is a checkout of NVIDIA's or of Google's BERT for TensorFlow 1: the directory with `run_pretraining.py`. The
+directory is copied, and `python -m tfmp.migrate --write` rewrites the copy. Each configuration is trained in a process
+of its own, with the checkout's own `optimization.py` as it was migrated ("own"), and with tfmp's kit in its place
+("kit"). NVIDIA's `optimization.py` assigns `global_step + 1`, although the optimizer's wrapper counts steps itself.
+Therefore it is also trained without that assignment in the configurations with a wrapper, as a person would edit it
+("edited").
 
-Steps are counted by what they did: those that moved Adam's first moments. A configuration trains if its loss falls, and
-if the step in its checkpoint is the number of the steps that were applied. It needs TensorFlow 2.15, the last with
+A step counts as applied if it changed Adam's first moments. A configuration trains if its loss falls, and if the global
+step in its checkpoint equals the number of applied steps. This needs TensorFlow 2.15, the last version with
 tf.estimator.
 
-Nothing else of the copy is changed, but for what a CPU lacks: dllogger, pynvml and, where it is not installed, Horovod
-are stand-ins, the fused layer norm is left out; and the script imports `optimization` through a module that counts.
+The copy has only two more changes. What a CPU lacks is replaced: dllogger, pynvml and, where it is not installed,
+Horovod by stand-ins, and the fused layer norm is removed. And the script imports `optimization` through a module that
+counts steps.
 """
 
 import argparse
@@ -28,28 +30,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from port_bert_outcomes import Outcome, ends
+from port_bert_runs import SCRIPT, Bench
+from port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration, Source
 
-from benchmarks import report
-from benchmarks.port_bert_outcomes import Outcome, ends
-from benchmarks.port_bert_runs import SCRIPT, Bench
-from benchmarks.port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration, Source
+from benchmarks.harness import report
 
 _MIGRATE = (sys.executable, "-m", "tfmp.migrate")
 
-#: Where checkouts are copied from: what no script needs may be large.
+#: The files of a checkout that are not copied: no script needs them, and they may be large.
 _IGNORED = shutil.ignore_patterns(".git", "*.ipynb", "results", "checkpoints")
 
 
 class Migration(NamedTuple):
-    """What a migration did.
+    """The results of a migration.
 
     Attributes:
-        files: How many Python files there are.
-        edited: How many of them it rewrites.
-        edits: The places that it rewrites, by rule.
-        findings: The lines that it leaves to a human, by rule.
-        notes: The lines that it only tells of, by rule.
-        messages: Each of both as `file:line: rule: message`, below the files that were passed over.
+        files: The number of Python files.
+        edited: The number of files that the migration rewrites.
+        edits: The number of places that the migration rewrites, by rule.
+        findings: The number of lines that the migration leaves to a human, by rule.
+        notes: The number of lines that the migration only reports, by rule.
+        messages: The files that cannot be migrated, then all findings and notes as `file:line: rule: message`.
     """
 
     files: int
@@ -67,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; by default those of the process.
 
     Returns:
-        The exit status: 0 if all configurations train with the kit, or with whatever else was asked for without it, or
-        if there is nothing to train; 1 if not; 2 if a checkout cannot be migrated.
+        The exit status: 0 if all configurations train with the kit, or if there is nothing to train; 1 if one does not;
+        2 if a checkout cannot be migrated. If --columns leaves the kit out, the other columns decide.
     """
     asked = _parser().parse_args(argv)
     checkouts = [(source, path) for source, path in ((NVIDIA, asked.nvidia), (GOOGLE, asked.google)) if path]
@@ -100,10 +102,10 @@ def migrate(copy: Path) -> Migration:
     """Migrate a directory in place.
 
     Args:
-        copy: The directory.
+        copy: The copy of a checkout; its files are rewritten.
 
     Returns:
-        What was rewritten, and what was left.
+        The report of the command.
 
     Raises:
         RuntimeError: The command failed.
@@ -117,8 +119,8 @@ def parse_migration(text: str, root: Path) -> Migration:
     """Read the report of `tfmp.migrate --json`.
 
     Args:
-        text: The report.
-        root: What its paths are shown relative to.
+        text: The report, as JSON.
+        root: The directory that the paths in messages are relative to.
 
     Example:
         >>> edits = [{"rule": "R1", "line": 3}, {"rule": "R2", "line": 7}]
@@ -148,10 +150,10 @@ def parse_migration(text: str, root: Path) -> Migration:
 
 
 def migration_table(migration: Migration) -> str:
-    """Return how many places were rewritten, left and noted, by rule, as Markdown.
+    """Return the numbers of rewritten places, findings and notes, by rule, as a Markdown table.
 
     Args:
-        migration: What was done.
+        migration: The results of the migration.
     """
     counts = (migration.edits, migration.findings, migration.notes)
     rules = sorted(set().union(*counts), key=lambda rule: (len(rule), rule))
@@ -162,7 +164,7 @@ def migration_table(migration: Migration) -> str:
 
 
 def training_table(trained: Mapping[tuple[str, str], Outcome]) -> str:
-    """Return what came of each configuration as Markdown.
+    """Return the outcome of each configuration as a Markdown table.
 
     Args:
         trained: Outcomes, by the configuration's name and the column.
@@ -176,10 +178,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvidia", type=_checkout, help="a checkout of NVIDIA's BERT")
     parser.add_argument("--google", type=_checkout, help="a checkout of Google's BERT")
-    parser.add_argument("--only", default="", help="train configurations whose names hold this (default: all)")
+    parser.add_argument("--only", default="", help="train configurations whose names contain this (default: all)")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS, help="(default: all)")
     parser.add_argument("--steps", type=int, default=60, help="steps of a training (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=180, help="seconds of a training (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=180, help="seconds until a training is ended (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     return parser
 
@@ -201,7 +205,7 @@ def _reason_to_skip(checkouts: Sequence[tuple[Source, Path]]) -> str:
 def _run_migrate(option: str, copy: Path) -> str:
     command = [*_MIGRATE, option, str(copy)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    # 1 says that something is left to a human.
+    # The command returns 1 if it leaves something to a human.
     if ended.returncode not in (0, 1) or (ended.returncode == 1 and not ended.stdout):
         raise RuntimeError(f"`{' '.join(command)}` ended with status {ended.returncode}: {ended.stderr.strip()}")
     return ended.stdout

@@ -1,9 +1,9 @@
-"""The optimizers of Keras 3 and tf_keras, wrapped and bare, that take the steps of a cell."""
+"""The contenders in Keras: the optimizers of Keras 3 and tf_keras, bare and in several wrappers."""
 
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -12,18 +12,18 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks import cells
-from benchmarks.cells import Cell
-from benchmarks.contest import Contender
+from benchmarks.harness import cells
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Contender
 
 _Grads: TypeAlias = list[tf.Tensor]
 _Apply: TypeAlias = Callable[[_Grads], None]
-# Those of Keras 3 and tf_keras have no base in common.
+# The classes of Keras 3 and tf_keras have no common base class.
 _Optimizer: TypeAlias = Any
 _Variable: TypeAlias = Any
 _Wrap: TypeAlias = Callable[[_Optimizer], _Optimizer]
 
-#: How a step can be run.
+#: The modes of a step, each with the function that prepares an update to run in this mode.
 MODES: dict[str, Callable[[_Apply], _Apply]] = {
     "function": tf.function,
     "xla": functools.partial(tf.function, jit_compile=True),
@@ -34,19 +34,21 @@ OPTIMIZERS = ("SGD", "Adam", "AdamW")
 
 
 def why_not_here() -> str:
-    """Return why nothing can be measured here; an empty text if it can."""
+    """Return why nothing can be measured with the installed Keras; an empty string if it can."""
     return "" if keras.__version__.startswith("3.") else f"this measures Keras 3, got Keras {keras.__version__}."
 
 
 @contextlib.contextmanager
-def contenders(cell: Cell) -> Iterator[list[Contender]]:
-    """Make who takes part in a cell, inside a `with`.
+def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list[Contender]]:
+    """Make the contenders of a cell, for the duration of a `with`.
 
-    "copy" and "read" are yardsticks, run by a `tf.function` in every mode: they copy all gradients, and read them. The
-    bare optimizers take gradients in true magnitude, and finite ones even where all others skip: they cannot.
+    "copy" and "read" are yardsticks: they copy all gradients, and read all gradients, in a `tf.function` in every mode.
+    The bare optimizers take unscaled gradients. These are finite even in cells where the other contenders skip the
+    step, because a bare optimizer cannot skip a step.
 
     Args:
         cell: The kind of step.
+        names: The contenders to make; by default all that can take part.
     """
     arrays = cells.gradients(cell)
     true_grads = [tf.constant(grad) for grad in arrays]
@@ -56,7 +58,8 @@ def contenders(cell: Cell) -> Iterator[list[Contender]]:
     grads = [tf.constant(grad) for grad in scaled]
     held: list[_Variable] = []
     try:
-        yield [*_yardsticks(grads), *_optimizers(cell, grads, true_grads, held)]
+        yardsticks = [] if names is not None else _yardsticks(grads)
+        yield [*yardsticks, *_optimizers(cell, names, grads, true_grads, held)]
     finally:
         for variable in held:
             _empty(variable)
@@ -65,7 +68,7 @@ def contenders(cell: Cell) -> Iterator[list[Contender]]:
 
 
 def left_out(cell: Cell) -> dict[str, str]:
-    """Return who takes no part in a cell, and why.
+    """Return the contenders that cannot take part in a cell, with the reasons.
 
     Args:
         cell: The kind of step.
@@ -82,10 +85,12 @@ def _yardsticks(grads: _Grads) -> Iterator[Contender]:
     yield Contender("read", _waiting(tf.function(_read), grads))
 
 
-def _optimizers(cell: Cell, grads: _Grads, true_grads: _Grads, held: list[_Variable]) -> Iterator[Contender]:
+def _optimizers(
+    cell: Cell, names: Container[str] | None, grads: _Grads, true_grads: _Grads, held: list[_Variable]
+) -> Iterator[Contender]:
     run = MODES[cell.mode]
     for name, (package, wrap) in _entries(cell).items():
-        if name in left_out(cell):
+        if name in left_out(cell) or (names is not None and name not in names):
             continue
         variables = [_variable(package, shape) for shape in cells.SHAPES[cell.shapes]]
         opt = wrap(_optimizer(package, cell))
@@ -99,9 +104,9 @@ def _optimizers(cell: Cell, grads: _Grads, true_grads: _Grads, held: list[_Varia
 
 
 def _empty(variable: _Variable) -> None:
-    """Free what a variable holds, up to 600 MB for each of Adam's contenders."""
-    # Keras' optimizers use tf.custom_gradient, which keeps every graph that it was traced in for as long as the process
-    # lives (TensorFlow 2.21), and the graphs keep the variables.
+    """Free the memory of a variable. Each contender with Adam has up to 600 MB in its variables."""
+    # Without this the memory would never be freed: Keras' optimizers use tf.custom_gradient, which keeps every graph
+    # that it was traced in until the process ends (TensorFlow 2.21), and the graphs keep the variables.
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
 
 
@@ -115,7 +120,7 @@ def _packages() -> list[ModuleType]:
 
 
 def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
-    """Return the Keras of each contender, and what wraps its optimizer."""
+    """Return the Keras package of each contender, and the function that wraps its optimizer."""
     entries: dict[str, tuple[ModuleType, _Wrap]] = {"bare": (keras, lambda opt: opt)}
     if cell.mode == "function":
         entries["bare, compiled"] = entries["bare"]
@@ -129,13 +134,13 @@ def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
 
 
 def _wrapped_by_tfmp(opt: _Optimizer) -> tfmp.LossScaleOptimizer:
-    # The rule of Keras' own wrappers.
+    # These settings give the rule of Keras' own wrappers.
     rule = {"incr_every_n_steps": 2000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
     return tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(cells.SCALE, **rule))
 
 
 def _optimizer(package: ModuleType, cell: Cell) -> _Optimizer:
-    # tf_keras would compile by itself where there is a GPU.
+    # By default tf_keras compiles the update where there is a GPU.
     options = {} if package is keras else {"jit_compile": False}
     clip = cells.CLIP_NORM if cell.clipping == "clipped" else None
     return getattr(package.optimizers, cell.optimizer)(1e-3, global_clipnorm=clip, **options)
@@ -148,7 +153,7 @@ def _variable(package: ModuleType, shape: tuple[int, ...]) -> _Variable:
 def _apply(opt: _Optimizer, variables: list[_Variable]) -> _Apply:
     if hasattr(opt, "apply"):
         return lambda grads: opt.apply(grads, variables)
-    # Both wrappers warn where a loss was never scaled.
+    # tf_keras' wrapper and tfmp's warn if no loss was ever scaled, so a loss is scaled here.
     opt.get_scaled_loss(tf.zeros([]))
 
     def apply(grads: _Grads) -> None:

@@ -1,21 +1,22 @@
-"""The code bases with a BERT script, each with the ways it is trained."""
+"""The code bases with a BERT script, and the configurations in which each is trained."""
 
 from typing import NamedTuple
 
-#: Who makes the train op: the checkout's own module as it was migrated, the same after a line was edited by hand, or
-#: tfmp's kit.
+#: The module that makes the train op: the checkout's own `optimization.py` as it was migrated, the same module after a
+#: line was edited as by hand, or tfmp's kit.
 COLUMNS = ("own", "edited", "kit")
 
 
 class Configuration(NamedTuple):
-    """A way to train.
+    """The settings of a training.
 
     Attributes:
-        name: What the table says.
-        options: What the script is told beside what all runs are told.
-        windows: Runs of the train op that make a step.
-        resumes: Whether it goes on from a checkpoint with the names of TensorFlow 1.15.
-        wrapped: Whether the script wraps its optimizer in that of tf.contrib, now tfmp's.
+        name: The name in tables.
+        options: The options of the script, beside those of all configurations.
+        windows: The number of runs of the train op that make one step.
+        resumes: Whether the training resumes from a checkpoint with the variable names of TensorFlow 1.15.
+        wrapped: Whether the script wraps its optimizer: originally in tf.contrib's wrapper, after the migration in
+            tfmp's.
     """
 
     name: str
@@ -26,7 +27,7 @@ class Configuration(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Who may make the train op: the line that is edited concerns the wrapper.
+        """The columns of this configuration; "edited" differs from "own" only if there is a wrapper.
 
         Example:
             >>> Configuration("fp32 Adam").columns
@@ -39,12 +40,12 @@ class Source(NamedTuple):
     """A code base with a BERT script.
 
     Attributes:
-        name: Whose it is.
-        common: What its script is told in all configurations; `{}` is the directory of records.
-        kit_import: What imports tfmp's kit for it; ` as` and a name follow.
-        counts: How its own module advances the step.
-        counts_once: The same, left out where tfmp's optimizer counts.
-        configurations: How it is trained.
+        name: The name of its owner.
+        common: The options of the script in all configurations; `{}` is replaced by the directory of records.
+        kit_import: The import of tfmp's kit for this script, up to ` as` and a name.
+        counts: The code of its own `optimization.py` that advances the step; empty if that code is not edited.
+        counts_once: The edited code, which does not advance the step where tfmp's optimizer does.
+        configurations: The configurations to train.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The modules that stand in for what a BERT script imports but a CPU lacks, with the one that counts its steps."""
+"""Writes stand-ins for modules that a BERT script imports and a CPU lacks, and the module that counts its steps."""
 
 import importlib.util
 from pathlib import Path
@@ -35,14 +35,14 @@ class StdOutBackend:
 JSONStreamBackend = StdOutBackend
 '''
 
-_PYNVML = '''"""Stands in for what reads NVIDIA's devices; there are none."""
+_PYNVML = '''"""Stands in for the library that reads the state of NVIDIA's devices; there are none."""
 
 
 def nvmlInit():
     pass
 '''
 
-_HOROVOD = '''"""Stands in for Horovod, of which one process needs a name only."""
+_HOROVOD = '''"""Stands in for Horovod; a single process only needs this function."""
 
 
 def is_initialized():
@@ -56,9 +56,10 @@ class Compression:
     none = fp16 = None
 '''
 
-# Between the script and what makes its train op. An applied step moves Adam's first moments whatever the learning rate
-# is, so that steps are counted by what they did. Local variables are in no checkpoint.
-_COUNTING = '''"""Makes the train op of another module, then counts the runs that moved Adam's first moments."""
+# The script imports this module in place of the module that makes its train op. An applied step changes Adam's first
+# moments whatever the learning rate is, so a step counts as applied if it changed them. The counters are local
+# variables, which no checkpoint has.
+_COUNTING = '''"""Makes the train op of another module, then counts the runs that changed Adam's first moments."""
 
 import os
 
@@ -95,16 +96,16 @@ def _scale():
         scale = tf.get_default_graph().get_tensor_by_name("loss_scale:0")
     except KeyError:
         return 0
-    # As an integer all digits are written.
+    # An integer is printed with all its digits.
     return tf.cast(scale, tf.int64)
 '''
 
 
 def write_stubs(directory: Path) -> None:
-    """Write modules that stand in for dllogger and pynvml, and for Horovod's where Horovod is not installed.
+    """Write stand-ins for dllogger and pynvml, and for Horovod's modules where Horovod is not installed.
 
     Args:
-        directory: To be on the path that Python imports from.
+        directory: The directory to write to; the training's process has it on its import path.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "dllogger.py").write_text(_DLLOGGER)
@@ -120,11 +121,11 @@ def write_stubs(directory: Path) -> None:
 def write_counting(path: Path, import_line: str) -> None:
     """Write the module that a script imports in place of the one with `create_optimizer`.
 
-    A run of its train op writes a line: how many runs there were, how many of them moved Adam's first moments, the
-    global step, the loss scale as an integer, or 0 where there is none, and the loss.
+    Each run of the module's train op writes a line with five fields: the number of runs, the number of runs that
+    changed Adam's first moments, the global step, the loss scale as an integer (0 if there is none), and the loss.
 
     Args:
-        path: The module's file.
-        import_line: What imports the other module, as `measured`.
+        path: The file of the module.
+        import_line: The line that imports the original module as `measured`.
     """
     path.write_text(_COUNTING.format(import_line=import_line, variable=COUNTS_VARIABLE))

@@ -1,4 +1,4 @@
-"""How much memory a piece of work needs at its peak."""
+"""Measures the peak memory of a function call."""
 
 import concurrent.futures
 import contextlib
@@ -20,15 +20,15 @@ _PROCESS = Path("/proc/self")
 def in_own_process(
     measure: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """Return what a function returns that measures memory, from a process where memory can be measured.
+    """Call a function that measures memory in a new process without oneDNN, and return its result.
 
-    With oneDNN, its default on x86, TensorFlow keeps all memory that it ever had from the system, and the peak of what
-    runs again hardly shows. The process is without, and so not one to take times in.
+    With oneDNN, the default on x86, TensorFlow keeps all memory that it ever had from the system, so that the peak of
+    repeated work hardly shows. The new process runs without oneDNN; therefore it is not used to measure times.
 
     Args:
-        measure: A function of a module; it can only use what it imports and is given.
-        *args: For the function; of types that can be pickled, like its result.
-        **kwargs: The same.
+        measure: A function at the top level of a module, so that it can be pickled.
+        *args: Arguments of the function; they and the result must be picklable.
+        **kwargs: Keyword arguments of the function, picklable too.
     """
     own = multiprocessing.get_context("spawn")
     with (
@@ -39,21 +39,21 @@ def in_own_process(
 
 
 def during(run: Callable[[], object]) -> int | None:
-    """Return how many bytes more than before are in use at most while something runs.
+    """Return the peak memory while a function runs, in bytes above the memory in use before.
 
     Args:
-        run: What needs memory; it is run once, whatever is known of it.
+        run: The function; it is called once, even where memory cannot be measured.
 
     Returns:
-        The bytes, or None where the system does not tell: outside of Linux, and in some containers.
+        The bytes, or None where the system does not provide them: outside Linux, and in some containers.
     """
     gc.collect()
-    # What was freed but is kept would hide what is taken again. Only glibc has this; where there is no C library to
-    # ask, ctypes raises TypeError.
+    # Memory that was freed but kept by the C library would hide later allocations. Only glibc has `malloc_trim`; where
+    # no C library can be loaded, ctypes raises TypeError.
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     try:
-        # 5 starts the record of the peak anew: proc(5).
+        # Writing 5 resets the process' peak memory: see the manual page proc(5).
         (_PROCESS / "clear_refs").write_text("5")
         before = _status("VmRSS")
     except (OSError, StopIteration):

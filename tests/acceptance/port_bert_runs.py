@@ -1,4 +1,4 @@
-"""Trains one configuration of a migrated BERT script in a process of its own."""
+"""Trains the configurations of a migrated BERT script, each in a process of its own."""
 
 import os
 import re
@@ -8,24 +8,23 @@ import time
 from pathlib import Path
 
 import numpy as np
+import port_bert_data as data
+import port_bert_outcomes as outcomes
 import tensorflow as tf
+from port_bert_outcomes import Outcome
+from port_bert_sources import COLUMNS, Configuration, Source
+from port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
 
-from benchmarks import port_bert_data as data
-from benchmarks import port_bert_outcomes as outcomes
-from benchmarks.port_bert_outcomes import Outcome
-from benchmarks.port_bert_sources import COLUMNS, Configuration, Source
-from benchmarks.port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
-
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 _RECORDS = 512
-#: The script that trains, in both code bases.
+#: The name of the training script, in both code bases.
 SCRIPT = "run_pretraining.py"
 _IMPORT = "import optimization"
 
-# As the last line of a traceback: a name that ends so, without a place before it.
+# The last line of a traceback: it begins with the name of the exception's class, which ends in Error or Exception.
 _ERROR = re.compile(r"(?:\w+\.)*(?P<error>\w*(Error|Exception)\b.*)")
 
-#: How many lines of a log tell why it failed.
+#: The number of lines at the end of a failed process' log that are reported.
 _LOG_LINES = 30
 
 _ALWAYS = (
@@ -40,11 +39,11 @@ _ALWAYS = (
 
 
 class Bench:
-    """A directory with all that trainings need.
+    """A directory with the files that all trainings need.
 
     Args:
-        directory: An empty one.
-        steps: How many steps a training has.
+        directory: An empty directory.
+        steps: The number of steps of a training.
         timeout: The seconds after which a process is ended.
     """
 
@@ -60,15 +59,15 @@ class Bench:
         write_stubs(directory / "stubs")
 
     def put_columns(self, source: Source, checkout: Path) -> None:
-        """Write a script beside the one of a migrated checkout for each column, and the modules that these import.
+        """Write a variant of a migrated checkout's script for each column, and the modules that the variants import.
 
         Args:
-            source: Whose checkout it is.
-            checkout: Where it is.
+            source: The code base of the checkout.
+            checkout: The directory of the checkout.
 
         Raises:
-            ValueError: The script does not import its optimizer as both public ones do, or that optimizer does not
-                advance the step as it did.
+            ValueError: The script does not import its optimizer in the way of both public scripts, or the optimizer's
+                module does not have the known code that advances the step.
         """
         script = (checkout / SCRIPT).read_text().splitlines(keepends=True)
         if [line.strip() for line in script].count(_IMPORT) != 1:
@@ -84,17 +83,17 @@ class Bench:
             (checkout / _entry(column)).write_text("".join(lines))
             write_counting(checkout / f"counted_{column}.py", f"{imported} as measured")
         (checkout / "optimization_edited.py").write_text(own.replace(source.counts, source.counts_once))
-        # It is for GPUs; without it the model takes the plain layer norm.
+        # The fused layer norm is for GPUs; without its module, the model uses the plain layer norm.
         (checkout / "fused_layer_norm.py").unlink(missing_ok=True)
 
     def train(self, source: Source, configuration: Configuration, column: str, checkout: Path) -> Outcome:
-        """Train.
+        """Train a configuration, and return its outcome.
 
         Args:
-            source: Whose checkout it is.
-            configuration: How to train.
-            column: Who makes the train op.
-            checkout: Where it is, migrated and with `put_columns` done.
+            source: The code base of the checkout.
+            configuration: The configuration to train.
+            column: The module that makes the train op, one of `COLUMNS`.
+            checkout: The directory of the checkout, after its migration and `put_columns`.
         """
         place = self._directory / "_".join([source.name, configuration.name, column]).replace(" ", "_").replace(",", "")
         place.mkdir()
@@ -172,12 +171,12 @@ def _resumed_values(configuration: Configuration) -> dict[str, np.ndarray]:
 
 
 def _saved(model: Path) -> tuple[int | None, float | None]:
-    """Return the global step and the scale of the newest checkpoint of a directory."""
+    """Return the global step and the loss scale in the latest checkpoint of a directory."""
     newest = tf.train.latest_checkpoint(str(model))
     if newest is None:
         return None, None
     reader = tf.train.load_checkpoint(newest)
-    # The second name is that of TensorFlow's own loss scale, which the graph rewrite uses.
+    # The second name belongs to TensorFlow's own loss scale, which the mixed precision graph rewrite uses.
     names = [name for name in ("loss_scale", "current_loss_scale") if reader.has_tensor(name)]
     return int(reader.get_tensor("global_step")), float(reader.get_tensor(names[0])) if names else None
 

@@ -1,4 +1,4 @@
-"""The training of the BERT example, with an optimizer that is wrapped or not."""
+"""The training of the BERT example, with a bare or a wrapped optimizer."""
 
 import tempfile
 import time
@@ -15,7 +15,7 @@ tf1 = tf.compat.v1
 
 GradsAndVars: TypeAlias = list[tuple[tf.Tensor, tf.Variable]]
 
-#: Steps of a turn that are not timed.
+#: The number of steps at the start of a turn that are not timed.
 _WARM_UP = 5
 
 _TYPES = {"fp32": tf.float32, "fp16": tf.float16}
@@ -24,31 +24,31 @@ _TYPES = {"fp32": tf.float32, "fp16": tf.float16}
 class ContribOptimizer:
     """Loss scaling by the formula of `tf.contrib.mixed_precision`.
 
-    The loss is multiplied, each gradient is multiplied by the reciprocal in its own type, every gradient is checked by
-    itself, and one `tf.cond` holds the wrapped optimizer's step.
+    The loss is multiplied by the scale, and each gradient by the scale's reciprocal, in the gradient's own type. Each
+    gradient is checked separately. One `tf.cond` holds the inner optimizer's step.
 
     Args:
-        inner: The optimizer that is wrapped.
-        manager: Decides the scale.
+        inner: The inner optimizer.
+        manager: The manager that decides the scale.
     """
 
     def __init__(self, inner: tf1.train.Optimizer, manager: tfmp.LossScaleManager) -> None:
         self._inner, self._manager = inner, manager
 
     def compute_gradients(self, loss: tf.Tensor, variables: Sequence[tf.Variable]) -> GradsAndVars:
-        """Return gradients, unscaled, with their variables."""
+        """Return unscaled gradients with their variables."""
         scale = self._manager.get_loss_scale()
         scaled = self._inner.compute_gradients(loss * tf.cast(scale, loss.dtype), variables)
         return [(tf.convert_to_tensor(grad) * tf.cast(1 / scale, grad.dtype), variable) for grad, variable in scaled]
 
     def apply_gradients(self, grads_and_vars: GradsAndVars, global_step: tf.Variable) -> tf.Operation:
-        """Return the op that takes the step if all gradients are finite, and tells the manager."""
+        """Return an op that takes the step if all gradients are finite, and updates the manager's scale."""
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(grad)) for grad, _ in grads_and_vars])
         step = tf.cond(finite, lambda: self._inner.apply_gradients(grads_and_vars, global_step), tf.no_op)
         return tf.group(step, self._manager.update_loss_scale(finite))
 
 
-#: What wraps the optimizer, and is given a manager for that.
+#: The contenders: each function takes an optimizer and a manager, and returns the optimizer, wrapped or not.
 WRAPPERS: dict[str, Callable[[tf1.train.Optimizer, tfmp.LossScaleManager], Any]] = {
     "bare": lambda inner, manager: inner,
     "tf.contrib's formula": ContribOptimizer,
@@ -57,11 +57,11 @@ WRAPPERS: dict[str, Callable[[tf1.train.Optimizer, tfmp.LossScaleManager], Any]]
 
 
 class BertData(NamedTuple):
-    """What the example made of its text.
+    """The training data that the example prepared from its text.
 
     Attributes:
-        path: A file of examples.
-        limits: Their sizes.
+        path: The file of training examples.
+        limits: The sizes of the examples.
     """
 
     path: str
@@ -69,10 +69,10 @@ class BertData(NamedTuple):
 
 
 class BertTraining:
-    """The example's training, which every turn begins anew.
+    """The example's training, which starts from the same weights in every turn.
 
     Args:
-        precision: The type of activations.
+        precision: The type of the activations, "fp32" or "fp16".
         example: The options of the example.
         data: The example's data.
     """
@@ -90,11 +90,11 @@ class BertTraining:
         )
 
     def turn(self, name: str, steps: int) -> dict[str, float]:
-        """Train from the start, and return what became of it: a rate, a loss, a count of skipped steps.
+        """Train from the start, and return the steps per second, the last loss and the number of skipped steps.
 
         Args:
-            name: What wraps the optimizer.
-            steps: How many are timed.
+            name: The contender, a key of `WRAPPERS`.
+            steps: The number of steps that are timed.
         """
         clock = _Clock()
         example, data = self._example, self._data
@@ -105,7 +105,7 @@ class BertTraining:
             return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=self._train_op(loss, WRAPPERS[name]))
 
         with tempfile.TemporaryDirectory() as directory:
-            # Nothing is saved, so that every turn begins anew.
+            # No checkpoints are saved: every turn starts from the same weights.
             config = tf.estimator.RunConfig(
                 directory,
                 tf_random_seed=example.seed,
@@ -127,7 +127,7 @@ class BertTraining:
         return words + tf.reduce_mean(modeling.next_losses(outputs, features))
 
     def _train_op(self, loss: tf.Tensor, wrap: Callable[..., Any]) -> tf.Operation:
-        # As `bert.build_training`, which always wraps in tfmp.
+        # The same as `bert.build_training`, which always wraps the optimizer in tfmp's.
         example = self._example
         global_step = tf1.train.get_or_create_global_step()
         rate = bert.warm_up_then_decay(
@@ -144,7 +144,7 @@ class BertTraining:
 
 
 class _Clock(tf1.train.SessionRunHook):
-    """Notes when each step ended, and the loss of the last."""
+    """Records the time at which each step ended, and the loss of the last step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

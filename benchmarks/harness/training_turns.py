@@ -1,4 +1,4 @@
-"""What benchmarks share that let contenders train in turns."""
+"""Functions for benchmarks in which a turn is a whole training."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """Return the order of a round, which no contender always begins.
+    """Return the order of the contenders in a round; each round begins with the next contender.
 
     Example:
         >>> rotated(["bare", "Keras", "tfmp"], 4)
@@ -19,7 +19,7 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
 
 
 def mebibytes(peaks: Sequence[int | None]) -> str:
-    """Return the median of some bytes as text.
+    """Return the median of the known peaks in MiB, as text.
 
     Example:
         >>> mebibytes([2**20, 3 * 2**20, 3 * 2**20]), mebibytes([None])
@@ -30,35 +30,36 @@ def mebibytes(peaks: Sequence[int | None]) -> str:
 
 
 def check_losses(losses: dict[str, Sequence[float]], tolerance: float) -> None:
-    """See that all contenders trained alike.
+    """Check that the losses of all contenders agree.
 
     Args:
-        losses: Those of each contender's turns.
-        tolerance: How far one may be from the bare contender's, as a share of that.
+        losses: The losses of each contender, one for each turn.
+        tolerance: The largest allowed difference from the bare contender's loss, divided by that loss.
 
     Raises:
-        ArithmeticError: One is further.
+        ArithmeticError: A difference is larger, or a loss is NaN.
 
     Example:
         >>> check_losses({"bare": [2.0, 1.0], "tfmp": [2.0, 1.5]}, 0.1)
         Traceback (most recent call last):
-        ArithmeticError: the losses of tfmp, [2.0, 1.5], are not those of bare, [2.0, 1.0], to 0.1 of them.
+        ArithmeticError: the losses of tfmp, [2.0, 1.5], differ by more than 0.1 of the losses of bare, [2.0, 1.0].
     """
     for name, found in losses.items():
-        # Written so that NaN fails.
+        # A comparison with NaN is false: written in this way, a NaN fails the check.
         if not np.all(np.abs(np.subtract(found, losses["bare"])) <= tolerance * np.abs(losses["bare"])):
             raise ArithmeticError(
-                f"the losses of {name}, {found}, are not those of bare, {losses['bare']}, to {tolerance} of them."
+                f"the losses of {name}, {found}, differ by more than {tolerance} of the losses of bare, "
+                f"{losses['bare']}."
             )
 
 
 def plot(panels: dict[str, dict[str, Sequence[float]]], label: str, path: Path) -> None:
-    """Draw the medians of contenders as bars, and their turns as points.
+    """Draw the median of each contender as a bar, and its turns as points.
 
     Args:
-        panels: The turns of each contender, under the title of a panel.
-        label: What a turn measures.
-        path: The file.
+        panels: For each panel's title, the figures of each contender's turns.
+        label: The label of the vertical axis.
+        path: The image file to write.
     """
     from matplotlib import pyplot
 
@@ -74,7 +75,7 @@ def plot(panels: dict[str, dict[str, Sequence[float]]], label: str, path: Path) 
 
 
 def progress(turn: int, rounds: int, latest: dict[str, float], unit: str) -> str:
-    """Return a line on a round.
+    """Return a line that reports the progress after a round.
 
     Example:
         >>> progress(0, 9, {"bare": 70.0, "tfmp": 72.04}, "ms a step")

@@ -1,4 +1,7 @@
-"""What migrated BERT scripts are trained on and judged by; the training itself, where checkouts are named."""
+"""The parts of the command that ports BERT scripts; with checkouts, the whole command.
+
+The environment variables TFMP_NVIDIA_BERT and TFMP_GOOGLE_BERT name the checkouts.
+"""
 
 import importlib
 import json
@@ -9,14 +12,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import port_bert
+import port_bert_data
 import pytest
 import tensorflow as tf
-
-from benchmarks import port_bert, port_bert_data
-from benchmarks.port_bert_outcomes import RESUMED_SCALE, Outcome, Run, problem, read_counts
-from benchmarks.port_bert_runs import Bench
-from benchmarks.port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration
-from benchmarks.port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
+from port_bert_outcomes import RESUMED_SCALE, Outcome, Run, problem, read_counts
+from port_bert_runs import Bench
+from port_bert_sources import COLUMNS, GOOGLE, NVIDIA, Configuration
+from port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
 
 _FALLING = [Run(1, 0, 0, 2.0**14, 4.0), Run(2, 1, 1, 2.0**13, 4.0), Run(3, 2, 2, 2.0**13, 3.0)]
 _PLAIN = Configuration("manual_fp16 Adam", wrapped=True)
@@ -40,7 +43,7 @@ def test_records_hold_what_scripts_read(tmp_path: Path) -> None:
 
 def test_checkpoint_holds_the_names_of_tensorflow_1(tmp_path: Path) -> None:
     values = port_bert_data.trained_values(20, port_bert_data.CONFIG) | port_bert_data.scaling_values(2.0**13, 990)
-    # As many as a run of TensorFlow 1.15 saves with two layers.
+    # With two layers, TensorFlow 1.15 saves the same number of values.
     assert len(values) == 142
     port_bert_data.write_checkpoint(tmp_path / "model", values)
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path / "model")))
@@ -68,7 +71,7 @@ def test_stubs_are_what_scripts_import(tmp_path: Path) -> None:
     ]
     if (tmp_path / "horovod").exists():
         lines.append("from horovod.tensorflow.compression import Compression; Compression.fp16, Compression.none")
-        # What tfmp asks a Horovod that was imported.
+        # tfmp calls this function of an imported Horovod.
         lines.append("import horovod.tensorflow; assert not horovod.tensorflow.is_initialized()")
     command = [sys.executable, "-S", "-c", "\n".join(lines)]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -100,7 +103,7 @@ def test_an_optimizer_that_counts_in_another_way_is_refused(tmp_path: Path) -> N
         ValueError, match=r"optimization\.py must have `\[global_step\.assign\(new_global_step\)\]`; it"
     ):
         bench.put_columns(NVIDIA, tmp_path)
-    # Google's is not edited.
+    # Google's module is not edited.
     bench.put_columns(GOOGLE, tmp_path)
 
 
@@ -123,14 +126,14 @@ def create_optimizer(loss, rate):
             return moments.assign(0.5 * moments + 0.5 * grads_and_vars[0][0])
 
     opt = tfmp.LossScaleOptimizer(Adam(rate), tfmp.ExponentialUpdateLossScaleManager(2**32, 1000))
-    # At every step, as some scripts count.
+    # Some scripts count every step in this way, also those that are skipped.
     with tf.control_dependencies([opt.minimize(loss * weight[0], var_list=[weight])]):
         return tf.train.get_global_step().assign_add(1)
 """
 
 
 @pytest.mark.graph
-def test_runs_are_counted_and_those_that_moved_the_moments(
+def test_runs_and_applied_steps_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: tf.compat.v1.Session
 ) -> None:
     (tmp_path / "create_optimizer_of_test.py").write_text(_CREATE_OPTIMIZER)
@@ -160,7 +163,7 @@ def test_counts_are_read(tmp_path: Path) -> None:
     assert math.isnan(second.loss)
 
 
-def test_a_training_whose_loss_falls_and_whose_steps_are_counted_is_one() -> None:
+def test_a_training_is_correct_if_its_loss_falls_and_its_steps_are_counted() -> None:
     assert problem(Outcome("", 1.0, _FALLING, step=2), 0, 2, _PLAIN) == ""
 
 
@@ -174,7 +177,7 @@ def test_a_training_whose_loss_falls_and_whose_steps_are_counted_is_one() -> Non
         (Outcome("", 1.0, _FALLING[::2], step=2), ""),
     ],
 )
-def test_a_training_that_is_none_tells_why(outcome: Outcome, expected: str) -> None:
+def test_the_problem_of_a_training_is_named(outcome: Outcome, expected: str) -> None:
     assert problem(outcome, 0, 2, _PLAIN) == expected
 
 
@@ -226,13 +229,13 @@ def test_a_migrations_report_is_counted_by_rule() -> None:
     ]
 
 
-def test_without_a_checkout_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_checkout_nothing_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert port_bert.main([]) == 0
     assert "skipped: no checkout is given: name one by --nvidia DIR or --google DIR." in capsys.readouterr().out
 
 
 @pytest.mark.skipif(hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has tf.estimator")
-def test_without_estimator_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_estimator_nothing_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run_pretraining.py").touch()
     assert port_bert.main(["--google", str(tmp_path)]) == 0
     assert "skipped: the scripts need tf.estimator" in capsys.readouterr().out

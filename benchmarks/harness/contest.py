@@ -1,4 +1,4 @@
-"""Runs contenders in turns, and tells what a step of each costs."""
+"""Lets contenders take steps in turns, and measures the steps."""
 
 import random
 import statistics
@@ -9,21 +9,21 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
-#: Steps that are not measured, after the first.
+#: The number of steps between the first step and the steps that are measured.
 _WARM_UP = 1
 
 _Step: TypeAlias = Callable[[], object]
 
 
 class Contender(NamedTuple):
-    """What takes a step.
+    """An optimizer whose steps are measured, or a yardstick such as a copy of all gradients.
 
     Attributes:
-        name: What a table calls it.
-        step: Takes a step, and returns when it is done.
-        weights: Returns what the steps train; None for a yardstick, which trains nothing.
+        name: The name in tables.
+        step: A function that takes a step, and returns when the step is done.
+        weights: A function that returns the trained weights; None for a yardstick, which trains nothing.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Contender(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What was measured, by the contenders' names.
+    """The results of a measurement, by the contenders' names.
 
     Attributes:
-        first_call: Seconds of the first step, which traces and compiles.
-        peak_memory: The most bytes that a step needs beside what there is before it; None where it cannot be told.
-        turns: Seconds of each step after those, in the order of the rounds.
+        first_call: The seconds of the first step, which traces and compiles.
+        peak_memory: The peak memory of a step, in bytes above the memory in use before it; None if it is not known.
+        turns: The seconds of each contender's step in each round.
     """
 
     first_call: dict[str, float]
@@ -53,11 +53,11 @@ class Results(NamedTuple):
         return statistics.median(self.turns[name])
 
     def ratio(self, name: str, base: str) -> float:
-        """Return the median, over the rounds, of a contender's time as a multiple of another's in the same round.
+        """Return a contender's time divided by another contender's time in the same round; the median of all rounds.
 
         Args:
             name: The contender.
-            base: The other.
+            base: The contender to divide by.
 
         Example:
             >>> Results({}, {}, {"a": [1.0, 4.0, 9.0], "b": [1.0, 2.0, 3.0]}).ratio("a", "b")
@@ -66,12 +66,12 @@ class Results(NamedTuple):
         return report.median_ratio(self.turns[name], self.turns[base])
 
     def cost(self, name: str, base: str, unit: str) -> float:
-        """Return the median of what a contender takes longer than another, as a multiple of a third one's time.
+        """Return the extra time of a contender beside another one, in units of a third one's time; the median.
 
         Args:
             name: The contender.
-            base: The other.
-            unit: The third.
+            base: The contender whose time is subtracted.
+            unit: The contender whose time is the unit.
 
         Example:
             >>> Results({}, {}, {"a": [5.0], "b": [2.0], "c": [1.5]}).cost("a", "b", "c")
@@ -84,19 +84,19 @@ class Results(NamedTuple):
 def measure(contenders: Sequence[Contender], rounds: int) -> Results:
     """Let contenders take steps in turns.
 
-    Every round has its own order: a step finds in the caches what the one before it left there, and no contender should
-    always follow the same one.
+    Every round has a random order. A step finds in the caches what the step before it left there, so no contender
+    should always follow the same one.
 
     Args:
-        contenders: Who takes part.
-        rounds: How many turns each has.
+        contenders: The contenders.
+        rounds: The number of turns of each contender.
 
     Example:
         >>> results = measure([Contender("sleep", lambda: time.sleep(0.001))], rounds=3)
         >>> len(results.turns["sleep"]), results.seconds("sleep") > 0.001
         (3, True)
     """
-    first_call = {each.name: _seconds(each.step) for each in contenders}
+    first_call = {each.name: seconds_of(each.step) for each in contenders}
     for each in _WARM_UP * list(contenders):
         each.step()
     peak_memory = {each.name: _peak_memory(each.step) for each in contenders}
@@ -104,19 +104,31 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
     orders = random.Random(0)
     for _ in range(rounds):
         for each in orders.sample(contenders, len(contenders)):
-            turns[each.name].append(_seconds(each.step))
+            turns[each.name].append(seconds_of(each.step))
     return Results(first_call, peak_memory, turns)
 
 
-def with_wrong_steps(contenders: Sequence[Contender], outcome: str) -> list[str]:
-    """Return the names of the contenders that did not take the steps they should.
-
-    All have taken equally many, from weights of 0: when steps are applied, all should be where the first of them is,
-    but for rounding; when they are skipped, only bare optimizers should have moved.
+def seconds_of(step: Callable[[], object]) -> float:
+    """Take a step, and return how many seconds it took.
 
     Args:
-        contenders: Who took part.
-        outcome: What the steps should have been, "good" or "skipped".
+        step: A function that takes a step, and returns when the step is done.
+    """
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def with_wrong_steps(contenders: Sequence[Contender], outcome: str) -> list[str]:
+    """Return the names of the contenders that took wrong steps.
+
+    All contenders have taken the same number of steps, from weights of 0. If the steps should be applied, all weights
+    should equal those of the first contender up to rounding. If the steps should be skipped, only the weights of bare
+    optimizers should have changed.
+
+    Args:
+        contenders: The contenders after the measurement.
+        outcome: The outcome that the steps should have, "good" or "skipped".
 
     Example:
         >>> ends = {"bare": 1.0, "tfmp": 1.0001, "other": 2.0, "idle": 0.0}
@@ -144,11 +156,11 @@ def _have_moved_to(weights: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def table(results: Results, bases: Sequence[str]) -> str:
-    """Return what was measured as a table.
+    """Return the results as a Markdown table.
 
     Args:
-        results: What was measured.
-        bases: The contenders to give times as multiples of.
+        results: The results.
+        bases: The contenders by whose times the others' times are divided, with a column for each.
     """
     header = ["", "ms", *(f"/ {base}" for base in bases), "peak MiB", "first call, s"]
     rows = [
@@ -164,15 +176,10 @@ def table(results: Results, bases: Sequence[str]) -> str:
     return report.table(header, rows)
 
 
-def _seconds(step: _Step) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
-
-
 def _peak_memory(step: _Step) -> int | None:
-    """Take a step; return what TensorFlow's allocator counted, where it counts."""
-    # Not the process' memory: the allocator keeps what was freed. TensorFlow 2.15 to 2.21 count from 256 KiB.
+    """Take a step; return its peak memory by the statistics of TensorFlow's allocator, or None if there are none."""
+    # The memory of the process would not do: the allocator keeps memory that was freed. The statistics of TensorFlow
+    # 2.15 to 2.21 count tensors of 256 KiB or more.
     try:
         tf.config.experimental.reset_memory_stats("CPU:0")
     except ValueError:

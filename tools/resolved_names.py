@@ -1,11 +1,11 @@
-"""Tells which names of TensorFlow in Python files do not resolve on the installed one.
+"""Finds names of TensorFlow in Python files that the installed TensorFlow does not have.
 
-    python -m benchmarks.resolved_names DIR... --json names.json
+    python -m tools.resolved_names DIR... --json names.json
 
-Files are parsed, never run. A name is a module or what an import takes from it, with the attributes that follow:
-`tf.train.AdamOptimizer`, after `import tensorflow as tf`. It is looked up attribute by attribute, as far as modules and
-classes reach. What stands in a `try` that catches the error is left out. Names of tfmp are looked up too, which a
-migrated file has.
+The files are parsed, never run. A name is an imported module or object with the attributes that follow, such as
+`tf.train.AdamOptimizer` after `import tensorflow as tf`. It is looked up attribute by attribute, as long as the object
+is a module or a class. Names in the body of a `try` that catches the error are left out. Names of tfmp are looked up
+too, because migrated files use them.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.harness import report
 
 _PACKAGES = ("tensorflow", "tfmp")
 
-#: What a script catches where it can do without a name.
+#: The exceptions that a script catches to go on without a name.
 _CAUGHT = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"}
 
-#: How many unresolved names are printed.
+#: The largest number of unresolved names to print.
 _MOST = 25
 
 
@@ -36,10 +36,11 @@ class Name(NamedTuple):
     """A name in a file.
 
     Attributes:
-        module: What is imported.
-        attributes: What is taken from it; it may be empty.
-        line: Where.
-        imported: How many of the attributes an import takes: these may be modules that nothing has loaded yet.
+        module: The imported module.
+        attributes: The attributes that follow the module, one after the other; there may be none.
+        line: The line in the file.
+        imported: The number of attributes that an import statement takes. Each of these may be a submodule that is not
+            loaded yet.
     """
 
     module: str
@@ -53,15 +54,15 @@ class Name(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What was found below a directory.
+    """The results for a directory.
 
     Attributes:
-        files: How many Python files there are.
-        unparsed: Those that do not parse.
-        using: How many of them have names of the packages.
-        resolved: How many of those have only names that resolve.
-        unresolved: The names that do not, each as often as files have it.
-        lines: The same as `file:line: name`.
+        files: The number of Python files.
+        unparsed: The paths of the files that do not parse.
+        using: The number of files that have names of the packages.
+        resolved: The number of files that have such names, all of which resolve.
+        unresolved: The unresolved names, each with the number of files that have it.
+        lines: The places of the unresolved names, as `file:line: name`.
     """
 
     files: int
@@ -73,7 +74,7 @@ class Survey(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look names up and print what does not resolve.
+    """Look names up, and print the names that do not resolve.
 
     Args:
         argv: The arguments; by default those of the process.
@@ -107,14 +108,14 @@ def survey(directory: Path) -> Survey:
     """Look up the names in all Python files below a directory.
 
     Args:
-        directory: The directory; or a file.
+        directory: A directory, or a single file.
     """
     paths = sorted(directory.rglob("*.py")) if directory.is_dir() else [directory]
     found = Survey(len(paths), [], 0, 0, Counter(), [])
     using = resolved = 0
     for path in paths:
         try:
-            # Bytes: the file says itself how it is encoded.
+            # Bytes: the parser finds the encoding that the file declares.
             names = names_in(path.read_bytes())
         except (SyntaxError, ValueError, OSError):
             found.unparsed.append(str(path))
@@ -131,11 +132,11 @@ def names_in(source: str | bytes) -> list[Name]:
     r"""Return the names of TensorFlow and of tfmp in a file, in the order of lines.
 
     Args:
-        source: What the file holds.
+        source: The content of the file.
 
     Raises:
-        SyntaxError: It does not parse.
-        ValueError: It holds a null byte.
+        SyntaxError: The file does not parse.
+        ValueError: The file has a null byte.
 
     Example:
         >>> source = "import tensorflow.compat.v1 as tf\nfrom tensorflow.python import ops\nops.x, tf.train.Saver()"
@@ -144,7 +145,7 @@ def names_in(source: str | bytes) -> list[Name]:
     """
     tree = ast.parse(source)
     imports = [each for node in ast.walk(tree) for each in _imported(node)]
-    # The first of a name: a later one stands in for it, where it is missing.
+    # If a local name is imported twice, the first import counts: the second is usually a substitute for it.
     bound = {local: name for local, name, _ in reversed(imports)}
     ignored = {inner for node in ast.walk(tree) for inner in _without_effect(node)}
     inner_parts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -163,7 +164,7 @@ def names_in(source: str | bytes) -> list[Name]:
 
 @functools.cache
 def resolves(name: Name) -> bool:
-    """Tell whether a name resolves on what is installed.
+    """Return whether a name resolves with the installed packages.
 
     Args:
         name: The name.
@@ -181,7 +182,7 @@ def resolves(name: Name) -> bool:
                 return True
             path = ".".join([name.module, *name.attributes[: index + 1]])
             found = _member(found, attribute, path, may_be_unloaded=index < name.imported)
-    # Lazily loaded modules raise what their own imports do.
+    # Access to a lazily loaded module raises the errors of the module's own imports.
     except (AttributeError, ImportError):
         return False
     return True
@@ -199,7 +200,7 @@ def _member(found: object, attribute: str, path: str, may_be_unloaded: bool) -> 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="a directory, or a Python file")
-    parser.add_argument("--json", type=Path, help="a file to write what was found to")
+    parser.add_argument("--json", type=Path, help="a file to write the results to")
     return parser
 
 
@@ -212,7 +213,7 @@ def _table(surveys: dict[str, Survey]) -> str:
 
 
 def _imported(node: ast.AST) -> list[tuple[str, Name, Name]]:
-    """Return what a statement imports of the packages: a local name, what it is bound to, and what must be there."""
+    """Return the imports of a statement: the local name, the name that it is bound to, and the name that must exist."""
     if isinstance(node, ast.Import):
         aliases = [alias for alias in node.names if alias.name.partition(".")[0] in _PACKAGES]
         return [_module(alias, node.lineno) for alias in aliases]
@@ -232,7 +233,7 @@ def _module(alias: ast.alias, line: int) -> tuple[str, Name, Name]:
 
 
 def _without_effect(node: ast.AST) -> list[ast.AST]:
-    """Return what a `try` tries, if it catches that a name is missing."""
+    """Return the nodes in the body of a `try` whose handlers catch the error of a missing name; for others, none."""
     if not isinstance(node, ast.Try) or not any(_catches(handler) for handler in node.handlers):
         return []
     return [inner for statement in node.body for inner in ast.walk(statement)]

@@ -1,4 +1,4 @@
-"""What a tiny BERT is trained on: its configuration, its records, a checkpoint to go on from."""
+"""Writes the inputs of a tiny BERT's training: the model's configuration, records, and a checkpoint to resume from."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-#: Of the model, by the names that BERT's configuration files have. Without dropout the loss falls more evenly.
+#: The model's configuration, with the names of BERT's configuration files. Without dropout the loss falls more evenly.
 CONFIG = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -24,30 +24,30 @@ CONFIG = {
 
 SEQ_LENGTH = 16
 
-#: Masked tokens of a sequence.
+#: The number of masked tokens in a sequence.
 PREDICTIONS = 3
 
 _MASK = 3
 
-#: The ids that text is made of. So few are learned in tens of steps.
+#: The ids of the tokens in the text. They are so few that a model learns them in tens of steps.
 _WORDS = range(4, 12)
 
 
 def write_config(path: Path) -> None:
-    """Write the model's configuration.
+    """Write the model's configuration as JSON.
 
     Args:
-        path: The file.
+        path: The file to write.
     """
     path.write_text(json.dumps(CONFIG, indent=1) + "\n")
 
 
 def write_records(path: Path, count: int) -> None:
-    """Write sequences with masked tokens, by the names that scripts for BERT read.
+    """Write sequences with masked tokens; the features have the names that scripts for BERT read.
 
     Args:
-        path: The file, of TFRecords.
-        count: How many.
+        path: The file of TFRecords to write.
+        count: The number of sequences.
     """
     rng = np.random.default_rng(0)
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -56,7 +56,7 @@ def write_records(path: Path, count: int) -> None:
 
 
 def trainable_shapes(config: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the names that BERT's pre-training has given its trainable variables since TensorFlow 1, with shapes.
+    """Return the names and shapes of the trainable variables of BERT's pre-training, in TensorFlow 1 and later.
 
     Args:
         config: The model's configuration.
@@ -84,10 +84,10 @@ def trainable_shapes(config: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
 
 
 def trained_values(step: int, config: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Return what a checkpoint of TensorFlow 1.15 holds after steps in float32: weights, Adam's moments and the step.
+    """Return the values in a checkpoint of TensorFlow 1.15 after float32 steps: weights, Adam's moments and the step.
 
     Args:
-        step: How many steps were applied.
+        step: The number of applied steps.
         config: The model's configuration.
 
     Example:
@@ -98,18 +98,18 @@ def trained_values(step: int, config: Mapping[str, int]) -> dict[str, np.ndarray
     values = {"global_step": np.asarray(step, np.int64)}
     for name, shape in trainable_shapes(config).items():
         values[name] = _weights(name, shape, rng)
-        # What counts the applied steps starts from first moments of 0.
+        # The module that counts applied steps compares the first moments with 0 at its first run.
         values[f"{name}/adam_m"] = np.zeros(shape, np.float32)
         values[f"{name}/adam_v"] = np.full(shape, 1e-4, np.float32)
     return values
 
 
 def scaling_values(loss_scale: float, good_steps: int) -> dict[str, np.ndarray]:
-    """Return what loss scaling with an exponential manager adds to a checkpoint.
+    """Return the values that loss scaling with an exponential manager adds to a checkpoint.
 
     Args:
-        loss_scale: The scale.
-        good_steps: How many steps in a row were finite.
+        loss_scale: The loss scale.
+        good_steps: The number of finite steps in a row.
     """
     return {
         "loss_scale": np.asarray(loss_scale, np.float32),
@@ -119,7 +119,7 @@ def scaling_values(loss_scale: float, good_steps: int) -> dict[str, np.ndarray]:
 
 
 def accumulation_values(config: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Return what NVIDIA's accumulation adds to a checkpoint that was written between two windows.
+    """Return the values that NVIDIA's accumulation adds to a checkpoint that was written between two windows.
 
     Args:
         config: The model's configuration.
@@ -129,10 +129,10 @@ def accumulation_values(config: Mapping[str, int]) -> dict[str, np.ndarray]:
 
 
 def write_checkpoint(directory: Path, values: Mapping[str, np.ndarray]) -> None:
-    """Write a checkpoint by the names of its variables, as the newest of a directory.
+    """Write a name-based checkpoint, which becomes the latest checkpoint of a directory.
 
     Args:
-        directory: It is made if need be.
+        directory: The directory; it is created if it does not exist.
         values: The variables' values; one of them is `global_step`.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def _example(rng: np.random.Generator) -> tf.train.Example:
     ids = rng.choice(_WORDS, SEQ_LENGTH)
     positions = np.sort(rng.choice(SEQ_LENGTH, PREDICTIONS, replace=False))
     masked, ids[positions] = ids[positions], _MASK
-    # Which half of the ids the first token is of: a sentence that does or does not follow.
+    # The label for next-sentence prediction is made up: it tells in which half of the ids the first token is.
     label = int(ids[0] >= np.mean(_WORDS))
     integers = {
         "input_ids": ids,

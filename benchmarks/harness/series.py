@@ -1,4 +1,4 @@
-"""Measures cell after cell, and prints and writes what comes of it."""
+"""Measures one cell after the other, and prints and writes the figures."""
 
 import argparse
 import gc
@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from benchmarks import bars, cells, contest, report
-from benchmarks.cells import Cell
-from benchmarks.contest import Contender, Results
+from benchmarks.harness import bars, baseline, cells, contest, report
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.contest import Contender, Results
 
 
 class Series(NamedTuple):
-    """What a step-cost benchmark measures.
+    """The settings in which the step-cost benchmarks differ.
 
     Attributes:
-        contenders: Makes who takes part in a cell, for the time of a `with`.
-        left_out: Tells who takes no part in it, and why.
-        bases: Those to give times as multiples of; a plot takes the last.
-        remark: Says in a line what matters most of a cell; empty for nothing.
-        colors: Those to draw, and their colors.
+        contenders: A function that makes the contenders of a cell, for the duration of a `with`.
+        left_out: A function that returns the contenders that cannot take part in a cell, with the reasons.
+        bases: The contenders by whose times the others' times are divided; a plot uses the last one.
+        remark: A function that returns one line with the most important figure of a cell; empty if there is none.
+        colors: The contenders to draw, and their colors.
     """
 
-    contenders: Callable[[Cell], AbstractContextManager[Sequence[Contender]]]
+    contenders: Callable[..., AbstractContextManager[Sequence[Contender]]]
     left_out: Callable[[Cell], dict[str, str]]
     bases: Sequence[str]
     remark: Callable[[Cell, Results], str]
@@ -30,15 +30,17 @@ class Series(NamedTuple):
 
 
 def run(series: Series, options: argparse.Namespace) -> int:
-    """Measure, print, and write the files that are asked for.
+    """Measure, print, and write the files that the options name.
 
     Args:
-        series: What to measure.
-        options: What a parser of `cells.parser` parsed.
+        series: The settings of the benchmark.
+        options: The options, as a parser of `cells.parser` parsed them.
 
     Returns:
-        The exit status: 1 if a contender took other steps than it should.
+        The exit status: 1 if a contender took wrong steps.
     """
+    if options.baseline:
+        return baseline.compare(series.contenders, options)
     conditions = report.conditions()
     print(report.lines(conditions), flush=True)
     figures = []
@@ -47,7 +49,7 @@ def run(series: Series, options: argparse.Namespace) -> int:
         print(f"\n{cell} (cell {number} of {len(chosen)})", flush=True)
         figures.append(_measure(series, cell, options.rounds))
         gc.collect()
-        # Now, and not at the end: a run that is stopped leaves what it measured.
+        # The file is written after every cell, so that a run that is stopped leaves the figures it has.
         report.write_json(options.json, {"conditions": conditions, "figures": figures})
     if options.plot:
         bars.draw(figures, series.bases[-1], series.colors, options.plot)
