@@ -90,7 +90,7 @@ def _step_fetches(training: bert.Training, mlm_loss: tf.Tensor, nsp_loss: tf.Ten
             "nsp_loss": nsp_loss,
             "learning_rate": training.learning_rate,
             "loss_scale": tf.identity(training.optimizer.loss_scale),
-            "applied": tf.identity(training.optimizer.last_step_finite),
+            "applied": tf.identity(training.optimizer.last_step_applied),
             "consecutive_skips": tf.identity(training.optimizer.consecutive_skipped_steps),
         }
 

@@ -9,13 +9,12 @@ import tensorflow as tf
 from tfmp.core import lists, script_lines, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import StepCounter, TF1Adapter
+from tfmp.core.adapters import StepCounter, TF1Adapter, takes_float32_gradients
 from tfmp.core.distribute import Distribution, MirroredWorkers
 from tfmp.core.distribute.horovod_detection import (
     called_by_horovods,
     is_horovods,
     refuse_unsupported_horovods,
-    without_horovods,
 )
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import Specification, manager_of_wrapper
@@ -91,12 +90,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
         detector = validated_detector(overflow_detector)
         self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype)
-        # An optimizer that updates a float32 copy of a variable, as tfmp.bert's do, would lose small gradients if they
-        # were cast to the variable's type.
-        self._takes_float32 = bool(getattr(without_horovods(opt), "takes_float32_gradients", False))
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._accumulation_settings = accumulation
-        self._accumulators = Accumulators(accumulation, detector, keeps_float32=self._takes_float32)
+        self._accumulators = Accumulators(accumulation, detector, keeps_float32=takes_float32_gradients(opt))
 
     @property
     def _of_keras(self) -> NoReturn:
@@ -222,7 +218,6 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             {"name": name},
             counter=None if global_step is None else StepCounter(global_step, distribution),
             name_scope=_scope_of_conditional(),
-            keeps_float32=self._takes_float32,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         averages = self._averages_windows() and not (is_horovods(self._opt) or called_by_horovods(self))

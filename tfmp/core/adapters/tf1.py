@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
+from tfmp.core.distribute.horovod_detection import without_horovods
 from tfmp.types import Gradients
 
 
@@ -55,7 +56,6 @@ class TF1Adapter(OptimizerAdapter):
             sees to that.
         name_scope: The full name of the scope in which the optimizer makes its variables, with a slash at its end; by
             default the current scope.
-        keeps_float32: Whether the optimizer takes float32 gradients for variables of half precision.
     """
 
     def __init__(
@@ -66,12 +66,11 @@ class TF1Adapter(OptimizerAdapter):
         *,
         counter: StepCounter | None = None,
         name_scope: str | None = None,
-        keeps_float32: bool = False,
     ) -> None:
         super().__init__(optimizer, variables, kwargs)
         self._counter = counter
         self._name_scope = name_scope
-        if keeps_float32:
+        if takes_float32_gradients(optimizer):
             self.dtypes = [None] * len(self.variables)
 
     def prepare(self, variables: Sequence[Any]) -> None:
@@ -98,3 +97,14 @@ class TF1Adapter(OptimizerAdapter):
                     self._pairs(grads), global_step=global_step, **self._kwargs
                 )
             )
+
+
+def takes_float32_gradients(optimizer: object) -> bool:
+    """Tell whether an optimizer asks for float32 gradients of half-precision variables, as those of `tfmp.bert` do.
+
+    Such an optimizer updates a float32 copy of each variable. In the type of the variable, small gradients would be 0.
+
+    Args:
+        optimizer: The optimizer, or one of Horovod's around it.
+    """
+    return bool(getattr(without_horovods(optimizer), "takes_float32_gradients", False))
