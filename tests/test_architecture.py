@@ -38,51 +38,40 @@ _BELOW_MANAGERS = {"tfmp.core.numerics", "tfmp.core.outcomes", "tfmp.core.state"
 _RULES = {
     f"tfmp.migrate.rules.{name}"
     for name in (
-        "contrib_imports",
-        "contrib_names",
-        "environment",
-        "fetches",
-        "graph_rewrite",
-        "hand_scaling",
-        "indirect_access",
-        "keras_experimental",
+        *(f"contrib.{name}" for name in ("contrib_imports", "contrib_names", "indirect_access", "other_contrib")),
+        *(f"loss_scaling.{name}" for name in ("environment", "graph_rewrite", "keras_experimental")),
+        *(f"loss_scaling.{name}" for name in ("manual_scaling", "openseq2seq", "storage_getters")),
         "misuse",
-        *(f"misuse.{name}" for name in ("attributes", "bypassed", "clipped", "doubled")),
-        *(f"misuse.{name}" for name in ("inner_steps", "outside", "subclasses")),
-        "npu_imports",
-        "npu_star_import",
-        "openseq2seq",
-        "other_contrib",
-        "step_counter",
-        "storage_getters",
-        "unknown_names",
-        "v1_behavior",
-        "without_estimator",
+        *(f"misuse.{name}" for name in ("attributes", "clipped", "doubled", "inner_optimizer_steps")),
+        *(f"misuse.{name}" for name in ("subclasses", "unscaled_gradients", "wrapper_order")),
+        *(f"npu.{name}" for name in ("npu_imports", "npu_star_import")),
+        *(f"tensorflow1.{name}" for name in ("unknown_names", "v1_behavior", "without_estimator")),
+        *(f"training.{name}" for name in ("fetches", "step_counter")),
     )
 }
 _TABLES = {
     f"tfmp.migrate.tables.{name}" for name in ("api_names", "changed_positions", "contrib_successors", "npu_names")
 }
-_READING = {
-    f"tfmp.migrate.reading.{name}"
+_ANALYSIS = {
+    f"tfmp.migrate.analysis.{name}"
     for name in (
         "bindings",
         "calls",
         "conditions",
         "data_flow",
-        "elementwise",
-        "generations",
-        "hand_scaled",
-        "increments",
+        "global_step_updates",
+        "gradient_values",
+        "guarded_imports",
+        "loss_scale_wrappers",
+        "manual_scaling",
         "names",
-        "returned",
-        "roles",
+        "project_role",
+        "return_values",
         "script",
-        "tried_imports",
-        "wrapped",
+        "tf_version",
     )
 }
-_RULES_SEE = {"tfmp.migrate.results", "tfmp.migrate.import_edits", *_READING, *_TABLES}
+_RULES_SEE = {"tfmp.migrate.edits.results", "tfmp.migrate.edits.import_edits", *_ANALYSIS, *_TABLES}
 
 # Which modules of tfmp a module may import. `state` and `graph_variables` are the storage below the managers,
 # `settings` checks what users pass.
@@ -237,40 +226,42 @@ _ALLOWED = {
     "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},
     "tfmp.checkpoints.states": {"tfmp.checkpoints.files", "tfmp.checkpoints.layouts"},
     "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables", "tfmp.core.lists"},
-    # Tables, what reads scripts, rules, the program: each on those before it.
-    **{f"tfmp.migrate{package}": set() for package in ("", ".reading", ".results", ".tables")},
+    # Tables, what analyses scripts, rules, the program: each on those before it.
+    **{f"tfmp.migrate{package}": set() for package in ("", ".analysis", ".cli", ".edits", ".tables")},
+    **{f"tfmp.migrate.rules.{group}": set() for group in ("contrib", "loss_scaling", "npu", "tensorflow1", "training")},
     **{table: set() for table in _TABLES},
     "tfmp.migrate.tables.npu_names": {"tfmp.npu.advice"},
-    **{module: {"tfmp.migrate.results", *_READING, *_TABLES} - {module} for module in _READING},
-    "tfmp.migrate.import_edits": {"tfmp.migrate.results", *_READING},
+    **{module: {*_ANALYSIS, *_TABLES} - {module} for module in _ANALYSIS},
+    "tfmp.migrate.edits.results": set(),
+    "tfmp.migrate.edits.import_edits": {"tfmp.migrate.edits.results", *_ANALYSIS},
     **dict.fromkeys(_RULES, _RULES_SEE),
     "tfmp.migrate.rules": _RULES | _RULES_SEE,
     "tfmp.migrate.rules.misuse": _RULES | _RULES_SEE,
     # The names that these rules are about too.
     **{
-        f"tfmp.migrate.rules.{name}": {"tfmp.migrate.rules.contrib_names", *_RULES_SEE}
+        f"tfmp.migrate.rules.contrib.{name}": {"tfmp.migrate.rules.contrib.contrib_names", *_RULES_SEE}
         for name in ("contrib_imports", "indirect_access", "other_contrib")
     },
-    "tfmp.migrate.rewriting": {"tfmp.migrate.rules", *_RULES_SEE},
-    "tfmp.migrate.files": set(),
-    "tfmp.migrate.syntax": set(),
-    "tfmp.migrate.unified_diff": set(),
-    "tfmp.migrate.modules": set(),
-    "tfmp.migrate.processing": {
-        *(f"tfmp.migrate.{name}" for name in ("files", "modules", "results", "rewriting", "syntax", "unified_diff")),
-        *(f"tfmp.migrate.reading.{name}" for name in ("generations", "roles")),
+    "tfmp.migrate.edits.rewriting": {"tfmp.migrate.rules", *_RULES_SEE},
+    **{f"tfmp.migrate.cli.{name}": set() for name in ("files", "modules", "syntax", "unified_diff")},
+    "tfmp.migrate.cli.processing": {
+        *(f"tfmp.migrate.cli.{name}" for name in ("files", "modules", "syntax", "unified_diff")),
+        *(f"tfmp.migrate.edits.{name}" for name in ("results", "rewriting")),
+        *(f"tfmp.migrate.analysis.{name}" for name in ("project_role", "tf_version")),
     },
-    "tfmp.migrate.project": {
-        *(f"tfmp.migrate.{name}" for name in ("modules", "processing", "reading.generations", "results"))
+    "tfmp.migrate.cli.project": {
+        *(f"tfmp.migrate.{name}" for name in ("cli.modules", "cli.processing", "analysis.tf_version", "edits.results"))
     },
-    "tfmp.migrate.runs": {f"tfmp.migrate.{name}" for name in ("files", "processing", "project", "workers")},
-    "tfmp.migrate.workers": {f"tfmp.migrate.{name}" for name in ("files", "processing")},
-    "tfmp.migrate.reporting": {f"tfmp.migrate.{name}" for name in ("processing", "results", "rewriting")},
-    "tfmp.migrate.command": {
-        *(f"tfmp.migrate.{name}" for name in ("files", "processing", "reporting", "results", "runs", "workers")),
-        "tfmp.optional",
+    "tfmp.migrate.cli.runs": {f"tfmp.migrate.cli.{name}" for name in ("files", "processing", "project", "workers")},
+    "tfmp.migrate.cli.workers": {f"tfmp.migrate.cli.{name}" for name in ("files", "processing")},
+    "tfmp.migrate.cli.reporting": {
+        f"tfmp.migrate.{name}" for name in ("cli.processing", "edits.results", "edits.rewriting")
     },
-    "tfmp.migrate.__main__": {"tfmp.migrate.command"},
+    "tfmp.migrate.cli.command": {
+        *(f"tfmp.migrate.cli.{name}" for name in ("files", "processing", "reporting", "runs", "workers")),
+        *("tfmp.migrate.edits.results", "tfmp.optional"),
+    },
+    "tfmp.migrate.__main__": {"tfmp.migrate.cli.command"},
     "tfmp.bert": {"tfmp.optional"},
     "tfmp.bert.accumulation": {"tfmp.core.conditionals", "tfmp.types", *_CORE},
     "tfmp.bert.google": {"tfmp.bert.optimizers", "tfmp.bert.training", *_LEAVES},

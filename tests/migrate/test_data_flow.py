@@ -3,11 +3,11 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.reading.calls import code
-from tfmp.migrate.reading.data_flow import DataFlow
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.results import Options
-from tfmp.migrate.rewriting import rewrite
+from tfmp.migrate.analysis.calls import code
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Options
+from tfmp.migrate.edits.rewriting import rewrite
 
 
 def _values(text: str) -> tuple[list[str], bool]:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tfmp.migrate import command, rewriting, workers
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.results import Edit, Finding, Level, Options, Result
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.cli import command, workers
+from tfmp.migrate.edits import rewriting
+from tfmp.migrate.edits.results import Edit, Finding, Level, Options, Result
 from tfmp.migrate.rules import Rule
 
 _SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
@@ -316,7 +317,7 @@ def _busy_process() -> "subprocess.Popen[str]":
     for number in range(60):
         Path(f"many/f{number:03}.py").write_text(_SCRIPT * 6)
     script = (
-        "import signal, sys; from tfmp.migrate import command, workers; "
+        "import signal, sys; from tfmp.migrate.cli import command, workers; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "workers._cores = lambda: 2; sys.exit(command.main(sys.argv[1:]))"
     )

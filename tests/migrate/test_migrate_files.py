@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfmp.migrate import files, syntax
-from tfmp.migrate.processing import FileReport, Job, process
-from tfmp.migrate.rewriting import rewrite
+from tfmp.migrate.cli import files, syntax
+from tfmp.migrate.cli.processing import FileReport, Job, process
+from tfmp.migrate.edits.rewriting import rewrite
 
 _SCRIPT = b"import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
 _REWRITTEN = b"import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"

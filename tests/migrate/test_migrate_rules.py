@@ -5,9 +5,9 @@ from pathlib import Path
 import libcst
 import pytest
 
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.results import Finding, Options
-from tfmp.migrate.rewriting import Rewritten, rewrite
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Finding, Options
+from tfmp.migrate.edits.rewriting import Rewritten, rewrite
 from tfmp.migrate.rules import RULES
 
 _CASES = Path(__file__).parent / "cases"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmp.migrate import command
+from tfmp.migrate.cli import command
 
 _MODEL = "import tensorflow as tf\n\n\ndef train():\n    return tf.Session().run(tf.placeholder(tf.float32))\n"
 _NEW_MODEL = "import tensorflow as tf\n\n\n@tf.function\ndef train():\n    return 1\n"

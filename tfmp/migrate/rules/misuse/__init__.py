@@ -2,12 +2,20 @@
 
 from collections.abc import Iterator
 
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.results import Finding, Options, Result
-from tfmp.migrate.rules.misuse import attributes, bypassed, clipped, doubled, inner_steps, outside, subclasses
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Finding, Options, Result
+from tfmp.migrate.rules.misuse import (
+    attributes,
+    clipped,
+    doubled,
+    inner_optimizer_steps,
+    subclasses,
+    unscaled_gradients,
+    wrapper_order,
+)
 
 RULE = "R12"
-_MISUSES = (subclasses, bypassed, inner_steps, doubled, outside, clipped, attributes)
+_MISUSES = (subclasses, unscaled_gradients, inner_optimizer_steps, doubled, wrapper_order, clipped, attributes)
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:

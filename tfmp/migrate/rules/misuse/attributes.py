@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import code
-from tfmp.migrate.reading.names import dotted
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import WrappedOptimizers
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.calls import code
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.names import dotted
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
 # Of tf.train's optimizers, which set them or take them as arguments.
 _OF_INNER = frozenset(

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, method
-from tfmp.migrate.reading.data_flow import DataFlow
-from tfmp.migrate.reading.elementwise import gradients_behind, may_be_gradient
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import WrappedOptimizers
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.calls import argument, code, method
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.gradient_values import gradients_behind, may_be_gradient
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
 # Either of them around the other does what tf.clip_by_value does.
 _LIMITS = {"minimum": "maximum", "maximum": "minimum"}

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, last_word, method
-from tfmp.migrate.reading.data_flow import DataFlow
-from tfmp.migrate.reading.hand_scaled import division_after, factors, is_same_number
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import WrappedOptimizers
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.calls import argument, code, last_word, method
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.manual_scaling import division_after, factors, is_same_number
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
 # The managers, with what their scale is called, or the one that they begin with.
 _SCALES = {"FixedLossScaleManager": "loss_scale", "ExponentialUpdateLossScaleManager": "init_loss_scale"}

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import PACKAGES
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.loss_scale_wrappers import PACKAGES
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
 _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
 _OPTIMIZERS = ("LossScaleOptimizer",)

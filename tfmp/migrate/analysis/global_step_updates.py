@@ -1,0 +1,210 @@
+"""Recognizes where a script moves the global step by itself."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import libcst as cst
+
+from tfmp.migrate.analysis.calls import argument, last_word, method, methods
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.names import dotted
+from tfmp.migrate.analysis.script import Script
+
+_ADDS = ("tensorflow.assign_add", "tensorflow.python.ops.state_ops.assign_add")
+_ASSIGNS = ("tensorflow.assign", "tensorflow.python.ops.state_ops.assign")
+_SUMS = ("tensorflow.add", "tensorflow.math.add", "tensorflow.python.ops.math_ops.add")
+_CONDITIONS = ("cond", "where", "case", "select")
+_GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
+_VARIABLES = ("Variable", "get_variable")
+_JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
+# What is a number or a variable again, by its last word.
+_SAME_NUMBER = ("constant", "cast", "identity", "convert_to_tensor", "to_int32", "to_int64", "int32", "int64")
+_SAME_VARIABLE = ("read_value", "value", "initialized_value")
+
+
+class Increment(NamedTuple):
+    """A call that moves the global step by one.
+
+    Attributes:
+        call: The call.
+        counter: The global step.
+        conditional: Whether it moves in some steps only.
+        moves: What moves it: the call, or the sums that the call may assign.
+    """
+
+    call: cst.Call
+    counter: cst.BaseExpression
+    conditional: bool
+    moves: Sequence[cst.CSTNode]
+
+
+def increments(script: Script) -> Iterator[Increment]:
+    """Return the calls that move the global step by one.
+
+    Args:
+        script: The script.
+
+    Example:
+        >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
+        >>> [script.span(increment.call)[0] for increment in increments(script)]
+        [4, 48]
+    """
+    for call in script.nodes(cst.Call):
+        name, (owner, of_method) = script.name_of(call.func), method(call)
+        if name in _ADDS or (of_method == "assign_add" and not name):
+            counter = (argument(call, 0, "ref") or argument(call, -1, "variable")) if name else owner
+            by = argument(call, 1 if name else 0, "value" if name else "delta")
+            if counter is not None and by is not None and _is_one(script, by) and _is_counter(script, counter):
+                yield Increment(call, counter, False, (call,))
+        elif name in _ASSIGNS or (of_method == "assign" and not name):
+            counter = argument(call, 0, "ref") if name else owner
+            value = argument(call, 1 if name else 0, "value")
+            if counter is not None and value is not None and _is_counter(script, counter):
+                yield from _assignment(script, call, counter, value)
+
+
+def is_same_counter(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+    """Tell whether two expressions are one variable: by one name, or as both are the graph's global step.
+
+    Args:
+        script: The script.
+        one: The one.
+        other: The other.
+    """
+    is_one_name = script.once(DataFlow).is_same_name(one, other)
+    return is_one_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
+
+
+def is_run_with(script: Script, increment: Increment, step: cst.Call) -> bool | None:
+    """Tell whether one run of the graph does both an increment and an optimizer's step; None if that is not known.
+
+    Args:
+        script: The script.
+        increment: The increment.
+        step: The optimizer's step.
+    """
+    with_increment, with_step = _ahead(script, increment.call), _ahead(script, step)
+    for node in script.once(_joins):
+        if node in with_increment and (node in with_step or _is_held(script, step, node)):
+            return True
+        if node in with_step and _is_held(script, increment.call, node):
+            return True
+    return None if _is_used(script, increment.call) else False
+
+
+def _joins(script: Script) -> Sequence[cst.BaseExpression]:
+    """Return what is run as a whole. A tuple, and a list that is returned, may be taken apart."""
+    calls = (call for call in script.nodes(cst.Call) if _last_word(script, call) in _JOINING)
+    lists = (each for each in script.nodes(cst.List) if not isinstance(script.parent(each), cst.Return))
+    return [*calls, *lists]
+
+
+def _users(script: Script) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
+    return script.once(DataFlow).users_of_all_behind(script.once(_joins))
+
+
+def _ahead(script: Script, node: cst.CSTNode) -> set[cst.CSTNode]:
+    """Return a node and all whose values came from it, as far as something joins them."""
+    users = script.once(_users)
+    found, stack = set(), [node]
+    while stack:
+        each = stack.pop()
+        if each not in found:
+            found.add(each)
+            stack.extend(users.get(each, ()))
+    return found
+
+
+def _is_held(script: Script, call: cst.Call, node: cst.CSTNode) -> bool:
+    """Tell whether a call stands below `with tf.control_dependencies(...)`, and so is run after what that is given."""
+    item = script.parent(node)
+    block = script.parent(item) if isinstance(item, cst.WithItem) else None
+    return isinstance(block, cst.With) and block.body in script.ancestors(call)
+
+
+def _is_used(script: Script, call: cst.Call) -> bool:
+    """Tell whether anything reads what a call returns, as far as the script shows."""
+    above = script.parent(call)
+    if isinstance(above, cst.Expr):
+        return False
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    return not isinstance(target, cst.Name) or script.reads_of(target) != ()
+
+
+def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
+    if _gets_global_step(script, counter) or dotted(counter).split(".")[-1] == "global_step":
+        return True
+    if any(_gets_global_step(script, node) for node in script.once(DataFlow).values(counter).nodes):
+        return True
+    given = (argument(step, 1, "global_step") for step, _ in methods(script, "apply_gradients", "minimize"))
+    return any(each is not None and is_same_counter(script, each, counter) for each in given)
+
+
+def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
+    """Tell whether a variable is the one that tf.train.get_global_step() returns; taken so for a name that says it."""
+    if _gets_global_step(script, counter):
+        return True
+    values = script.once(DataFlow).values(counter).nodes
+    if not values:
+        return dotted(counter).split(".")[-1] == "global_step"
+    return all(_gets_global_step(script, node) for node in values)
+
+
+def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a call gets the graph's global step, or makes it by its name."""
+    function = last_word(script, node) if isinstance(node, cst.Call) else ""
+    if not isinstance(node, cst.Call) or function not in _VARIABLES:
+        return function in _GLOBAL_STEPS
+    name = argument(node, 0, "name") if function == "get_variable" else argument(node, -1, "name")
+    return isinstance(name, cst.SimpleString) and name.evaluated_value == "global_step"
+
+
+def _assignment(
+    script: Script, call: cst.Call, counter: cst.BaseExpression, value: cst.BaseExpression
+) -> Iterator[Increment]:
+    behind = script.once(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
+    sums = [
+        node
+        for node in behind
+        for base, by in _sum(script, node)
+        if _is_one(script, by) and is_same_counter(script, counter, _variable(script, base))
+    ]
+    if sums:
+        conditional = any(
+            isinstance(node, cst.IfExp)
+            or (isinstance(node, cst.Call) and script.name_of(node.func).split(".")[-1] in _CONDITIONS)
+            for node in behind
+        )
+        yield Increment(call, counter, conditional, sums)
+
+
+def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return the two parts of a sum, in both orders; nothing for any other node."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+        return [(node.left, node.right), (node.right, node.left)]
+    if isinstance(node, cst.Call) and script.name_of(node.func) in _SUMS:
+        one, other = argument(node, 0, "x"), argument(node, 1, "y")
+        return [(one, other), (other, one)] if one is not None and other is not None else []
+    return []
+
+
+def _is_one(script: Script, node: cst.BaseExpression) -> bool:
+    while isinstance(node, cst.Call) and _last_word(script, node) in _SAME_NUMBER and node.args:
+        node = node.args[0].value
+    return isinstance(node, cst.Integer | cst.Float) and node.evaluated_value == 1
+
+
+def _variable(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the variable whose value an expression is."""
+    while isinstance(node, cst.Call):
+        if _last_word(script, node) in _SAME_VARIABLE and isinstance(node.func, cst.Attribute):
+            node = node.func.value
+        elif _last_word(script, node) in _SAME_NUMBER and node.args:
+            node = node.args[0].value
+        else:
+            break
+    return node
+
+
+def _last_word(script: Script, call: cst.Call) -> str:
+    return method(call)[1] or last_word(script, call)

@@ -1,0 +1,64 @@
+"""Imports and names that a script can do without."""
+
+import re
+
+import libcst as cst
+
+from tfmp.migrate.analysis.calls import code
+from tfmp.migrate.analysis.names import dotted
+from tfmp.migrate.analysis.script import Script
+
+_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+# In a condition, what asks for a name, or for the version that has it; not `FLAGS.version_2_with_negative`.
+_LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
+
+
+def is_tried(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether an import stands in what a `try` tries that has an `except` for it.
+
+    Args:
+        script: The script.
+        node: The import.
+
+    Example:
+        >>> script = Script('''try:
+        ...     import a
+        ... except ImportError:
+        ...     import b
+        ... ''')
+        >>> [is_tried(script, imported.node) for imported in script.imports]
+        [True, False]
+    """
+    below = node
+    for above in script.ancestors(node):
+        if isinstance(above, cst.FunctionDef):
+            return False
+        if isinstance(above, cst.Try) and above.body is below and any(map(_catches_imports, above.handlers)):
+            return True
+        below = above
+    return False
+
+
+def is_looked_for(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a name is used on a condition that asks for it, or for the version that has it.
+
+    Args:
+        script: The script.
+        node: The name.
+
+    Example:
+        >>> script = Script('''import tensorflow as tf
+        ... if tf.__version__.startswith("1"):
+        ...     tf.contrib.layers
+        ... ''')
+        >>> [is_looked_for(script, use.node) for use in script.uses]
+        [True, True]
+    """
+    conditions = (above.test for above in script.ancestors(node) if isinstance(above, cst.If | cst.IfExp))
+    return any(_LOOKS.search(code(script, test)) for test in conditions)
+
+
+def _catches_imports(handler: cst.ExceptHandler) -> bool:
+    types = handler.type.elements if isinstance(handler.type, cst.Tuple) else [handler.type]
+    names = [dotted(one.value if isinstance(one, cst.BaseElement) else one) for one in types]
+    return handler.type is None or any(name in _ERRORS for name in names)

@@ -1,0 +1,170 @@
+"""Judges the files of a run by each other."""
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tfmp.migrate.analysis.tf_version import Generation
+from tfmp.migrate.cli.modules import Import
+from tfmp.migrate.cli.processing import FileReport
+from tfmp.migrate.edits.results import Finding, Level
+
+RULE = "R1"
+_ADVICE = "tensorflow.compat.v1.disable_v2_behavior() before all else"
+# They follow those that import them. Others pass on what they are.
+_FOLLOWING = frozenset((None, Generation.UNCLEAR, Generation.NEUTRAL))
+
+
+class _Edge(NamedTuple):
+    """An import of a file by another.
+
+    Attributes:
+        target: The number of the file that is imported.
+        line: The line that imports it.
+    """
+
+    target: int
+    line: int
+
+
+class Project:
+    """Files that import each other.
+
+    An import is looked for in the directory of the file that has it, then in those above, as Python finds it where a
+    script is run from one of these.
+
+    Args:
+        reports: What became of each file that was looked at.
+    """
+
+    def __init__(self, reports: Sequence[FileReport]) -> None:
+        self._reports = reports
+        numbers = {os.path.abspath(report.path): number for number, report in enumerate(reports)}
+        self._edges = [list(_edges(report, numbers)) for report in reports]
+        self._imported = {edge.target for edges in self._edges for edge in edges}
+
+    def generations(self) -> dict[int, int]:
+        """Return the TensorFlow that files are of which do not tell it by themselves, 1 or 2, by their numbers.
+
+        Such a file is of what all are that import it, directly or not. A script that is run is of TensorFlow 1 if it
+        imports what does not run without the behaviour of TensorFlow 1.
+        """
+        by = {each: self._passed_on(each) for each in Generation if each not in _FOLLOWING}
+        unclear = (one for one in self._files() if self._generation(one) is Generation.UNCLEAR)
+        found: dict[int, int] = {}
+        for number in unclear:
+            importers = {each for each, reached in by.items() if number in reached}
+            if importers == {Generation.OLD}:
+                found[number] = 1
+            elif importers == {Generation.NEW}:
+                found[number] = 2
+        return found | dict.fromkeys(self._scripts_of_old(), 1)
+
+    def findings(self) -> Iterator[tuple[int, Finding]]:
+        """Return what is to be said of files in view of the others, each with the file's number.
+
+        A script that runs what needs TensorFlow 1's behaviour and does not turn it on, does not run: that is left to
+        do. Where the files that need it are a library, whose scripts are elsewhere, nothing is to be changed in them,
+        and it is good to know; for one file alone it is not even said.
+        """
+        left = dict(self._left())
+        for number, needing in left.items():
+            yield number, self._of_script(number, needing)
+        every = list(self._files())
+        needing = self._needing(every)
+        if not left and needing and len(every) > 1:
+            yield needing[0], self._of_library(needing)
+
+    def _left(self) -> Iterator[tuple[int, list[int]]]:
+        """Return the scripts that do not turn on what files need, with these files."""
+        for number in self._files():
+            if self._is_script(number):
+                needing = [one for one in self._needing(self._reached([number])) if one != number]
+                if needing:
+                    yield number, needing
+
+    def _of_script(self, number: int, needing: Sequence[int]) -> Finding:
+        line = next(edge.line for edge in self._edges[number] if self._reached([edge.target]) & {*needing})
+        others = f" and {len(needing) - 1} more" if needing[1:] else ""
+        message = (
+            f"this script is run, and imports {self._reports[needing[0]].path}{others}, of TensorFlow 1, whose "
+            f"behaviour nothing turns on: call {_ADVICE}."
+        )
+        return Finding(RULE, line, Level.TODO, message)
+
+    def _of_library(self, needing: Sequence[int]) -> Finding:
+        role = self._reports[needing[0]].role
+        others = f", or {len(needing) - 1} more of TensorFlow 1" if needing[1:] else ""
+        message = f"no script here is run that imports this file{others}: one that does must call {_ADVICE}."
+        return Finding(RULE, role.line if role is not None else 1, Level.NOTE, message)
+
+    def _files(self) -> Iterable[int]:
+        return (number for number, report in enumerate(self._reports) if report.module is not None)
+
+    def _generation(self, number: int) -> Generation | None:
+        role = self._reports[number].role
+        return role.generation if role is not None else None
+
+    def _is_script(self, number: int) -> bool:
+        """Tell whether a file is run, for certain or since nothing else calls what it does."""
+        module = self._reports[number].module
+        if module is None or module.has_main:
+            return module is not None
+        # Python does not run a file that has relative imports.
+        return module.calls and number not in self._imported and not any(one.level for one in module.imports)
+
+    def _scripts_of_old(self) -> Iterator[int]:
+        """Return the scripts that are certain to be run, and to need the call."""
+        for number in self._files():
+            report, generation = self._reports[number], self._generation(number)
+            has_main = report.module is not None and report.module.has_main
+            if has_main and report.role is not None and report.role.line and generation in _FOLLOWING:
+                needing = self._needing(self._reached([number]))
+                if any(self._generation(one) is Generation.OLD for one in needing):
+                    yield number
+
+    def _needing(self, numbers: Collection[int]) -> list[int]:
+        """Return the files that need TensorFlow 1's behaviour; none if one of them settles it, or is of 2."""
+        roles = [(number, role) for number in sorted(numbers) if (role := self._reports[number].role) is not None]
+        if any(role.settles_behavior or role.generation is Generation.NEW for _, role in roles):
+            return []
+        return [number for number, role in roles if role.needs_behavior]
+
+    def _passed_on(self, generation: Generation) -> set[int]:
+        """Return the files that files of a generation import, directly or by files that tell none."""
+        starts = [number for number in self._files() if self._generation(number) is generation]
+        targets = [edge.target for start in starts for edge in self._edges[start]]
+        return self._reached(targets, only_following=True)
+
+    def _reached(self, starts: Iterable[int], *, only_following: bool = False) -> set[int]:
+        """Return files, and those that they import, directly or not."""
+        found: set[int] = set()
+        stack = list(starts)
+        while stack:
+            number = stack.pop()
+            if number in found or (only_following and self._generation(number) not in _FOLLOWING):
+                continue
+            found.add(number)
+            stack += [edge.target for edge in self._edges[number]]
+        return found
+
+
+def _edges(report: FileReport, numbers: dict[str, int]) -> Iterator[_Edge]:
+    directory = os.path.dirname(os.path.abspath(report.path))
+    for one in report.module.imports if report.module is not None else ():
+        for target in _targets(directory, one, numbers):
+            yield _Edge(target, one.line)
+
+
+def _targets(directory: str, one: Import, numbers: dict[str, int]) -> list[int]:
+    """Return the files that an import reads, in the nearest directory that has one."""
+    for _ in range(one.level - 1):
+        directory = os.path.dirname(directory)
+    while True:
+        paths = [os.path.join(directory, *name.split(".")) for name in one.names]
+        files = (file for path in paths for file in (f"{path}.py", os.path.join(path, "__init__.py")))
+        found = [numbers[file] for file in files if file in numbers]
+        above = os.path.dirname(directory)
+        if found or one.level or above == directory:
+            return found
+        directory = above

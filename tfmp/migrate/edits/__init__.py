@@ -1,0 +1,1 @@
+"""What rules yield, and how it is applied to the text of a script."""

@@ -1,0 +1,189 @@
+"""R7: what tf.keras.mixed_precision.experimental had, by its names of today."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from tfmp.migrate.analysis.calls import code, literal_text
+from tfmp.migrate.analysis.guarded_imports import is_tried
+from tfmp.migrate.analysis.names import Use, without_last_words
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tf_version import OLD_MODULE, Generation, judge
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result
+
+RULE = "R7"
+_KERAS = "tensorflow.keras.mixed_precision"
+_MODULE = f"{_KERAS}.experimental"
+_RENAMED = {"set_policy": "set_global_policy", "global_policy": "global_policy", "Policy": "Policy"}
+# The rule of Keras' own "dynamic".
+_DYNAMIC = "tfmp.ExponentialUpdateLossScaleManager(2**15, 2000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)"
+
+
+def rewrite(script: Script, options: Options) -> Iterator[Result]:
+    """Rename what is certain."""
+    del options
+    uses = [use for use in script.uses if _plain(use.name).startswith(f"{_MODULE}.")]
+    judged = {use: list(_judged(script, use)) for use in uses}
+    in_full = [use for use in uses if not _plain(use.root).startswith(_MODULE)]
+    imported = [use for use in uses if use not in in_full]
+    for use in in_full:
+        yield from judged[use]
+    nodes = dict.fromkeys(one.node for one in script.imports if f"{_plain(one.name)}.".startswith(f"{_MODULE}."))
+    targets = {node: _targets(script, node) for node in nodes}
+    unclear = any(isinstance(result, Finding) for use in imported for result in judged[use])
+    # Passed on as a whole, or bound again by an `except`: not all uses are seen.
+    unclear |= any(_plain(use.name) == _MODULE for use in script.uses) or any(is_tried(script, node) for node in nodes)
+    if all(targets.values()) and not unclear:
+        yield from (result for use in imported for result in judged[use])
+        for node, found in targets.items():
+            yield MovedNames(RULE, cst.ensure_type(node, cst.ImportFrom), found)
+        return
+    yield from (result for use in imported for result in judged[use] if isinstance(result, Finding))
+    for node in nodes:
+        message = (
+            "tf.keras has no mixed_precision.experimental any more: import tensorflow.keras.mixed_precision, whose"
+        )
+        names = ", ".join(_RENAMED.values())
+        yield Finding(RULE, script.line(node), Level.TODO, f"{message} names are {names}, and change what follows.")
+
+
+def _plain(name: str) -> str:
+    return name.replace("tensorflow.compat.v2.", "tensorflow.", 1)
+
+
+def _targets(script: Script, node: cst.Import | cst.ImportFrom) -> dict[str, tuple[str, str]]:
+    """Return where the names of an import are today; nothing if it is not known of all."""
+    if isinstance(node, cst.Import) or isinstance(node.names, cst.ImportStar):
+        return {}
+    targets = {}
+    for name in (_plain(one.name) for one in script.imports if one.node is node):
+        module, _, word = name.rpartition(".")
+        if name == _MODULE:
+            targets[word] = ("tensorflow.keras", "mixed_precision")
+        elif module == _MODULE and word in _RENAMED:
+            targets[word] = (_KERAS, _RENAMED[word])
+        elif name == f"{_MODULE}.LossScaleOptimizer":
+            targets[word] = ("tfmp", word)
+        elif module == _MODULE:
+            return {}
+    return targets
+
+
+def _judged(script: Script, use: Use) -> Iterator[Result]:
+    """Return the edits of one use, or what makes it uncertain."""
+    name = _plain(use.name)[len(_MODULE) + 1 :]
+    call = script.call_of(use.node)
+    if name == "LossScaleOptimizer":
+        yield from _optimizer(script, use, call)
+    elif name == "Policy" and call is not None and len(call.args) != 1:
+        yield from _policy(script, use, call)
+    elif name not in _RENAMED:
+        advice = "write layer.dtype_policy" if name == "get_layer_policy" else "see tf.keras.mixed_precision"
+        yield _todo(script, use, f"tf.keras has no mixed_precision.experimental.{name} any more: {advice}.")
+    elif call is not None and any(literal_text(arg.value) in ("infer", "infer_with_float32_vars") for arg in call.args):
+        yield _todo(script, use, f"Keras has no policy {literal_text(call.args[0].value)!r} any more: write 'float32'.")
+    else:
+        yield from _renamed(script, use, _RENAMED[name])
+
+
+def _policy(script: Script, use: Use, call: cst.Call) -> Iterator[Result]:
+    """Take a loss scale away from a policy, where it is what Keras takes by itself."""
+    scale = call.args[1] if len(call.args) == 2 else None
+    if scale is None or not _is_keyword(scale, "loss_scale") or call.args[0].keyword or call.args[0].star:
+        yield _todo(script, use, "a Policy takes its name alone today: write Policy(name), and scale in the optimizer.")
+    elif literal_text(scale.value) == "dynamic" and literal_text(call.args[0].value) == "mixed_float16":
+        yield from _renamed(script, use, "Policy")
+        yield Edit(RULE, script.span(call.args[0].value)[1], script.span(scale.value)[1], "")
+    elif literal_text(scale.value) == "dynamic":
+        given = code(script, call.args[0].value)
+        line = f"`opt = tfmp.LossScaleOptimizer(opt, {_DYNAMIC})`"
+        message = f"compile scales by itself for 'mixed_float16' alone: write Policy({given}), and for another policy"
+        yield _todo(script, use, f"{message} wrap the optimizer to scale: {line}.")
+    else:
+        given = code(script, scale.value)
+        line = f"`opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager({given}))`"
+        if not literal_text(scale.value) and not isinstance(scale.value, cst.Integer | cst.Float):
+            line = f"if {given} is a number, {line}; if it is 'dynamic', nothing: compile does it by itself"
+        yield _todo(
+            script, use, f"a Policy has no loss scale today: write Policy(name), and wrap the optimizer: {line}."
+        )
+
+
+def _optimizer(script: Script, use: Use, call: cst.Call | None) -> Iterator[Result]:
+    if call is None:
+        yield from _optimizer_type(script, use)
+        return
+    scale = call.args[1] if len(call.args) == 2 else None
+    known = scale is not None and _is_keyword(scale, "loss_scale") and not call.args[0].keyword
+    if scale is None or not known or call.args[0].star or literal_text(scale.value) != "dynamic":
+        given = code(script, scale.value) if scale is not None and known else "scale"
+        yield _todo(
+            script,
+            use,
+            f"LossScaleOptimizer takes a manager: write tfmp.LossScaleOptimizer(opt, manager) with {_DYNAMIC} for "
+            f"'dynamic', tfmp.FixedLossScaleManager({given}) for a number.",
+        )
+        return
+    if use.node is not call.func or _plain(use.root) != f"{_MODULE}.LossScaleOptimizer":
+        yield Edit(RULE, *script.span(use.node), "tfmp.LossScaleOptimizer")
+    manager = f"loss_scale_manager={_DYNAMIC}" if scale.keyword else _DYNAMIC
+    start = script.span(scale.keyword)[0] if scale.keyword else script.span(scale.value)[0]
+    yield Edit(RULE, start, script.span(scale.value)[1], manager)
+    yield NeededImport(RULE, "tfmp")
+
+
+def _optimizer_type(script: Script, use: Use) -> Iterator[Result]:
+    """Ask for Keras' own type where a script asks what an optimizer is: tfmp's are of it."""
+    asked = any(
+        isinstance(above, cst.Call) and cst.ensure_type(above, cst.Call).func.deep_equals(cst.Name("isinstance"))
+        for above in script.ancestors(use.node)
+    )
+    if asked and not _plain(use.root).startswith(_MODULE):
+        yield from _renamed(script, use, "LossScaleOptimizer")
+        return
+    yield _todo(
+        script,
+        use,
+        "tf.keras has no mixed_precision.experimental.LossScaleOptimizer any more: write tfmp.LossScaleOptimizer, "
+        "which takes a manager.",
+    )
+
+
+def _renamed(script: Script, use: Use, name: str) -> Iterator[Result]:
+    node = use.node
+    root = _plain(use.root)
+    if root.startswith(f"{_MODULE}."):
+        return  # The import says what the name is of.
+    if root == _MODULE:
+        if isinstance(node, cst.Attribute) and node.attr.value != name:
+            yield Edit(RULE, *script.span(node.attr), name)
+        return
+    words = use.raw[len(_raw_root(use)) :].strip(".").split(".")
+    if use.root != "tensorflow" and _is_old(script, use):
+        yield _todo(
+            script, use, f"write tf.compat.v2.keras.mixed_precision.{name}: tf.compat.v1.keras has none in 2.15."
+        )
+    elif use.root == "tensorflow" and words[0] == "keras" and _is_old(script, use):
+        start = script.span(without_last_words(node, len(words)))[1]
+        yield Edit(RULE, start, script.span(node)[1], ".".join(["", "compat", "v2", *words[:-2], name]))
+    else:
+        above, last = cst.ensure_type(without_last_words(node, 1), cst.Attribute), cst.ensure_type(node, cst.Attribute)
+        yield Edit(RULE, script.span(above.attr)[0], script.span(last.attr)[1], name)
+
+
+def _raw_root(use: Use) -> str:
+    """Return what the first word of a use means, as the script imports it."""
+    return use.raw[: len(use.raw) - len(use.name[len(use.root) :])]
+
+
+def _is_old(script: Script, use: Use) -> bool:
+    """Tell whether the use is, or by R1 will be, one of `tf.compat.v1`, whose Keras has no policies in 2.15."""
+    return _raw_root(use).startswith(OLD_MODULE) or script.once(judge).generation is Generation.OLD
+
+
+def _todo(script: Script, use: Use, message: str) -> Finding:
+    return Finding(RULE, script.line(use.node), Level.TODO, message)
+
+
+def _is_keyword(arg: cst.Arg, name: str) -> bool:
+    return not arg.star and (arg.keyword is None or arg.keyword.value == name)

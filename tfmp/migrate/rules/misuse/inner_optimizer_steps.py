@@ -1,0 +1,72 @@
+"""Finds steps that an optimizer takes by itself though a wrapper is around it."""
+
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from tfmp.migrate.analysis.calls import argument, code, method, methods
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
+
+
+def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
+    """Tell of a wrapper's gradients that the inner optimizer applies, and of a wrapper that is not used at all."""
+    optimizers = script.once(WrappedOptimizers)
+    # Whoever moves the scale by hand looks for overflow too.
+    if not optimizers.constructions or any(True for _ in methods(script, "update_loss_scale")):
+        return
+    for call, owner in methods(script, "apply_gradients", "minimize"):
+        around = _wrappers_around(script, owner)
+        if not around or optimizers.wrapping(owner) is not None:
+            continue
+        computed = _of_wrapper(script, call, around)
+        unused = [each for each in around if _is_unused(script, each)]
+        if computed is not None:
+            wrapper = code(script, method(computed)[0])
+            message = _GRADIENTS.format(wrapper=wrapper, line=script.line(computed), inner=code(script, owner))
+            yield call, Level.TODO, message
+        elif len(unused) == len(around) and not script.once(DataFlow).is_exclusive(call, unused[0]):
+            step = code(script, call.func)
+            yield call, Level.TODO, _UNUSED.format(line=script.line(unused[0]), step=step, name=method(call)[1])
+
+
+def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[cst.Call]:
+    """Return what puts a wrapper around an optimizer that is named here without it."""
+    flow, optimizers = script.once(DataFlow), script.once(WrappedOptimizers)
+    if isinstance(optimizer, cst.Attribute) and optimizer.attr.value == "_opt":
+        wrapping = optimizers.wrapping(optimizer.value)
+        return [wrapping.call] if wrapping is not None else []
+    made, found = set(flow.values(optimizer).nodes), []
+    for construction in optimizers.constructions:
+        inner = optimizers.inner(construction)
+        if inner is not None and made & set(flow.values(inner).nodes):
+            found.append(construction)
+    return found
+
+
+def _of_wrapper(script: Script, call: cst.Call, around: Sequence[cst.Call]) -> cst.Call | None:
+    """Return the `compute_gradients` of one of these wrappers whose gradients a step applies."""
+    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
+    for each in flow.calls_behind(grads, optimizers.is_gradients) if grads is not None else ():
+        wrapping = optimizers.computed_by_wrapper(each)
+        if wrapping is not None and wrapping.certain and wrapping.call in around:
+            return each
+    return None
+
+
+def _is_unused(script: Script, construction: cst.Call) -> bool:
+    above = script.parent(construction)
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    return isinstance(target, cst.Name) and script.reads_of(target) == ()
+
+
+_GRADIENTS = (
+    "{wrapper} computes the gradients on line {line}, and the optimizer inside it, {inner}, applies them: a step that "
+    "overflowed is not skipped, and a dynamic scale never moves. Write {wrapper}.apply_gradients."
+)
+_UNUSED = (
+    "the wrapper on line {line} is never used: {step} trains without loss scaling. Call {name} of the wrapper instead."
+)

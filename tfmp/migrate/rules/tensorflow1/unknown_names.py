@@ -1,0 +1,83 @@
+"""R13, too: names of `tf` that TensorFlow 2.15 does not have."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import libcst as cst
+
+from tfmp.migrate.analysis.guarded_imports import is_looked_for, is_tried
+from tfmp.migrate.analysis.names import Imported
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tf_version import OLD_MODULE, Generation, below, is_explicit, judge, module_words
+from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.tables.api_names import Standing, standing
+
+RULE = "R13"
+_NOT_ATTRIBUTES = frozenset(("python", "core"))
+_EXAMPLES = "tensorflow.examples is not in TensorFlow 2: keep a copy of what is used of it"
+_OTHER_RULES = frozenset(("contrib", "compat", "keras"))
+
+
+def report(script: Script, options: Options) -> Iterator[Result]:
+    """Report each unknown name once, before the script is run."""
+    del options
+    lines: dict[str, list[int]] = defaultdict(list)
+    words = script.once(module_words)
+    is_old = script.once(judge).generation in (Generation.OLD, Generation.UPGRADED)
+    for use in script.uses:
+        name = below(use.name)
+        if use.root != "tensorflow" or not _is_checked(name) or _is_expected(script, use.node):
+            continue
+        kind = standing(name)
+        if kind is Standing.NEW and is_explicit(use, words):
+            lines[f"tf.compat.v1 has no {name}: write tf.compat.v2.{name}"].append(script.line(use.node))
+        elif kind is Standing.MISSING:
+            lines[_said(name)].append(script.line(use.node))
+    for one in script.imports:
+        name = below(one.name)
+        if name.startswith("examples"):
+            lines[_EXAMPLES].append(script.line(one.node))
+        elif _is_imported(one) and standing(name) is Standing.MISSING and not is_tried(script, one.node):
+            is_ours = _is_checked(name) or (is_old and _is_of_keras(name))
+            if is_ours:
+                lines[_said(name)].append(script.line(one.node))
+    for said, places in lines.items():
+        count = f" ({len(places)} places)" if len(places) > 1 else ""
+        yield Finding(RULE, min(places), Level.TODO, f"{said}{count}.")
+
+
+def _is_imported(one: Imported) -> bool:
+    """Tell whether a `from` import names something that only a public module can have."""
+    name = below(one.name)
+    words = name.split(".")
+    if not isinstance(one.node, cst.ImportFrom) or not one.bound or not _NOT_ATTRIBUTES.isdisjoint(words):
+        return False
+    is_plain = one.raw in (f"tensorflow.{name}", f"{OLD_MODULE}.{name}")
+    return is_plain and (len(words) == 1 or standing(words[0]) is Standing.UNTOLD)
+
+
+def _is_of_keras(name: str) -> bool:
+    return name.startswith("keras.") and not name.startswith("keras.mixed_precision.")
+
+
+def _said(name: str) -> str:
+    """Return what is wrong with a name, cut behind its first unknown word."""
+    words = name.split(".")
+    if words[0] in _NOT_ATTRIBUTES:
+        return f"tf.{words[0]} is no attribute of TensorFlow 2: import tensorflow.{words[0]}'s module by its name"
+    counts = range(1, len(words) + 1)
+    known = next(count for count in counts if standing(".".join(words[:count])) is Standing.MISSING)
+    return f"tf.{'.'.join(words[:known])} is not in TensorFlow 2.15: a slip of the pen, or removed"
+
+
+def _is_checked(name: str) -> bool:
+    first = name.partition(".")[0]
+    return bool(first) and first not in _OTHER_RULES and "__" not in name
+
+
+def _is_expected(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether the script makes the name, or looks whether it is there."""
+    if isinstance(script.parent(node), cst.AssignTarget | cst.Del):
+        return True
+    tried = any(isinstance(above, cst.Try) and bool(above.handlers) for above in script.ancestors(node))
+    return tried or is_looked_for(script, node)

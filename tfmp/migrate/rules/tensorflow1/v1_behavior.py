@@ -1,0 +1,230 @@
+"""R1: a script of TensorFlow 1 imports `tensorflow.compat.v1`, and starts with `disable_v2_behavior()`."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from tfmp.migrate.analysis.names import Imported, Use, dotted, first_word
+from tfmp.migrate.analysis.project_role import asks_for_main, is_run
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tf_version import (
+    OLD_MODULE,
+    Generation,
+    Judged,
+    below,
+    judge,
+    module_words,
+    old_word,
+    rebound,
+)
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
+from tfmp.migrate.tables.api_names import Standing, differs, standing
+from tfmp.migrate.tables.changed_positions import FIRST_CHANGED
+
+RULE = "R1"
+_CALL = "disable_v2_behavior()"
+_EAGER = frozenset(("enable_eager_execution", "enable_v2_behavior"))
+
+
+def rewrite(script: Script, options: Options) -> Iterator[Result]:
+    """Bring the names and the behaviour of TensorFlow 1 to a script that was written for it."""
+    del options
+    judged = script.once(judge)
+    yield from _stars(script, judged)
+    if judged.generation is Generation.OLD:
+        yield from _imports(script)
+    if judged.generation in (Generation.OLD, Generation.UPGRADED):
+        yield from _behavior(script, judged)
+    else:
+        yield from _left_alone(script, judged)
+
+
+def _stars(script: Script, judged: Judged) -> Iterator[Finding]:
+    """Report star imports that bring, or would have to bring, names of TensorFlow 1."""
+    for one in script.imports:
+        if one.bound or not f"{one.raw}.".startswith("tensorflow."):
+            continue
+        module = "" if one.raw in ("tensorflow", OLD_MODULE) else f"{below(one.raw)}."
+        names = [name for name in script.free_names if not module and name == "contrib"]
+        if not one.raw.startswith(OLD_MODULE):
+            names += [name for name in script.free_names if standing(f"{module}{name}") is Standing.OLD]
+        is_old = judged.generation is Generation.OLD and not one.raw.startswith(OLD_MODULE)
+        if names or (is_old and (not module or differs(module.rstrip(".")))):
+            first = f", as {names[0]} in line {script.free_names[names[0]][0]}" if names else ""
+            advice = "; for contrib.mixed_precision write tfmp" if "contrib" in names else ""
+            message = (
+                f"a star import hides which names are of TensorFlow 1{first}: "
+                f"write `import {OLD_MODULE} as tf`, and tf. before each of them{advice}."
+            )
+            yield Finding(RULE, script.line(one.node), Level.TODO, message)
+
+
+def _left_alone(script: Script, judged: Judged) -> Iterator[Finding]:
+    if judged.generation is Generation.UNCLEAR:
+        yield _unclear(script)
+    if judged.generation not in (Generation.NEW, Generation.MIXED):
+        return
+    new = min(judged.new, key=lambda mark: script.line(mark.node))
+    if judged.generation is Generation.NEW:
+        message = f"written for TensorFlow 2 ({new.shown}): left alone."
+        yield Finding(RULE, script.line(new.node), Level.NOTE, message)
+        return
+    old = min(judged.old, key=lambda mark: script.line(mark.node))
+    message = (
+        f"{new.shown} is of TensorFlow 2, but {old.shown} in line {script.line(old.node)} is of TensorFlow 1: left "
+        f"alone. Write tf.compat.v1 for what is of 1, or `import {OLD_MODULE} as tf` and tf.compat.v2 for what is of 2."
+    )
+    yield Finding(RULE, script.line(new.node), Level.TODO, message)
+
+
+def _unclear(script: Script) -> Finding:
+    cannot = "cannot tell whether this was written for TensorFlow 1 or 2: left alone"
+    changed = next((use for use in script.uses if _means_two_things(script, use)), None)
+    if changed is None:
+        message = f"{cannot}. Its calls take the same arguments in both."
+        return Finding(RULE, _first_import(script), Level.NOTE, message)
+    message = (
+        f"{cannot}, but tf.{below(changed.name)} takes these arguments in another order in each. If it was for 1, "
+        f"write `import {OLD_MODULE} as tf`; if for 2, give them by keyword."
+    )
+    return Finding(RULE, script.line(changed.node), Level.TODO, message)
+
+
+def _means_two_things(script: Script, use: Use) -> bool:
+    """Tell whether an argument that a call gives by its position is another one in TensorFlow 2."""
+    first, call = FIRST_CHANGED.get(below(use.name)), script.call_of(use.node)
+    if first is None or call is None:
+        return False
+    return sum(arg.keyword is None and not arg.star for arg in call.args) > first
+
+
+def _imports(script: Script) -> Iterator[Result]:
+    already = script.once(module_words)
+    for node in script.nodes(cst.Import):
+        for alias in node.names:
+            name = dotted(alias.name)
+            bound = dotted(alias.asname.name) if alias.asname else ""
+            if name == "tensorflow" and (bound or name) not in already:
+                yield _of_tensorflow(script, node, alias, bound)
+            elif name.startswith("tensorflow.") and differs(below(name)):
+                yield from _of_module(script, node, alias, bound)
+    for statement in script.nodes(cst.ImportFrom):
+        module = dotted(statement.module)
+        if not statement.relative and f"{module}.".startswith("tensorflow."):
+            yield from _from_import(script, statement, below(module))
+
+
+def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Edit | Finding:
+    others = rebound(script)
+    if not bound and others:
+        message = (
+            f"`import {others[0].raw}` in line {script.line(others[0].node)} binds the name tensorflow too: "
+            f"write `import {OLD_MODULE} as tf`, and tf for tensorflow below."
+        )
+        return Finding(RULE, script.line(node), Level.TODO, message)
+    start, end = script.span(alias.name)
+    return Edit(RULE, start, end, OLD_MODULE if bound else f"{OLD_MODULE} as tensorflow")
+
+
+def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Iterator[Result]:
+    """Import `tensorflow.keras.backend as K` from where TensorFlow 1's is."""
+    name = below(dotted(alias.name))
+    if bound:
+        yield Edit(RULE, *script.span(alias.name), f"{OLD_MODULE}.{name}")
+        return
+    if any(one.raw in ("tensorflow", OLD_MODULE) and one.bound == "tensorflow" for one in script.imports):
+        return
+    uses = (use for use in script.uses if first_word(use.node) == "tensorflow" and differs(below(use.raw)))
+    first = next(uses, None)
+    if first is not None:
+        message = (
+            f"`import tensorflow.{name}` brings TensorFlow 2's names, as {dotted(first.node)} in line "
+            f"{script.line(first.node)}: write `import {OLD_MODULE} as tf`, and tf for tensorflow below."
+        )
+        yield Finding(RULE, script.line(node), Level.TODO, message)
+
+
+def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[Result]:
+    if isinstance(node.names, cst.ImportStar):
+        return
+    # `tf.app.flags` is no module of its own.
+    target = f"{OLD_MODULE}.{'flags' if module == 'app.flags' else module}".rstrip(".")
+    names = [dotted(alias.name) for alias in node.names]
+    moved = [name for name in names if differs(f"{module}.{name}".lstrip("."))]
+    if moved:
+        yield MovedNames(RULE, node, {name: (target, name) for name in moved})
+
+
+def _behavior(script: Script, judged: Judged) -> Iterator[Result]:
+    """Insert the call in the script that is run."""
+    called: dict[str, Use | Imported] = {
+        below(use.name): use for use in script.uses if below(use.name).startswith(("enable_", "disable_"))
+    }
+    called |= {below(one.name): one for one in script.imports if below(one.name) == "disable_v2_behavior"}
+    if "disable_v2_behavior" in called or not is_run(script):
+        return
+    chosen = next((use for name, use in called.items() if name in _EAGER), None)
+    if chosen is not None:
+        message = (
+            f"tf.{below(chosen.name)}() asks for eager execution, so tf.{_CALL} is not inserted: "
+            "write it instead if the script trains in a session."
+        )
+        yield Finding(RULE, script.line(chosen.node), Level.NOTE, message)
+    elif "disable_eager_execution" in called:
+        message = (
+            "tf.disable_eager_execution() alone leaves resource variables and TensorFlow 2's control flow on: "
+            f"write tf.{_CALL} instead to have TensorFlow 1's behaviour, names and fetches."
+        )
+        yield Finding(RULE, script.line(called["disable_eager_execution"].node), Level.NOTE, message)
+    elif judged.generation is Generation.UPGRADED and judged.keras and _fits(script):
+        message = (
+            "cannot tell whether Keras is to train as in TensorFlow 1 or eagerly: left alone. If as in 1, write "
+            f"tf.compat.v1.{_CALL} below the imports; if eagerly, tf.compat.v1.enable_eager_execution()."
+        )
+        yield Finding(RULE, _first_import(script), Level.TODO, message)
+    else:
+        yield _inserted(script, judged)
+
+
+def _inserted(script: Script, judged: Judged) -> Edit | Finding:
+    for imported in script.imports:
+        statement = _statement(script, imported)
+        if imported.name != "tensorflow" or not imported.bound or statement is None:
+            continue
+        place = script.end_of_line(statement)
+        newline = script.module.default_newline
+        start = "" if script.text[:place].endswith(("\n", "\r")) else newline
+        word = old_word(script, judged, imported.bound)
+        return Edit(RULE, place, place, f"{start}{_indent(script, statement)}{word}.{_CALL}{newline}")
+    message = f"this script is run, but imports no tensorflow at its top: call {OLD_MODULE}.{_CALL} before all else."
+    return Finding(RULE, _first_import(script), Level.TODO, message)
+
+
+def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
+    """Return the statement below which the name is bound; None for imports of functions."""
+    above = [imported.node, *script.ancestors(imported.node)]
+    if any(isinstance(node, cst.FunctionDef | cst.ClassDef) for node in above):
+        return None
+    line, outermost = above[1], above[-2]
+    others = (one.node for one in script.imports if one.bound == imported.bound and one.node is not imported.node)
+    # Both branches of a statement bind the name: below it, it is bound.
+    both = any(outermost in script.ancestors(node) for node in others)
+    is_main = isinstance(outermost, cst.If) and asks_for_main(outermost)
+    return line if isinstance(line, cst.SimpleStatementLine) and (is_main or not both) else outermost
+
+
+def _indent(script: Script, statement: cst.CSTNode) -> str:
+    start, _ = script.span(statement)
+    line = script.text[:start].replace("\r", "\n").rpartition("\n")[2]
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _fits(script: Script) -> bool:
+    return any(
+        isinstance(call.func, cst.Attribute) and call.func.attr.value in ("fit", "fit_generator")
+        for call in script.nodes(cst.Call)
+    )
+
+
+def _first_import(script: Script) -> int:
+    return next(script.line(one.node) for one in script.imports if f"{one.name}.".startswith("tensorflow."))

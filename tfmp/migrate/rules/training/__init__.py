@@ -1,0 +1,1 @@
+"""Rules on what a training loop does with the global step, and with tensors by name."""
