@@ -1,28 +1,21 @@
-"""Finding, reading, and replacing files; every byte that is not rewritten stays."""
+"""Which files the command finds, how it reads them, and how it replaces them."""
 
 import ast
 import codecs
 import os
 import re
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tfmp.migrate.cli import files, syntax
 from tfmp.migrate.cli.processing import FileReport, Job, process
-from tfmp.migrate.edits.rewriting import rewrite
 
 _SCRIPT = b"import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
 _REWRITTEN = b"import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
-
-_CANNOT_PARSE = rf"^Python {sys.version_info[0]}\.{sys.version_info[1]} cannot parse it: "
-_KEYWORD = r"^async and await are keywords since Python 3\.7: "
 
 
 def _written(path: Path, content: bytes) -> FileReport:
@@ -124,61 +117,6 @@ def test_a_file_that_is_no_text_is_named_and_left_alone(content: bytes, message:
     assert (tmp_path / "a.py").read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "print 'step', step\n",
-        "print step\n",
-        "exec 'x = 1'\n",
-        "try:\n  pass\nexcept ValueError, error:\n  raise\n",
-        "raise ValueError, 'no'\n",
-        "mode = 0755\n",
-        "big = 10L\n",
-        "if a <> b: pass\n",
-        "text = `a`\n",
-        "text = ur'a'\n",
-        "def f(a, (b, c)): pass\n",
-    ],
-)
-def test_python_2_is_called_by_its_name(text: str) -> None:
-    with pytest.raises(syntax.NotPythonError, match=r"^Python 2: run 2to3 or futurize first$") as raised:
-        syntax.check(f"x = 1\n{text}")
-    assert raised.value.line == (4 if "except" in text else 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("def f(:\n", _CANNOT_PARSE),
-        ("printer = [(1, 2]\n", _CANNOT_PARSE),
-        ("del x = 0.001\n", _CANNOT_PARSE),
-        ("if 1:\n\tx = 1\n        y = 2\n", "^tabs and spaces are mixed in its indentation, which Python 3 refuses"),
-        ("async = True\n", _KEYWORD),
-        ("queue.async(f)\n", _KEYWORD),
-        ("f(x, async=True)\n", _KEYWORD),
-        ("from asyncio import async\n", _KEYWORD),
-        ("await = 1\n", _KEYWORD),
-        ("async def f(:\n    await g()\n", _CANNOT_PARSE),
-        ("x = f()" + ".g()" * 20_000, "^its expressions are nested too deep to be read$"),
-    ],
-)
-def test_other_faults_are_told_apart_from_python_2(text: str, message: str) -> None:
-    with pytest.raises(syntax.NotPythonError, match=message):
-        syntax.check(text)
-
-
-def test_some_hundred_chained_calls_are_not_too_deep(tmp_path: Path) -> None:
-    limit = sys.getrecursionlimit()
-    report = _written(tmp_path / "a.py", _SCRIPT + b"x = f()" + b".g()" * 400 + b"\n")
-    assert report.error is None
-    assert len(report.changes) == 2
-    assert sys.getrecursionlimit() == limit
-
-
-def test_odd_escapes_are_the_scripts_own_matter() -> None:
-    syntax.check("pattern = '\\d'\n")
-
-
 def test_an_edited_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "run.py"
     path.write_bytes(b"")
@@ -266,85 +204,3 @@ def test_a_file_in_a_protected_directory_is_named_and_left_alone(mortal: Path) -
     assert report.error == "it cannot be written: its directory cannot be written"
     assert not report.changes
     assert (mortal / "closed/a.py").read_bytes() == _SCRIPT
-
-
-@pytest.mark.parametrize(
-    ("lead", "end"),
-    [
-        (b"", b"\n"),
-        (b"", b"\r\n"),
-        (b"", b"\r"),
-        (codecs.BOM_UTF8, b"\n"),
-        (b"\f", b"\n"),
-        ("# coding: latin-1\n# \u00e9\n".encode("latin-1"), b"\r\n"),
-        ("# -*- coding: gbk -*-\n# \u6df7\u5408\n".encode("gbk"), b"\n"),
-    ],
-)
-def test_bytes_that_are_not_rewritten_stay(lead: bytes, end: bytes, tmp_path: Path) -> None:
-    before, after = (lead + script.replace(b"\n", end) for script in (_SCRIPT, _REWRITTEN))
-    if lead.startswith(b"#"):
-        # A line that is added ends as the file's first line does.
-        after = after.replace(b"import tfmp" + end, b"import tfmp\n")
-    report = _written(tmp_path / "a.py", before)
-    assert report.error is None
-    assert (tmp_path / "a.py").read_bytes() == after
-
-
-def test_form_feeds_that_libcst_moves_leave_the_file_alone(tmp_path: Path) -> None:
-    content = _SCRIPT + b"if manager:\n\f    x = 1\n    y = 2\n"
-    report = _written(tmp_path / "a.py", content)
-    assert "form feeds in its indentation" in str(report.error)
-    assert (tmp_path / "a.py").read_bytes() == content
-
-
-_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
-_LINES = st.sampled_from(
-    [
-        "",
-        "\f",
-        "   ",
-        "x = 1  ",
-        "if x:\n\ty = '''\r\n\t'''\n",
-        "# \u00e9\f\u00fc",
-        "z = 'a\\\nb'",
-        "def f(a,\tb):\treturn a",
-        "\u00e9 = {1:2,}",
-        "s = '\u2028'; t = 1;",
-    ]
-)
-
-
-@given(
-    lines=st.lists(st.tuples(_LINES, _ENDS), max_size=8),
-    place=st.integers(0, 8),
-    end=_ENDS,
-    last_end=st.sampled_from(["", "\n", "\r\n", "\r"]),
-    bom=st.booleans(),
-)
-@settings(max_examples=30, deadline=None)
-def test_untouched_lines_keep_their_bytes(
-    lines: list[tuple[str, str]], place: int, end: str, last_end: str, *, bom: bool
-) -> None:
-    written = [line + line_end for line, line_end in lines]
-    script = [
-        "import tensorflow.compat.v1 as tf" + end,
-        "m = tf.contrib.mixed_precision.FixedLossScaleManager(8)" + end,
-    ]
-    before = "".join([*written[:place], *script, *written[place:], "last = 1", last_end])
-    source = files.decode((codecs.BOM_UTF8 if bom else b"") + before.encode())
-    after = files.encode(source, rewrite(source.text).text).decode("utf-8-sig")
-    added = re.findall(r"import tfmp(?:\r\n|\r|\n)", after)
-    assert len(added) == 1
-    assert after.replace(added[0], "", 1).replace("tfmp.", "tf.contrib.mixed_precision.") == before
-
-
-def test_what_is_said_of_a_written_file_has_the_lines_of_that_file(tmp_path: Path) -> None:
-    unknown = "x = tf.contrib.mixed_precision.Nothing\n"
-    path = tmp_path / "script.py"
-    path.write_text("import tensorflow as tf\n" + unknown + _SCRIPT.decode() + unknown)
-    report = process(files.Found(str(path)), Job(write=True))
-    lines = path.read_text().splitlines()
-    assert [finding.line for finding in report.findings] == [3, 6]
-    assert all("Nothing" in lines[finding.line - 1] for finding in report.findings)
-    assert [change.line for change in report.changes] == [2, 5]
-    assert all("tfmp" in lines[change.line - 1] for change in report.changes)

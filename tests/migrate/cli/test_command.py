@@ -1,28 +1,23 @@
-"""The command: what it prints, what it writes, how it ends."""
+"""The whole command: its options, its exit status and what it writes."""
 
-import codecs
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.cli import command, workers
+from tfmp.migrate.cli import command
 from tfmp.migrate.edits import rewriting
-from tfmp.migrate.edits.results import Edit, Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Edit, Options, Result
 from tfmp.migrate.rules import Rule
 
 _SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
 _REWRITTEN = "import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
 _UNKNOWN = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.Manager(8)\n"
-_INTERRUPTED = "interrupted: what was done so far is in the report; run it again for the rest.\n"
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -107,65 +102,6 @@ def test_what_cannot_be_done_is_named_once_the_rest_is_done(capsys: pytest.Captu
     ]
 
 
-def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    _write(a=_SCRIPT, b=_UNKNOWN, c="print 'x'\n")
-    assert command.main(["--json", "a.py", "b.py", "c.py"]) == 1
-    document = json.loads(capsys.readouterr().out)
-    first, second, third = document["files"]
-    name = "FixedLossScaleManager"
-    assert first == {
-        "path": "a.py",
-        "changed": True,
-        "edits": [
-            {"rule": "R2", "line": 2, "before": "", "after": "import tfmp\n"},
-            {"rule": "R2", "line": 2, "before": f"tf.contrib.mixed_precision.{name}", "after": f"tfmp.{name}"},
-        ],
-        "findings": [],
-        "error": None,
-        "error_line": None,
-    }
-    assert [(one["rule"], one["line"], one["level"]) for one in second["findings"]] == [("R2", 2, "todo")]
-    assert (third["error"], third["error_line"]) == ("Python 2: run 2to3 or futurize first", 1)
-    assert document["summary"] == {
-        "files": 3,
-        "changed": 1,
-        "unchanged": 1,
-        "not_done": 1,
-        "written": False,
-        "rules": {"R2": {"files": 2, "lines": 2, "todo": 1, "note": 0}},
-    }
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_json_has_names_that_are_not_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
-    Path(os.fsdecode(b"\xff.py")).write_text("x = 1\n")
-    assert command.main(["--json", "."]) == 0
-    (report,) = json.loads(capsys.readouterr().out)["files"]
-    assert report["path"] == "./\\xff.py"
-
-
-@pytest.mark.parametrize("program", [["git", "apply", "-p0"], ["patch", "-s", "-p0", "-i"]])
-def test_diff_alone_is_a_patch(program: list[str], capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    def variants(script: str) -> dict[str, bytes]:
-        return {
-            "ends.py": (script.replace("\n", "\r\n") + "x = '\u00e9'").encode(),
-            "mark.py": codecs.BOM_UTF8 + script.encode(),
-            "old.py": ("# coding: latin-1\n" + script + "x = '\u00e9'\n").encode("latin-1"),
-            "with a space.py": script.encode(),
-            "in/gbk.py": "# coding: gbk\n# \u6df7\u5408\n".encode("gbk") + script.encode(),
-        }
-
-    Path("in").mkdir()
-    for name, content in variants(_SCRIPT).items():
-        Path(name).write_bytes(content)
-    assert command.main(["--diff", "."]) == 0
-    shown = capsysbinary.readouterr()
-    Path("a.patch").write_bytes(shown.out)
-    assert shown.err.endswith(b"5 files: 5 to be rewritten, 0 unchanged, 0 not done\n")
-    subprocess.run([*program, "a.patch"], check=True)
-    assert {name: Path(name).read_bytes() for name in variants("")} == variants(_REWRITTEN)
-
-
 @pytest.mark.parametrize(
     "arguments", [[], [""], ["--unknown", "a.py"], ["--write", "--check", "a.py"], ["--json", "--diff", "a.py"]]
 )
@@ -176,16 +112,6 @@ def test_wrong_usage_ends_with_status_2(arguments: list[str], capsys: pytest.Cap
     assert ended.value.code == 2
     assert "usage: python -m tfmp.migrate" in capsys.readouterr().err
     assert Path("a.py").read_text() == _SCRIPT
-
-
-def _notes(script: Script, options: Options) -> Iterator[Result]:
-    del script
-    yield Finding("R6", 1, Level.NOTE, f"kept, to_tfmp={options.to_tfmp}.")
-
-
-def _edits_import(script: Script, options: Options) -> Iterator[Result]:
-    del script, options
-    yield Edit("R1", 0, 6, "import  ")
 
 
 def _edits_first_word(script: Script, options: Options) -> Iterator[Result]:
@@ -201,18 +127,6 @@ def _edits_first_words(script: Script, options: Options) -> Iterator[Result]:
 def _fails(script: Script, options: Options) -> Iterator[Result]:
     del options
     raise KeyError(script.text[:6])
-
-
-def test_notes_are_marked_and_leave_nothing_to_do(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewriting, "RULES", (_notes,))
-    _write(a=_SCRIPT)
-    assert command.main(["--to-tfmp", "a.py"]) == 0
-    shown = capsys.readouterr().out
-    assert "a.py:1: R6: note: kept, to_tfmp=True.\n" in shown
-    assert "R6        1                0           0      1\n" in shown
-    assert command.main(["--check", "a.py"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -242,128 +156,6 @@ def test_what_libcst_cannot_parse_is_one_line_with_its_place(capsys: pytest.Capt
         "a.py:2: not done: LibCST, which edits it, cannot parse this line, though Python can.",
         "1 file: 0 to be rewritten, 0 unchanged, 1 not done",
     ]
-
-
-def test_many_files_are_shared_among_processes_in_order(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "_cores", lambda: 2)
-    _write(**{f"f{number:02}": "print 'x'\n" if number == 7 else "x = 1\n" for number in range(48)}, g=_SCRIPT)
-    assert command.main(["--write", "."]) == 1
-    assert Path("g.py").read_text() == _REWRITTEN
-    shown = capsys.readouterr()
-    assert shown.out.splitlines()[0] == "./f07.py:1: not done: Python 2: run 2to3 or futurize first."
-    assert shown.out.splitlines()[-1] == "49 files: 1 rewritten, 47 unchanged, 1 not done"
-    # Progress is for terminals.
-    assert shown.err == ""
-
-
-def test_an_interrupt_ends_it_without_a_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(script: Script, options: Options) -> Iterator[Result]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rewriting, "RULES", (interrupted,))
-    _write(a=_SCRIPT)
-    assert command.main(["--write", "a.py"]) == 130
-    assert capsys.readouterr().err == _INTERRUPTED
-
-
-def _interrupting(script: Script, options: Options) -> Iterator[Result]:
-    # Once: a file that was written is looked at again.
-    if script.text == _SCRIPT:
-        os.kill(os.getpid(), signal.SIGINT)
-    yield from _edits_import(script, options)
-
-
-@pytest.fixture
-def _takes_interrupts() -> Iterator[None]:
-    # A shell without job control starts what is in its background with interrupts ignored, and so these tests.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_takes_interrupts")
-def test_an_interrupt_lets_files_be_finished_and_tells_of_them(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
-    _write(a=_SCRIPT, b=_SCRIPT)
-    assert command.main(["--write", "a.py", "b.py"]) == 130
-    shown = capsys.readouterr()
-    assert shown.out.endswith("\n1 file: 1 rewritten, 0 unchanged, 0 not done\n")
-    assert shown.err == _INTERRUPTED
-    assert Path("a.py").read_text() != _SCRIPT
-    assert Path("b.py").read_text() == _SCRIPT
-
-
-@pytest.mark.usefixtures("_takes_interrupts")
-def test_what_was_started_to_ignore_interrupts_does_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
-    _write(a=_SCRIPT, b=_SCRIPT)
-    assert command.main(["--write", "a.py", "b.py"]) == 0
-    assert capsys.readouterr().out.endswith("\n2 files: 2 rewritten, 0 unchanged, 0 not done\n")
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-# Its files take some seconds: it is interrupted, or loses a process, in the midst of them.
-def _busy_process() -> "subprocess.Popen[str]":
-    Path("many").mkdir()
-    for number in range(60):
-        Path(f"many/f{number:03}.py").write_text(_SCRIPT * 6)
-    script = (
-        "import signal, sys; from tfmp.migrate.cli import command, workers; "
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "workers._cores = lambda: 2; sys.exit(command.main(sys.argv[1:]))"
-    )
-    command_line = [sys.executable, "-c", script, "--write", "many"]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    process = subprocess.Popen(
-        command_line,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while not _rewritten_ones() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return process
-
-
-def _rewritten_ones() -> set[str]:
-    return {f"many/{path.name}" for path in Path("many").glob("*.py") if "import tfmp" in path.read_text()}
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs groups of processes")
-def test_an_interrupt_ends_all_processes_and_tells_what_was_written() -> None:
-    process = _busy_process()
-    os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=10)
-    assert process.returncode == 130
-    assert errors == _INTERRUPTED
-    written = {line.partition(":")[0] for line in output.splitlines() if ": added `import tfmp`" in line}
-    assert 0 < len(written) < 60
-    assert written == _rewritten_ones()
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a process's children in /proc")
-def test_a_process_that_is_ended_from_outside_costs_no_file() -> None:
-    process = _busy_process()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(workers) == 2
-    os.kill(int(workers[0]), signal.SIGKILL)
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    assert "not done:" not in output
-    assert len(_rewritten_ones()) == 60
 
 
 def _without(package: str) -> str:
