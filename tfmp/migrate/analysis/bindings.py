@@ -55,14 +55,14 @@ def bindings_of(script: Script) -> Iterator[Binding]:
             yield from _bound(script, node, target, value, replaces)
 
 
-def names_made(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
+def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
     """Return the names that a script binds by anything but imports, with the statement that does so.
 
     Args:
         script: The script.
 
     Example:
-        >>> [name for name, _ in names_made(Script('''import a
+        >>> [name for name, _ in own_names(Script('''import a
         ... b = a
         ... def c(d): pass'''))]
         ['b', 'd', 'c']

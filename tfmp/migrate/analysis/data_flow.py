@@ -15,7 +15,7 @@ from tfmp.migrate.analysis.bindings import COMPREHENSIONS, Binding, Scope, bindi
 from tfmp.migrate.analysis.calls import argument
 from tfmp.migrate.analysis.conditions import Branches, Conditions
 from tfmp.migrate.analysis.names import dotted
-from tfmp.migrate.analysis.return_values import Returned
+from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
 _SCOPES = (cst.FunctionDef, cst.Lambda, cst.ClassDef, cst.Module)
@@ -219,7 +219,9 @@ class DataFlow:
         if bindings and not dotted(call.func).startswith("self."):
             yield from (each.value.body for each in bindings if isinstance(each.value, cst.Lambda))
         else:
-            yield from (each for each in self._script.once(Returned).values(call) if not isinstance(each, cst.Tuple))
+            yield from (
+                each for each in self._script.cached(ReturnValues).values(call) if not isinstance(each, cst.Tuple)
+            )
 
     def _visible(self, node: cst.CSTNode, name: str) -> tuple[Sequence[Binding], bool]:
         """Return what binds a name that is read, and whether that is in the function where it is read."""

@@ -22,7 +22,7 @@ _SAME_NUMBER = ("constant", "cast", "identity", "convert_to_tensor", "to_int32",
 _SAME_VARIABLE = ("read_value", "value", "initialized_value")
 
 
-class Increment(NamedTuple):
+class GlobalStepUpdate(NamedTuple):
     """A call that moves the global step by one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Increment(NamedTuple):
     moves: Sequence[cst.CSTNode]
 
 
-def increments(script: Script) -> Iterator[Increment]:
+def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
     """Return the calls that move the global step by one.
 
     Args:
@@ -46,7 +46,7 @@ def increments(script: Script) -> Iterator[Increment]:
 
     Example:
         >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
-        >>> [script.span(increment.call)[0] for increment in increments(script)]
+        >>> [script.span(increment.call)[0] for increment in global_step_updates(script)]
         [4, 48]
     """
     for call in script.nodes(cst.Call):
@@ -55,7 +55,7 @@ def increments(script: Script) -> Iterator[Increment]:
             counter = (argument(call, 0, "ref") or argument(call, -1, "variable")) if name else owner
             by = argument(call, 1 if name else 0, "value" if name else "delta")
             if counter is not None and by is not None and _is_one(script, by) and _is_counter(script, counter):
-                yield Increment(call, counter, False, (call,))
+                yield GlobalStepUpdate(call, counter, False, (call,))
         elif name in _ASSIGNS or (of_method == "assign" and not name):
             counter = argument(call, 0, "ref") if name else owner
             value = argument(call, 1 if name else 0, "value")
@@ -71,25 +71,25 @@ def is_same_counter(script: Script, one: cst.BaseExpression, other: cst.BaseExpr
         one: The one.
         other: The other.
     """
-    is_one_name = script.once(DataFlow).is_same_name(one, other)
+    is_one_name = script.cached(DataFlow).is_same_name(one, other)
     return is_one_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
 
 
-def is_run_with(script: Script, increment: Increment, step: cst.Call) -> bool | None:
+def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> bool | None:
     """Tell whether one run of the graph does both an increment and an optimizer's step; None if that is not known.
 
     Args:
         script: The script.
-        increment: The increment.
+        update: The increment.
         step: The optimizer's step.
     """
-    with_increment, with_step = _ahead(script, increment.call), _ahead(script, step)
-    for node in script.once(_joins):
+    with_increment, with_step = _ahead(script, update.call), _ahead(script, step)
+    for node in script.cached(_joins):
         if node in with_increment and (node in with_step or _is_held(script, step, node)):
             return True
-        if node in with_step and _is_held(script, increment.call, node):
+        if node in with_step and _is_held(script, update.call, node):
             return True
-    return None if _is_used(script, increment.call) else False
+    return None if _is_used(script, update.call) else False
 
 
 def _joins(script: Script) -> Sequence[cst.BaseExpression]:
@@ -100,12 +100,12 @@ def _joins(script: Script) -> Sequence[cst.BaseExpression]:
 
 
 def _users(script: Script) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
-    return script.once(DataFlow).users_of_all_behind(script.once(_joins))
+    return script.cached(DataFlow).users_of_all_behind(script.cached(_joins))
 
 
 def _ahead(script: Script, node: cst.CSTNode) -> set[cst.CSTNode]:
     """Return a node and all whose values came from it, as far as something joins them."""
-    users = script.once(_users)
+    users = script.cached(_users)
     found, stack = set(), [node]
     while stack:
         each = stack.pop()
@@ -134,7 +134,7 @@ def _is_used(script: Script, call: cst.Call) -> bool:
 def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
     if _gets_global_step(script, counter) or dotted(counter).split(".")[-1] == "global_step":
         return True
-    if any(_gets_global_step(script, node) for node in script.once(DataFlow).values(counter).nodes):
+    if any(_gets_global_step(script, node) for node in script.cached(DataFlow).values(counter).nodes):
         return True
     given = (argument(step, 1, "global_step") for step, _ in methods(script, "apply_gradients", "minimize"))
     return any(each is not None and is_same_counter(script, each, counter) for each in given)
@@ -144,7 +144,7 @@ def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
     """Tell whether a variable is the one that tf.train.get_global_step() returns; taken so for a name that says it."""
     if _gets_global_step(script, counter):
         return True
-    values = script.once(DataFlow).values(counter).nodes
+    values = script.cached(DataFlow).values(counter).nodes
     if not values:
         return dotted(counter).split(".")[-1] == "global_step"
     return all(_gets_global_step(script, node) for node in values)
@@ -161,8 +161,8 @@ def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
 
 def _assignment(
     script: Script, call: cst.Call, counter: cst.BaseExpression, value: cst.BaseExpression
-) -> Iterator[Increment]:
-    behind = script.once(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
+) -> Iterator[GlobalStepUpdate]:
+    behind = script.cached(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
     sums = [
         node
         for node in behind
@@ -175,7 +175,7 @@ def _assignment(
             or (isinstance(node, cst.Call) and script.name_of(node.func).split(".")[-1] in _CONDITIONS)
             for node in behind
         )
-        yield Increment(call, counter, conditional, sums)
+        yield GlobalStepUpdate(call, counter, conditional, sums)
 
 
 def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:

@@ -8,7 +8,7 @@ import libcst as cst
 from tfmp.migrate.analysis.calls import argument
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.manual_scaling import multiplied, quotient
+from tfmp.migrate.analysis.manual_scaling import product_operands, quotient_operands
 from tfmp.migrate.analysis.script import Script
 
 # Of the shape of a tensor, or as many as it has elements, whatever these are.
@@ -34,8 +34,8 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
         >>> [script.name_of(each.func) for each in gradients_behind(script, product) if isinstance(each, cst.Call)]
         ['tensorflow.gradients']
     """
-    is_end = script.once(WrappedOptimizers).is_gradients
-    return script.once(DataFlow).nodes_behind(node, is_end, partial(_is_beside, script))
+    is_end = script.cached(WrappedOptimizers).is_gradients
+    return script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_beside, script))
 
 
 def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
@@ -49,14 +49,14 @@ def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
 
 
 def _is_computed(script: Script, node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Call) and script.once(WrappedOptimizers).is_gradients(node)
+    return isinstance(node, cst.Call) and script.cached(WrappedOptimizers).is_gradients(node)
 
 
 def _is_unknown(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether this is a parameter, or a name that nothing seems to bind."""
     if not isinstance(node, cst.Name) or script.is_builtin(node) or not script.is_use(node):
         return False
-    bindings = script.once(DataFlow).bindings(node)
+    bindings = script.cached(DataFlow).bindings(node)
     is_imported = any(one.bound == node.value for one in script.imports)
     return any(each.value is None for each in bindings) or not (bindings or is_imported)
 
@@ -66,7 +66,7 @@ def _is_beside(script: Script, node: cst.CSTNode) -> bool:
     if _is_apart(script, node):
         return True
     operation = _operation(script, node)
-    beside = [each for each in multiplied(script, operation) if each is not node]
+    beside = [each for each in product_operands(script, operation) if each is not node]
     if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.MultiplyAssign):
         beside = [operation.target]
     return len(beside) == 1 and _holds(script, beside[0]) and not _holds(script, node)
@@ -80,15 +80,15 @@ def _operation(script: Script, node: cst.CSTNode) -> cst.CSTNode:
 
 def _holds(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether there are gradients in a value."""
-    is_end = script.once(WrappedOptimizers).is_gradients
-    found = script.once(DataFlow).nodes_behind(node, is_end, partial(_is_apart, script))
+    is_end = script.cached(WrappedOptimizers).is_gradients
+    found = script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_apart, script))
     return any(_is_computed(script, each) for each in found)
 
 
 def _is_apart(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether this is a number or a shape that is made of gradients, or a divisor."""
     operation = _operation(script, node)
-    pair = quotient(script, operation)
+    pair = quotient_operands(script, operation)
     if pair is not None and pair[1] is node:
         return True
     if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.DivideAssign):

@@ -13,7 +13,7 @@ _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 _LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
 
 
-def is_tried(script: Script, node: cst.CSTNode) -> bool:
+def is_guarded(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether an import stands in what a `try` tries that has an `except` for it.
 
     Args:
@@ -26,7 +26,7 @@ def is_tried(script: Script, node: cst.CSTNode) -> bool:
         ... except ImportError:
         ...     import b
         ... ''')
-        >>> [is_tried(script, imported.node) for imported in script.imports]
+        >>> [is_guarded(script, imported.node) for imported in script.imports]
         [True, False]
     """
     below = node
@@ -39,7 +39,7 @@ def is_tried(script: Script, node: cst.CSTNode) -> bool:
     return False
 
 
-def is_looked_for(script: Script, node: cst.CSTNode) -> bool:
+def is_checked_for(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a name is used on a condition that asks for it, or for the version that has it.
 
     Args:
@@ -51,7 +51,7 @@ def is_looked_for(script: Script, node: cst.CSTNode) -> bool:
         ... if tf.__version__.startswith("1"):
         ...     tf.contrib.layers
         ... ''')
-        >>> [is_looked_for(script, use.node) for use in script.uses]
+        >>> [is_checked_for(script, use.node) for use in script.uses]
         [True, True]
     """
     conditions = (above.test for above in script.ancestors(node) if isinstance(above, cst.If | cst.IfExp))

@@ -9,7 +9,7 @@ import libcst as cst
 from tfmp.migrate.analysis.calls import argument, code, function_name, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.names import dotted
-from tfmp.migrate.analysis.return_values import Returned
+from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
 #: What has wrappers and managers.
@@ -57,7 +57,7 @@ class WrappedOptimizers:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._flow = script.once(DataFlow)
+        self._flow = script.cached(DataFlow)
 
     @cached_property
     def constructions(self) -> Sequence[cst.Call]:
@@ -129,7 +129,7 @@ class WrappedOptimizers:
             if optimizer is not None and loss is not None:
                 yield call, optimizer, loss
 
-    def summed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
+    def distributed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the optimizer that Horovod's or the NPU bridge's is put around; None for any other call.
 
         Args:
@@ -149,7 +149,7 @@ class WrappedOptimizers:
             node: The optimizer, a name or a call.
         """
         calls = (each for each in (node, *self._flow.values(node).nodes) if isinstance(each, cst.Call))
-        return next((each for each in calls if self.summed_optimizer(each) is not None), None)
+        return next((each for each in calls if self.distributed_optimizer(each) is not None), None)
 
     def said(self, node: cst.BaseExpression, wrapping: Wrapping) -> str:
         """Return how a message names a wrapped optimizer.
@@ -197,7 +197,7 @@ class WrappedOptimizers:
             return self._any(values.nodes, values.complete, seen)
         if self._constructs(node):
             return Wrapping(node, True)
-        summed = self.summed_optimizer(node)
+        summed = self.distributed_optimizer(node)
         return self._any([summed] if summed is not None else self._returned(node), True, seen)
 
     def _any(
@@ -210,4 +210,4 @@ class WrappedOptimizers:
 
     def _returned(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
         """Return what a function of the script returns."""
-        return () if self._flow.bindings(call.func) else self._script.once(Returned).values(call)
+        return () if self._flow.bindings(call.func) else self._script.cached(ReturnValues).values(call)

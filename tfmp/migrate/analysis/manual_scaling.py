@@ -20,7 +20,7 @@ _REDUCTIONS = tuple(
 _QUOTIENTS = ("tensorflow.divide", "tensorflow.math.divide", "tensorflow.div", "tensorflow.realdiv")
 
 
-def factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression]:
+def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return what a script multiplies to get a loss, by names, casts and conditions, and does not divide out again.
 
     Args:
@@ -33,14 +33,14 @@ def factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression
         ... minimize(scaled)
         ... ''')
         >>> *_, call = script.nodes(cst.Call)
-        >>> [code(script, factor) for factor in factors(script, call.args[0].value)]
+        >>> [code(script, factor) for factor in loss_factors(script, call.args[0].value)]
         []
         >>> script = Script("import tensorflow as tf" + script.text)
         >>> *_, call = script.nodes(cst.Call)
-        >>> [code(script, factor) for factor in factors(script, call.args[0].value)]
+        >>> [code(script, factor) for factor in loss_factors(script, call.args[0].value)]
         ['loss', 'scale']
     """
-    flow = script.once(DataFlow)
+    flow = script.cached(DataFlow)
     found: list[cst.BaseExpression] = []
     divisors, seen, stack = set(), set(), [loss]
     while stack:
@@ -48,7 +48,7 @@ def factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression
         if node in seen:
             continue
         seen.add(node)
-        pair = multiplied(script, node)
+        pair = product_operands(script, node)
         found += pair
         for binding in flow.bindings(node):
             if isinstance(binding.node, cst.AugAssign) and isinstance(binding.node.operator, cst.MultiplyAssign):
@@ -61,7 +61,7 @@ def factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression
     return [factor for factor in found if _number(script, factor) not in divisors]
 
 
-def divisions(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
+def divisions_by(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
     """Return where a script divides by a number or multiplies by its inverse, and what it divides there.
 
     Args:
@@ -88,12 +88,12 @@ def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpre
         >>> is_same_number(script, first, second)
         True
     """
-    flow = script.once(DataFlow)
+    flow = script.cached(DataFlow)
     pairs = product((one, *flow.values(one).nodes), (other, *flow.values(other).nodes))
     return any(_is_written_alike(script, first, second) for first, second in pairs)
 
 
-def hand_scaled(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression, cst.CSTNode] | None:
+def find_manual_scaling(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression, cst.CSTNode] | None:
     """Return what a loss is multiplied by and its gradients are divided by again, with the division; None if nothing.
 
     Args:
@@ -101,14 +101,14 @@ def hand_scaled(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression
         gradients: The call that computes the gradients.
     """
     loss = argument(gradients, 0, "ys") or argument(gradients, -1, "loss")
-    for factor in factors(script, loss) if loss is not None else ():
-        division = division_after(script, gradients, factor)
+    for factor in loss_factors(script, loss) if loss is not None else ():
+        division = gradient_division(script, gradients, factor)
         if division is not None:
             return factor, division
     return None
 
 
-def division_after(script: Script, gradients: cst.Call, factor: cst.BaseExpression) -> cst.CSTNode | None:
+def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpression) -> cst.CSTNode | None:
     """Return the division of gradients by a factor of their loss; None if there is none.
 
     Args:
@@ -116,14 +116,14 @@ def division_after(script: Script, gradients: cst.Call, factor: cst.BaseExpressi
         gradients: The call that computes the gradients.
         factor: What the loss is multiplied by.
     """
-    flow, optimizers = script.once(DataFlow), script.once(WrappedOptimizers)
-    for node, dividend in divisions(script, factor):
+    flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
+    for node, dividend in divisions_by(script, factor):
         if gradients in flow.nodes_behind(dividend, optimizers.is_gradients):
             return node
     return None
 
 
-def multiplied(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
+def product_operands(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
     """Return the two factors of a product; nothing for anything else.
 
     Args:
@@ -137,7 +137,7 @@ def multiplied(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
     return []
 
 
-def quotient(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+def quotient_operands(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
     """Return dividend and divisor of a quotient; None for anything else.
 
     Args:
@@ -164,17 +164,17 @@ def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
 
 
 def _divided_by(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    found = quotient(script, node)
+    found = quotient_operands(script, node)
     if found is not None:
         yield found
-    pair = multiplied(script, node)
+    pair = product_operands(script, node)
     for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
         yield from ((one, divisor) for divisor in _inverted(script, other))
 
 
 def _inverted(script: Script, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Return what a number is 1 over."""
-    for each in (node, *script.once(DataFlow).values(node).nodes):
+    for each in (node, *script.cached(DataFlow).values(node).nodes):
         if not isinstance(each, cst.BinaryOperation) or not isinstance(each.operator, cst.Divide):
             continue
         if _number(script, each.left) == "1.0":
@@ -192,7 +192,7 @@ def _number(script: Script, node: cst.BaseExpression) -> str:
 
 def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
     """Tell whether two expressions are written alike, and mean the same by it."""
-    flow, text = script.once(DataFlow), _number(script, one)
+    flow, text = script.cached(DataFlow), _number(script, one)
     if text != _number(script, other) or text == "1.0":
         return False
     if dotted(one):

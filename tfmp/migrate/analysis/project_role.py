@@ -6,45 +6,47 @@ import libcst as cst
 
 from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import Generation, below, judge
+from tfmp.migrate.analysis.tf_version import TfVersion, detect_version, name_in_tensorflow
 
 _STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
 _CHOICES = frozenset(("disable_v2_behavior", "enable_v2_behavior", "disable_eager_execution", "enable_eager_execution"))
 
 
-class Role(NamedTuple):
+class ProjectRole(NamedTuple):
     """What a script is to those that it imports, and to those that import it.
 
     Attributes:
-        generation: What it was written for.
+        version: What it was written for.
         needs_behavior: Whether it does not run without the behaviour of TensorFlow 1.
         settles_behavior: Whether it turns a behaviour on, or is told to.
         line: The line of its first import of TensorFlow; 0 without one.
     """
 
-    generation: Generation
+    version: TfVersion
     needs_behavior: bool
     settles_behavior: bool
     line: int
 
 
-def role_of(script: Script) -> Role:
+def project_role(script: Script) -> ProjectRole:
     """Tell what a script is to the others of its project.
 
     Args:
         script: The script.
 
     Example:
-        >>> role_of(Script('''import tensorflow as tf
+        >>> project_role(Script('''import tensorflow as tf
         ... x = tf.placeholder(tf.float32)'''))
-        Role(generation=<Generation.OLD: 1>, needs_behavior=True, settles_behavior=False, line=1)
+        ProjectRole(version=<TfVersion.V1: 1>, needs_behavior=True, settles_behavior=False, line=1)
     """
-    judged = script.once(judge)
-    is_old = judged.generation in (Generation.OLD, Generation.UPGRADED)
-    names = {below(use.name) for use in script.uses} | {below(one.name) for one in script.imports}
+    detected = script.cached(detect_version)
+    is_old = detected.version in (TfVersion.V1, TfVersion.COMPAT_V1)
+    names = {name_in_tensorflow(use.name) for use in script.uses} | {
+        name_in_tensorflow(one.name) for one in script.imports
+    }
     settles = not names.isdisjoint(_CHOICES) or (is_old and is_run(script))
     lines = (script.line(one.node) for one in script.imports if one.name.partition(".")[0] == "tensorflow")
-    return Role(judged.generation, is_old and judged.graph, settles, next(lines, 0))
+    return ProjectRole(detected.version, is_old and detected.graph, settles, next(lines, 0))
 
 
 def is_run(script: Script) -> bool:
@@ -56,7 +58,7 @@ def is_run(script: Script) -> bool:
     if any(isinstance(node, cst.If) and asks_for_main(node) for node in script.module.body):
         return True
     return any(
-        below(script.name_of(call.func)) in _STARTS
+        name_in_tensorflow(script.name_of(call.func)) in _STARTS
         and not any(isinstance(above, cst.FunctionDef | cst.ClassDef | cst.Lambda) for above in script.ancestors(call))
         for call in script.nodes(cst.Call)
     )

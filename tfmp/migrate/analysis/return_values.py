@@ -8,7 +8,7 @@ from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
 
 
-class Returned:
+class ReturnValues:
     """Tells what calls of a script's own functions return, as it is written in them.
 
     Args:
@@ -21,7 +21,7 @@ class Returned:
         ... clipped = clip(grad)
         ... ''')
         >>> *_, call = script.nodes(cst.Call)
-        >>> value, = Returned(script).values(call)
+        >>> value, = ReturnValues(script).values(call)
         >>> script.text[slice(*script.span(value))]
         'tf.clip_by_norm(grad, 1.0)'
     """

@@ -134,7 +134,7 @@ class Script:
             >>> [name.value for name in script.nodes(cst.Name) if script.is_use(name)]
             ['make', 'tf', 'opt', 'module']
         """
-        above = self.parent(self.longest(name))
+        above = self.parent(self.whole_name(name))
         is_parameter = isinstance(above, cst.Param) and above.name is name
         in_import = isinstance(above, cst.ImportAlias | cst.AsName | cst.ImportFrom)
         return not (is_parameter or in_import or self.is_label(name))
@@ -152,7 +152,7 @@ class Script:
         found = scope.get_qualified_names_for(name) if scope is not None else ()
         return {each.source for each in found} == {metadata.QualifiedNameSource.BUILTIN}
 
-    def longest(self, root: cst.Name) -> cst.Name | cst.Attribute:
+    def whole_name(self, root: cst.Name) -> cst.Name | cst.Attribute:
         """Return the longest dotted name that starts with a word."""
         node: cst.Name | cst.Attribute = root
         above = self.parent(node)
@@ -195,7 +195,7 @@ class Script:
     def _name_of_use(self) -> Mapping[cst.CSTNode, str]:
         return {use.node: use.name for use in self.uses}
 
-    def once(self, make: "Callable[[Script], _Made]") -> _Made:
+    def cached(self, make: "Callable[[Script], _Made]") -> _Made:
         """Return what is made of this script, which several rules share: made when it is first asked for.
 
         Args:
@@ -206,7 +206,7 @@ class Script:
         return self._made[make]  # type: ignore[return-value] # made by this function
 
     @cached_property
-    def free_names(self) -> Mapping[str, tuple[int, ...]]:
+    def unbound_names(self) -> Mapping[str, tuple[int, ...]]:
         """The names that neither the script nor Python binds, with the lines that use them; star imports may bind them.
 
         Names are in the order of their first use.
@@ -232,7 +232,7 @@ class Script:
 
     def _use(self, root: cst.Name) -> Use | None:
         """Return the longest dotted name that starts with this word, if this word is an import's."""
-        node = self.longest(root)
+        node = self.whole_name(root)
         if not self.is_use(root):
             return None
         meaning, of_root = self._meaning(node), self._meaning(root)
@@ -265,7 +265,7 @@ class Script:
         return isinstance(assignment, cst.Assign) and dotted(assignment.value) in ("None", f"{word}.compat.v1")
 
     @cached_property
-    def unclear_uses(self) -> tuple[Use, ...]:
+    def ambiguous_uses(self) -> tuple[Use, ...]:
         """The dotted names that may start at something imported, which is bound by something else too; as `uses`."""
         bound = {imported.bound: imported for imported in self.imports}
         found = []
@@ -275,7 +275,7 @@ class Script:
                 continue
             sources = {name.source for name in scope.get_qualified_names_for(root)}
             if metadata.QualifiedNameSource.IMPORT in sources:
-                node = self.longest(root)
+                node = self.whole_name(root)
                 rest = dotted(node)[len(root.value) :]
                 found.append(Use(node, f"{imported.name}{rest}", imported.name, f"{imported.raw}{rest}"))
         return tuple(found)

@@ -10,7 +10,7 @@ from tfmp.migrate.analysis.names import Imported, Use, dotted, first_word
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.tables.api_names import Standing, standing
 
-OLD_MODULE = "tensorflow.compat.v1"
+V1_MODULE = "tensorflow.compat.v1"
 # Both generations have these, but only a script of TensorFlow 2 lives by them.
 _NEW_WORDS = frozenset(("GradientTape", "function"))
 # What does something only in graphs. Other names of `tf.compat.v1` serve scripts that run eagerly as well.
@@ -27,19 +27,19 @@ _TAKEN_AWAY = "tensorflow.contrib.mixed_precision."
 _NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
 
 
-class Generation(enum.Enum):
+class TfVersion(enum.Enum):
     """What a script was written for."""
 
     #: TensorFlow 1, by the names of its day: `tf` must be `tf.compat.v1`.
-    OLD = enum.auto()
+    V1 = enum.auto()
     #: TensorFlow 1, and it writes `tf.compat.v1` already.
-    UPGRADED = enum.auto()
+    COMPAT_V1 = enum.auto()
     #: TensorFlow 2.
-    NEW = enum.auto()
+    V2 = enum.auto()
     #: It uses names that only the one has, beside names that only the other has.
     MIXED = enum.auto()
     #: It uses names that mean two things, and none that tells which.
-    UNCLEAR = enum.auto()
+    AMBIGUOUS = enum.auto()
     #: What it uses of TensorFlow, if anything, is the same in both.
     NEUTRAL = enum.auto()
 
@@ -63,11 +63,11 @@ class Mark(NamedTuple):
         return self.method or f"tf.{self.name}"
 
 
-class Judged(NamedTuple):
+class DetectedVersion(NamedTuple):
     """What a script was written for, and by which names that is known.
 
     Attributes:
-        generation: What it was written for.
+        version: What it was written for.
         old: Names that only TensorFlow 1 has.
         new: Names that only TensorFlow 2 has, or that only its scripts live by; without them and those of TensorFlow
             1 also what hardly any other script does.
@@ -75,26 +75,30 @@ class Judged(NamedTuple):
         graph: Whether it uses what does something only in graphs.
     """
 
-    generation: Generation
+    version: TfVersion
     old: tuple[Mark, ...]
     new: tuple[Mark, ...]
     keras: bool
     graph: bool
 
 
-def judge(script: Script) -> Judged:
+def detect_version(script: Script) -> DetectedVersion:
     """Tell what a script was written for.
 
     Args:
         script: The script.
 
     Example:
-        >>> judge(Script('''import tensorflow as tf
-        ... x = tf.placeholder(tf.float32)''')).generation
-        <Generation.OLD: 1>
+        >>> detect_version(Script('''import tensorflow as tf
+        ... x = tf.placeholder(tf.float32)''')).version
+        <TfVersion.V1: 1>
     """
-    words = script.once(module_words)
-    marks = [(Mark(use.node, below(use.name)), is_explicit(use, words)) for use in script.uses if _is_public(use.name)]
+    words = script.cached(v1_aliases)
+    marks = [
+        (Mark(use.node, name_in_tensorflow(use.name)), is_explicit_v1(use, words))
+        for use in script.uses
+        if _is_public(use.name)
+    ]
     names = [(mark, explicit, standing(mark.name)) for mark, explicit in marks]
     contrib = tuple(_contrib(script))
     imported = tuple(_imported(script))
@@ -115,55 +119,59 @@ def judge(script: Script) -> Judged:
     keras = any(name.startswith("tensorflow.keras") for name in full)
     explicit = bool(words) or any(explicit for _, explicit, _ in names)
     graph = any(explicit and _needs_graph(mark.name, kind) for mark, explicit, kind in names)
-    generation = _generation(old, contrib, new, explicit=explicit, graph=graph, unclear=bool(ambiguous))
-    generation = _as_told(generation, script.tensorflow, explicit=explicit)
+    version = _version(old, contrib, new, explicit=explicit, graph=graph, unclear=bool(ambiguous))
+    version = _as_told(version, script.tensorflow, explicit=explicit)
     graph = graph or any(_needs_graph(mark.name, standing(mark.name)) for mark in old)
-    return Judged(generation, old or contrib, new, keras, graph)
+    return DetectedVersion(version, old or contrib, new, keras, graph)
 
 
-def below(name: str) -> str:
+def name_in_tensorflow(name: str) -> str:
     """Return what follows `tensorflow.` in a full name."""
     return name.partition(".")[2]
 
 
-def is_explicit(use: Use, words: set[str]) -> bool:
+def is_explicit_v1(use: Use, words: set[str]) -> bool:
     """Tell whether a use means `tf.compat.v1` as it stands.
 
     Args:
         use: The use.
         words: The names that the script has for `tf.compat.v1`, by any import.
     """
-    return f"{use.raw}.".startswith(f"{OLD_MODULE}.") or first_word(use.node) in words
+    return f"{use.raw}.".startswith(f"{V1_MODULE}.") or first_word(use.node) in words
 
 
-def module_words(script: Script) -> set[str]:
+def v1_aliases(script: Script) -> set[str]:
     """Return the names that a script has for `tf.compat.v1`, by any import.
 
     `import tensorflow.compat.v1` binds the name of the whole package: it is none of them.
     """
-    return {one.bound for one in script.imports if one.raw == OLD_MODULE and one.bound and not _binds_the_package(one)}
+    return {one.bound for one in script.imports if one.raw == V1_MODULE and one.bound and not _binds_the_package(one)}
 
 
-def old_word(script: Script, judged: Judged, bound: str) -> str:
+def v1_alias(script: Script, detected: DetectedVersion, bound: str) -> str:
     """Return what the script will have for `tf.compat.v1`, where it has a name for TensorFlow.
 
     Args:
         script: The script.
-        judged: What it was written for.
+        detected: What it was written for.
         bound: The name: `tf`.
     """
     plain = any(one.raw == "tensorflow" and one.bound == bound for one in script.imports)
-    moved = judged.generation is Generation.OLD and plain and (bound != "tensorflow" or not rebound(script))
-    return bound if moved or bound in script.once(module_words) else f"{bound}.compat.v1"
+    moved = (
+        detected.version is TfVersion.V1
+        and plain
+        and (bound != "tensorflow" or not imports_rebinding_tensorflow(script))
+    )
+    return bound if moved or bound in script.cached(v1_aliases) else f"{bound}.compat.v1"
 
 
-def rebound(script: Script) -> list[Imported]:
+def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
     """Return the imports of submodules that bind the name `tensorflow`, but for those that R3 takes away."""
-    others = (one for one in script.imports if one.bound == "tensorflow" and one.raw not in ("tensorflow", OLD_MODULE))
+    others = (one for one in script.imports if one.bound == "tensorflow" and one.raw not in ("tensorflow", V1_MODULE))
     return [one for one in others if not f"{one.name}.".startswith(_TAKEN_AWAY)]
 
 
-def _generation(
+def _version(
     old: tuple[Mark, ...],
     contrib: tuple[Mark, ...],
     new: tuple[Mark, ...],
@@ -171,23 +179,23 @@ def _generation(
     explicit: bool,
     graph: bool,
     unclear: bool,
-) -> Generation:
+) -> TfVersion:
     if new:
-        return Generation.MIXED if old or contrib else Generation.NEW
+        return TfVersion.MIXED if old or contrib else TfVersion.V2
     if old or (contrib and not explicit):
-        return Generation.OLD
+        return TfVersion.V1
     if graph or contrib:
-        return Generation.UPGRADED
-    return Generation.NEUTRAL if explicit or not unclear else Generation.UNCLEAR
+        return TfVersion.COMPAT_V1
+    return TfVersion.NEUTRAL if explicit or not unclear else TfVersion.AMBIGUOUS
 
 
-def _as_told(generation: Generation, tensorflow: int | None, *, explicit: bool) -> Generation:
+def _as_told(version: TfVersion, tensorflow: int | None, *, explicit: bool) -> TfVersion:
     """Return the generation of a script that tells none by itself, where the scripts around it do."""
-    if tensorflow is None or generation not in (Generation.UNCLEAR, Generation.NEUTRAL):
-        return generation
+    if tensorflow is None or version not in (TfVersion.AMBIGUOUS, TfVersion.NEUTRAL):
+        return version
     if tensorflow == 2:
-        return Generation.NEUTRAL
-    return Generation.UPGRADED if explicit else Generation.OLD
+        return TfVersion.NEUTRAL
+    return TfVersion.COMPAT_V1 if explicit else TfVersion.V1
 
 
 def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:
@@ -236,14 +244,14 @@ def _binds_the_package(imported: Imported) -> bool:
 def _contrib(script: Script) -> Iterator[Mark]:
     for use in script.uses:
         if f"{use.name}.".startswith("tensorflow.contrib."):
-            yield Mark(use.node, below(use.name))
+            yield Mark(use.node, name_in_tensorflow(use.name))
     for imported in script.imports:
         if f"{imported.name}.".startswith("tensorflow.contrib."):
-            yield Mark(imported.node, below(imported.name))
+            yield Mark(imported.node, name_in_tensorflow(imported.name))
 
 
 def _imported(script: Script) -> Iterator[Mark]:
     """Return what `from tensorflow import X` and `from tensorflow.M import X` name."""
     for imported in script.imports:
         if isinstance(imported.node, cst.ImportFrom) and imported.bound and _is_public(imported.raw):
-            yield Mark(imported.node, below(imported.raw))
+            yield Mark(imported.node, name_in_tensorflow(imported.raw))

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.project_role import Role
-from tfmp.migrate.analysis.tf_version import Generation
+from tfmp.migrate.analysis.project_role import ProjectRole
+from tfmp.migrate.analysis.tf_version import TfVersion
 from tfmp.migrate.cli import files, modules, syntax
 from tfmp.migrate.cli.unified_diff import unified_diff
 from tfmp.migrate.edits.results import Finding, Options
@@ -60,12 +60,12 @@ class FileReport(NamedTuple):
     error_line: int | None = None
     is_file: bool = True
     module: modules.Module | None = None
-    role: Role | None = None
+    role: ProjectRole | None = None
 
     @property
     def waits(self) -> bool:
         """Whether other files may tell what it was written for."""
-        return self.role is not None and self.role.generation in (Generation.UNCLEAR, Generation.NEUTRAL)
+        return self.role is not None and self.role.version in (TfVersion.AMBIGUOUS, TfVersion.NEUTRAL)
 
 
 def process(found: files.Found, job: Job) -> FileReport:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tfmp.migrate.analysis.tf_version import Generation
+from tfmp.migrate.analysis.tf_version import TfVersion
 from tfmp.migrate.cli.modules import Import
 from tfmp.migrate.cli.processing import FileReport
 from tfmp.migrate.edits.results import Finding, Level
@@ -12,7 +12,7 @@ from tfmp.migrate.edits.results import Finding, Level
 RULE = "R1"
 _ADVICE = "tensorflow.compat.v1.disable_v2_behavior() before all else"
 # They follow those that import them. Others pass on what they are.
-_FOLLOWING = frozenset((None, Generation.UNCLEAR, Generation.NEUTRAL))
+_FOLLOWING = frozenset((None, TfVersion.AMBIGUOUS, TfVersion.NEUTRAL))
 
 
 class _Edge(NamedTuple):
@@ -43,20 +43,20 @@ class Project:
         self._edges = [list(_edges(report, numbers)) for report in reports]
         self._imported = {edge.target for edges in self._edges for edge in edges}
 
-    def generations(self) -> dict[int, int]:
+    def tf_versions(self) -> dict[int, int]:
         """Return the TensorFlow that files are of which do not tell it by themselves, 1 or 2, by their numbers.
 
         Such a file is of what all are that import it, directly or not. A script that is run is of TensorFlow 1 if it
         imports what does not run without the behaviour of TensorFlow 1.
         """
-        by = {each: self._passed_on(each) for each in Generation if each not in _FOLLOWING}
-        unclear = (one for one in self._files() if self._generation(one) is Generation.UNCLEAR)
+        by = {each: self._passed_on(each) for each in TfVersion if each not in _FOLLOWING}
+        unclear = (one for one in self._files() if self._version(one) is TfVersion.AMBIGUOUS)
         found: dict[int, int] = {}
         for number in unclear:
             importers = {each for each, reached in by.items() if number in reached}
-            if importers == {Generation.OLD}:
+            if importers == {TfVersion.V1}:
                 found[number] = 1
-            elif importers == {Generation.NEW}:
+            elif importers == {TfVersion.V2}:
                 found[number] = 2
         return found | dict.fromkeys(self._scripts_of_old(), 1)
 
@@ -101,9 +101,9 @@ class Project:
     def _files(self) -> Iterable[int]:
         return (number for number, report in enumerate(self._reports) if report.module is not None)
 
-    def _generation(self, number: int) -> Generation | None:
+    def _version(self, number: int) -> TfVersion | None:
         role = self._reports[number].role
-        return role.generation if role is not None else None
+        return role.version if role is not None else None
 
     def _is_script(self, number: int) -> bool:
         """Tell whether a file is run, for certain or since nothing else calls what it does."""
@@ -116,23 +116,23 @@ class Project:
     def _scripts_of_old(self) -> Iterator[int]:
         """Return the scripts that are certain to be run, and to need the call."""
         for number in self._files():
-            report, generation = self._reports[number], self._generation(number)
+            report, version = self._reports[number], self._version(number)
             has_main = report.module is not None and report.module.has_main
-            if has_main and report.role is not None and report.role.line and generation in _FOLLOWING:
+            if has_main and report.role is not None and report.role.line and version in _FOLLOWING:
                 needing = self._needing(self._reached([number]))
-                if any(self._generation(one) is Generation.OLD for one in needing):
+                if any(self._version(one) is TfVersion.V1 for one in needing):
                     yield number
 
     def _needing(self, numbers: Collection[int]) -> list[int]:
         """Return the files that need TensorFlow 1's behaviour; none if one of them settles it, or is of 2."""
         roles = [(number, role) for number in sorted(numbers) if (role := self._reports[number].role) is not None]
-        if any(role.settles_behavior or role.generation is Generation.NEW for _, role in roles):
+        if any(role.settles_behavior or role.version is TfVersion.V2 for _, role in roles):
             return []
         return [number for number, role in roles if role.needs_behavior]
 
-    def _passed_on(self, generation: Generation) -> set[int]:
+    def _passed_on(self, version: TfVersion) -> set[int]:
         """Return the files that files of a generation import, directly or by files that tell none."""
-        starts = [number for number in self._files() if self._generation(number) is generation]
+        starts = [number for number in self._files() if self._version(number) is version]
         targets = [edge.target for start in starts for edge in self._edges[start]]
         return self._reached(targets, only_following=True)
 
@@ -142,7 +142,7 @@ class Project:
         stack = list(starts)
         while stack:
             number = stack.pop()
-            if number in found or (only_following and self._generation(number) not in _FOLLOWING):
+            if number in found or (only_following and self._version(number) not in _FOLLOWING):
                 continue
             found.add(number)
             stack += [edge.target for edge in self._edges[number]]

@@ -26,7 +26,7 @@ def process_run(found: Sequence[files.Found], job: Job, progress: Callable[[], o
     reports, interrupted = process_all(found, job._replace(waits=True), progress)
     waiting = {number for number, report in enumerate(reports) if job.write and report.changes and report.waits}
     if not interrupted:
-        told = Project(reports).generations()
+        told = Project(reports).tf_versions()
         again, interrupted = _again(reports, {**dict.fromkeys(waiting), **told}, job)
         reports = [again.get(number, report) for number, report in enumerate(reports)]
         waiting -= again.keys()

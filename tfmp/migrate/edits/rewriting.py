@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tfmp.migrate.analysis.bindings import names_made
-from tfmp.migrate.analysis.project_role import Role, role_of
+from tfmp.migrate.analysis.bindings import own_names
+from tfmp.migrate.analysis.project_role import ProjectRole, project_role
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
 from tfmp.migrate.rules import RULES
@@ -51,7 +51,7 @@ class Rewritten(NamedTuple):
     text: str
     changes: tuple[Change, ...]
     findings: tuple[results.Finding, ...]
-    role: Role | None = None
+    role: ProjectRole | None = None
 
 
 def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
@@ -99,7 +99,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     rewritten = _applied(text, edits)
     if edits:
         _check_syntax(text, rewritten)
-    return Rewritten(rewritten, changes, in_order, role_of(script))
+    return Rewritten(rewritten, changes, in_order, project_role(script))
 
 
 def _check_positions(script: Script) -> None:
@@ -160,7 +160,7 @@ def _is_finding(result: results.Result) -> bool:
 def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[results.Finding]:
     """Return what the script itself calls by a name that edits need: what they write would mean something else."""
     names = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
-    own = list(names_made(script)) if names else []
+    own = list(own_names(script)) if names else []
     own += [(one.bound, one.node) for one in script.imports if one.raw.partition(".")[0] != one.bound]
     return [
         results.Finding(

@@ -7,7 +7,7 @@ import libcst as cst
 from tfmp.migrate.analysis.calls import code, literal_text
 from tfmp.migrate.analysis.names import Use, dotted, first_word, root_of, without_last_words
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import OLD_MODULE, below
+from tfmp.migrate.analysis.tf_version import V1_MODULE, name_in_tensorflow
 from tfmp.migrate.edits.import_edits import without_statement
 from tfmp.migrate.edits.results import Edit, Finding, Level, NeededImport, Options, Result
 from tfmp.migrate.rules.contrib.contrib_names import MODULE, NAMES
@@ -79,7 +79,7 @@ def _assignment(script: Script, use: Use) -> tuple[cst.Assign, cst.Name] | None:
 
 def _attributes(script: Script, name: cst.Name) -> tuple[cst.Name | cst.Attribute, list[str]]:
     """Return the longest dotted name that starts with a word, and what follows the word in it."""
-    node = script.longest(name)
+    node = script.whole_name(name)
     return node, dotted(node).split(".")[1:]
 
 
@@ -121,7 +121,7 @@ def _unresolved(script: Script) -> Iterator[Finding]:
         is_open = _is_of_contrib(node) and root_of(node) not in known
         if is_open and not any(isinstance(above, cst.Import | cst.ImportFrom) for above in script.ancestors(node)):
             yield _finding(script, node, code(script, node))
-    unclear = [(use.node, below(use.name)) for use in script.unclear_uses if use.root == "tensorflow"]
+    unclear = [(use.node, name_in_tensorflow(use.name)) for use in script.ambiguous_uses if use.root == "tensorflow"]
     unclear += _loaded(script)
     contrib = [
         node for node, name in unclear if name.startswith("contrib.") and name.split(".")[1] != "mixed_precision"
@@ -132,7 +132,7 @@ def _unresolved(script: Script) -> Iterator[Finding]:
         word = first_word(old[0])
         message = (
             f"{dotted(old[0])} is of TensorFlow 1, and what {word} is cannot be followed, for more than an import of "
-            f"TensorFlow makes it: write `import {OLD_MODULE} as {word}`, and nothing else that makes {word}."
+            f"TensorFlow makes it: write `import {V1_MODULE} as {word}`, and nothing else that makes {word}."
         )
         yield Finding(RULE, script.line(old[0]), Level.TODO, message)
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.bindings import names_made
-from tfmp.migrate.analysis.guarded_imports import is_looked_for, is_tried
+from tfmp.migrate.analysis.bindings import own_names
+from tfmp.migrate.analysis.guarded_imports import is_checked_for, is_guarded
 from tfmp.migrate.analysis.names import Imported, Use, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import OLD_MODULE, judge, old_word
+from tfmp.migrate.analysis.tf_version import V1_MODULE, detect_version, v1_alias
 from tfmp.migrate.edits.import_edits import without_statement
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result
 from tfmp.migrate.rules.contrib.contrib_names import MODULE, NAMES
@@ -43,7 +43,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
     if not uses and not imports:
         return
     left: list[_Left] = []
-    word = partial(old_word, script, script.once(judge))
+    word = partial(v1_alias, script, script.cached(detect_version))
     for use in uses:
         if use.root == "tensorflow":
             edits = _replaced(script, use, word(first_word(use.node)))
@@ -67,10 +67,10 @@ def _of_import(
         uses = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
         if isinstance(node, cst.ImportFrom) and _can_move(script, one, uses):
             successor = SUCCESSORS[name]
-            module, _, last = f"{successor.module or OLD_MODULE}.{successor.name}".rpartition(".")
+            module, _, last = f"{successor.module or V1_MODULE}.{successor.name}".rpartition(".")
             moved[name.rpartition(".")[2]] = module, last
         elif not one.bound or "." in name or not uses:
-            left.extend([] if is_tried(script, node) else [_Left(name, script.line(node))])
+            left.extend([] if is_guarded(script, node) else [_Left(name, script.line(node))])
         else:
             yield from _of_module(script, one, uses, _top_word(script, word, uses), left)
     if moved and isinstance(node, cst.ImportFrom):
@@ -104,7 +104,7 @@ def _of_module(script: Script, one: Imported, uses: Sequence[Use], word: str, le
         yield from edits
     is_followed = one.name == _CONTRIB and len(noted) < len(others)
     is_left = (not noted and not is_followed) or one.name == f"{_CONTRIB}.slim"
-    if is_left and not is_tried(script, one.node):
+    if is_left and not is_guarded(script, one.node):
         left.append(_Left(one.name[len(_CONTRIB) + 1 :], script.line(one.node)))
 
 
@@ -147,7 +147,7 @@ def _top_word(script: Script, word: _Word, uses: Sequence[Use]) -> str:
     first = next(tops, None)
     if first is None or script.span(first.node) > min(script.span(use.node) for use in uses):
         return ""
-    own = [name for name, _ in names_made(script)]
+    own = [name for name, _ in own_names(script)]
     own += [one.bound for one in script.imports if one.name != "tensorflow"]
     return word(first.bound) if first.bound not in own else ""
 
@@ -160,7 +160,7 @@ def _reads(script: Script, bound: str) -> int:
 def _noted(script: Script, use: Use) -> list[_Left]:
     """Return what is left to do about a use; nothing if the script asks whether the name is there."""
     name = _Left(use.name[len(_CONTRIB) + 1 :], script.line(use.node))
-    return [] if is_looked_for(script, use.node) else [name]
+    return [] if is_checked_for(script, use.node) else [name]
 
 
 def _listed(left: Sequence[_Left]) -> Iterator[Finding]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import code, literal_text
-from tfmp.migrate.analysis.guarded_imports import is_tried
+from tfmp.migrate.analysis.guarded_imports import is_guarded
 from tfmp.migrate.analysis.names import Use, without_last_words
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import OLD_MODULE, Generation, judge
+from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result
 
 RULE = "R7"
@@ -23,22 +23,24 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
     """Rename what is certain."""
     del options
     uses = [use for use in script.uses if _plain(use.name).startswith(f"{_MODULE}.")]
-    judged = {use: list(_judged(script, use)) for use in uses}
+    results = {use: list(_of_use(script, use)) for use in uses}
     in_full = [use for use in uses if not _plain(use.root).startswith(_MODULE)]
     imported = [use for use in uses if use not in in_full]
     for use in in_full:
-        yield from judged[use]
+        yield from results[use]
     nodes = dict.fromkeys(one.node for one in script.imports if f"{_plain(one.name)}.".startswith(f"{_MODULE}."))
     targets = {node: _targets(script, node) for node in nodes}
-    unclear = any(isinstance(result, Finding) for use in imported for result in judged[use])
+    unclear = any(isinstance(result, Finding) for use in imported for result in results[use])
     # Passed on as a whole, or bound again by an `except`: not all uses are seen.
-    unclear |= any(_plain(use.name) == _MODULE for use in script.uses) or any(is_tried(script, node) for node in nodes)
+    unclear |= any(_plain(use.name) == _MODULE for use in script.uses) or any(
+        is_guarded(script, node) for node in nodes
+    )
     if all(targets.values()) and not unclear:
-        yield from (result for use in imported for result in judged[use])
+        yield from (result for use in imported for result in results[use])
         for node, found in targets.items():
             yield MovedNames(RULE, cst.ensure_type(node, cst.ImportFrom), found)
         return
-    yield from (result for use in imported for result in judged[use] if isinstance(result, Finding))
+    yield from (result for use in imported for result in results[use] if isinstance(result, Finding))
     for node in nodes:
         message = (
             "tf.keras has no mixed_precision.experimental any more: import tensorflow.keras.mixed_precision, whose"
@@ -69,7 +71,7 @@ def _targets(script: Script, node: cst.Import | cst.ImportFrom) -> dict[str, tup
     return targets
 
 
-def _judged(script: Script, use: Use) -> Iterator[Result]:
+def _of_use(script: Script, use: Use) -> Iterator[Result]:
     """Return the edits of one use, or what makes it uncertain."""
     name = _plain(use.name)[len(_MODULE) + 1 :]
     call = script.call_of(use.node)
@@ -178,7 +180,7 @@ def _raw_root(use: Use) -> str:
 
 def _is_old(script: Script, use: Use) -> bool:
     """Tell whether the use is, or by R1 will be, one of `tf.compat.v1`, whose Keras has no policies in 2.15."""
-    return _raw_root(use).startswith(OLD_MODULE) or script.once(judge).generation is Generation.OLD
+    return _raw_root(use).startswith(V1_MODULE) or script.cached(detect_version).version is TfVersion.V1
 
 
 def _todo(script: Script, use: Use, message: str) -> Finding:

@@ -6,7 +6,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.manual_scaling import hand_scaled
+from tfmp.migrate.analysis.manual_scaling import find_manual_scaling
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
@@ -22,12 +22,12 @@ def report(script: Script, options: Options) -> Iterator[Result]:
         return
     if any(name.value in _CHECKS or "float_status" in name.value.lower() for name in script.nodes(cst.Name)):
         return
-    optimizers = script.once(WrappedOptimizers)
+    optimizers = script.cached(WrappedOptimizers)
     checked = {node for _, _, behind in optimizers.applied() for node in behind}
     for call in script.nodes(cst.Call):
         if not optimizers.is_gradients(call) or call in checked or optimizers.computed_by_wrapper(call) is not None:
             continue
-        found = hand_scaled(script, call)
+        found = find_manual_scaling(script, call)
         if found is not None:
             factor, division = found
             message = _message(code(script, factor), script.line(division))

@@ -42,7 +42,7 @@ def _stores_in_float32(script: Script, function: cst.FunctionDef, calls: Sequenc
     getter = next(iter([name for name in params if name != "self"]), "")
     got = [call for call in calls if getter and _calls(call, getter) and _asks_for_float32(script, call)]
     casts = [call for call in calls if script.name_of(call.func) in _CASTS and call.args]
-    flow = script.once(DataFlow)
+    flow = script.cached(DataFlow)
     return bool(got) and any(
         given in flow.nodes_behind(cast.args[0].value, lambda call: _calls(call, getter))
         for cast in casts
@@ -58,5 +58,5 @@ def _asks_for_float32(script: Script, call: cst.Call) -> bool:
     dtype = argument(call, 2, "dtype")
     if dtype is None:
         return False
-    found = script.once(DataFlow).nodes_behind(dtype, lambda call: True)
+    found = script.cached(DataFlow).nodes_behind(dtype, lambda call: True)
     return any(script.name_of(node) == "tensorflow.float32" for node in found)

@@ -23,7 +23,7 @@ _OF_INNER = frozenset(
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Tell of the inner optimizer's attributes that are read of the wrapper."""
-    optimizers = script.once(WrappedOptimizers)
+    optimizers = script.cached(WrappedOptimizers)
     # Whoever sets an attribute of the wrapper has it.
     set_here = {dotted(target.target) for target in script.nodes(cst.AssignTarget)}
     for node in script.nodes(cst.Attribute) if optimizers.constructions else ():

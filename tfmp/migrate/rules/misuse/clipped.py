@@ -18,14 +18,14 @@ _ASKING = ("is_finite", "is_inf", "is_nan")
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Tell of what makes infinite gradients finite before a wrapped optimizer applies them."""
-    optimizers, seen = script.once(WrappedOptimizers), set()
+    optimizers, seen = script.cached(WrappedOptimizers), set()
     for call, wrapping, _ in optimizers.applied():
         grads = argument(call, 0, "grads_and_vars")
         for node in gradients_behind(script, grads) if grads is not None else ():
             if not isinstance(node, cst.Call) or node in seen:
                 continue
             message = _message(script, node)
-            if message and not script.once(DataFlow).is_exclusive(node, wrapping.call):
+            if message and not script.cached(DataFlow).is_exclusive(node, wrapping.call):
                 seen.add(node)
                 said = optimizers.said(method(call)[0], wrapping)
                 function = code(script, node.func)
@@ -47,7 +47,7 @@ def _message(script: Script, call: cst.Call) -> str:
 
 def _is_limited(script: Script, node: cst.BaseExpression, other: str) -> bool:
     """Tell whether this is a gradient that is limited on the other side."""
-    values = (node, *script.once(DataFlow).values(node).nodes)
+    values = (node, *script.cached(DataFlow).values(node).nodes)
     calls = (each for each in values if isinstance(each, cst.Call))
     return any(script.name_of(each.func).split(".")[-1] == other for each in calls) and may_be_gradient(script, node)
 
@@ -57,7 +57,7 @@ def _replaces(script: Script, choice: cst.Call) -> bool:
     if len(choice.args) != 3:
         return False
     condition, *results = (arg.value for arg in choice.args)
-    asked = script.once(DataFlow).calls_behind(condition, lambda each: False)
+    asked = script.cached(DataFlow).calls_behind(condition, lambda each: False)
     if not any(script.name_of(each.func).split(".")[-1] in _ASKING for each in asked):
         return False
     return [may_be_gradient(script, result) for result in results].count(True) == 1

@@ -13,7 +13,7 @@ from tfmp.migrate.edits.results import Level
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Tell of a wrapper's gradients that the inner optimizer applies, and of a wrapper that is not used at all."""
-    optimizers = script.once(WrappedOptimizers)
+    optimizers = script.cached(WrappedOptimizers)
     # Whoever moves the scale by hand looks for overflow too.
     if not optimizers.constructions or any(True for _ in methods(script, "update_loss_scale")):
         return
@@ -27,14 +27,14 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             wrapper = code(script, method(computed)[0])
             message = _GRADIENTS.format(wrapper=wrapper, line=script.line(computed), inner=code(script, owner))
             yield call, Level.TODO, message
-        elif len(unused) == len(around) and not script.once(DataFlow).is_exclusive(call, unused[0]):
+        elif len(unused) == len(around) and not script.cached(DataFlow).is_exclusive(call, unused[0]):
             step = code(script, call.func)
             yield call, Level.TODO, _UNUSED.format(line=script.line(unused[0]), step=step, name=method(call)[1])
 
 
 def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[cst.Call]:
     """Return what puts a wrapper around an optimizer that is named here without it."""
-    flow, optimizers = script.once(DataFlow), script.once(WrappedOptimizers)
+    flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
     if isinstance(optimizer, cst.Attribute) and optimizer.attr.value == "_opt":
         wrapping = optimizers.wrapping(optimizer.value)
         return [wrapping.call] if wrapping is not None else []
@@ -48,7 +48,7 @@ def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[
 
 def _of_wrapper(script: Script, call: cst.Call, around: Sequence[cst.Call]) -> cst.Call | None:
     """Return the `compute_gradients` of one of these wrappers whose gradients a step applies."""
-    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
     for each in flow.calls_behind(grads, optimizers.is_gradients) if grads is not None else ():
         wrapping = optimizers.computed_by_wrapper(each)

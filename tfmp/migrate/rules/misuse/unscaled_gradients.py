@@ -7,22 +7,22 @@ import libcst as cst
 from tfmp.migrate.analysis.calls import argument, code, method
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.manual_scaling import hand_scaled
+from tfmp.migrate.analysis.manual_scaling import find_manual_scaling
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Level
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Tell of a wrapped optimizer that applies gradients which tf.gradients or another optimizer computed."""
-    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for call, wrapping, behind in optimizers.applied():
         calls = [each for each in behind if isinstance(each, cst.Call) and optimizers.is_gradients(each)]
         computed = [each for each in calls if not flow.is_exclusive(each, wrapping.call)]
         if not computed or any(_may_be_scaled(script, each) for each in computed):
             continue
-        unscaled = [each for each in computed if hand_scaled(script, each) is None]
+        unscaled = [each for each in computed if find_manual_scaling(script, each) is None]
         first, optimizer = min(unscaled or computed, key=script.line), method(call)[0]
-        by_hand = hand_scaled(script, first)
+        by_hand = find_manual_scaling(script, first)
         message = (_MESSAGE if by_hand is None else _BY_HAND).format(
             function=code(script, first.func),
             optimizer=optimizers.said(optimizer, wrapping),
@@ -35,17 +35,17 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
 
 def _may_be_scaled(script: Script, gradients: cst.Call) -> bool:
     """Tell whether gradients are a wrapper's, or of a loss that the script itself scales by a manager's scale."""
-    optimizers = script.once(WrappedOptimizers)
+    optimizers = script.cached(WrappedOptimizers)
     if optimizers.computed_by_wrapper(gradients) is not None:
         return True
     owner, name = method(gradients)
-    if name == "compute_gradients" and not script.once(DataFlow).values(owner).complete:
+    if name == "compute_gradients" and not script.cached(DataFlow).values(owner).complete:
         # It may be a wrapped one that comes from elsewhere.
         return True
     loss = argument(gradients, 0, "ys") or argument(gradients, -1, "loss")
     if loss is None:
         return True
-    calls = script.once(DataFlow).calls_behind(loss, lambda each: False)
+    calls = script.cached(DataFlow).calls_behind(loss, lambda each: False)
     return any(method(each)[1] == "get_loss_scale" for each in calls)
 
 

@@ -13,9 +13,9 @@ from tfmp.migrate.edits.results import Level
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Tell of Horovod's optimizer, or the NPU bridge's, around a wrapped one; and of float16 on the way."""
-    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for call in script.nodes(cst.Call) if optimizers.constructions else ():
-        inner = optimizers.summed_optimizer(call)
+        inner = optimizers.distributed_optimizer(call)
         wrapping = optimizers.wrapping(inner)
         if wrapping is not None and inner is not None:
             around, said = code(script, call.func), f"the wrapped {optimizers.said(inner, wrapping)}"
@@ -42,7 +42,7 @@ def _is_float16(script: Script, call: cst.Call) -> bool:
     compression = argument(call, -1, "compression")
     if compression is None:
         return False
-    behind = script.once(DataFlow).nodes_behind(compression, lambda each: True)
+    behind = script.cached(DataFlow).nodes_behind(compression, lambda each: True)
     return any(isinstance(node, cst.Attribute) and node.attr.value == "fp16" for node in behind)
 
 

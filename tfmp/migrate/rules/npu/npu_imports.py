@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.guarded_imports import is_tried
+from tfmp.migrate.analysis.guarded_imports import is_guarded
 from tfmp.migrate.analysis.names import Imported, dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
@@ -19,7 +19,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
     del options
     for node in dict.fromkeys(one.node for one in script.imports if _is_of_bridge(one)):
         imported = [one for one in script.imports if one.node is node and _is_of_bridge(one)]
-        if is_tried(script, node):
+        if is_guarded(script, node):
             message = "the import stands in a `try`: outside of the NPU the script takes the `except` branch."
             yield Finding(RULE, script.line(node), Level.NOTE, message)
         elif isinstance(node, cst.Import):
@@ -42,10 +42,10 @@ def _is_of_bridge(imported: Imported) -> bool:
 
 def _star(script: Script, node: cst.ImportFrom) -> Iterator[Finding]:
     message = "a star import of the NPU bridge, which is not there outside of the NPU"
-    free = [name for name in script.free_names if name in LOSS_SCALES]
+    free = [name for name in script.unbound_names if name in LOSS_SCALES]
     if free:
         message += f": write `from tfmp.npu import {', '.join(sorted(free))}` for what is used of it."
-    elif script.free_names:
+    elif script.unbound_names:
         message += ": import one by one, or replace, what is used of it."
     else:
         message += ", and the script uses nothing of it: remove this line."

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import literal_text
-from tfmp.migrate.analysis.guarded_imports import is_tried
+from tfmp.migrate.analysis.guarded_imports import is_guarded
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, Options, Result
 from tfmp.migrate.tables.npu_names import (
@@ -35,12 +35,12 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
     if not nodes:
         return
     line = script.line(nodes[0])
-    free = {name: lines for name, lines in script.free_names.items() if name not in _OF_PYTHON2}
+    free = {name: lines for name, lines in script.unbound_names.items() if name not in _OF_PYTHON2}
     ours = [name for name in free if target(f"{STAR}.{name}")]
     theirs = {name: lines for name, lines in free.items() if name not in ours and is_of_bridge(name)}
     unknown = {name: lines for name, lines in free.items() if name not in ours and name not in theirs}
     in_text = _names_in_text(script)
-    if any(is_tried(script, node) for node in nodes):
+    if any(is_guarded(script, node) for node in nodes):
         message = f"`{_LINE}` stands in a `try`: outside of the NPU the script takes the `except` branch."
         yield Finding(RULE, line, Level.NOTE, message)
     elif not all(script.is_top_level(node) for node in nodes):

@@ -5,10 +5,17 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.guarded_imports import is_looked_for, is_tried
+from tfmp.migrate.analysis.guarded_imports import is_checked_for, is_guarded
 from tfmp.migrate.analysis.names import Imported
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import OLD_MODULE, Generation, below, is_explicit, judge, module_words
+from tfmp.migrate.analysis.tf_version import (
+    V1_MODULE,
+    TfVersion,
+    detect_version,
+    is_explicit_v1,
+    name_in_tensorflow,
+    v1_aliases,
+)
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 from tfmp.migrate.tables.api_names import Standing, standing
 
@@ -22,22 +29,22 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     """Report each unknown name once, before the script is run."""
     del options
     lines: dict[str, list[int]] = defaultdict(list)
-    words = script.once(module_words)
-    is_old = script.once(judge).generation in (Generation.OLD, Generation.UPGRADED)
+    words = script.cached(v1_aliases)
+    is_old = script.cached(detect_version).version in (TfVersion.V1, TfVersion.COMPAT_V1)
     for use in script.uses:
-        name = below(use.name)
+        name = name_in_tensorflow(use.name)
         if use.root != "tensorflow" or not _is_checked(name) or _is_expected(script, use.node):
             continue
         kind = standing(name)
-        if kind is Standing.NEW and is_explicit(use, words):
+        if kind is Standing.NEW and is_explicit_v1(use, words):
             lines[f"tf.compat.v1 has no {name}: write tf.compat.v2.{name}"].append(script.line(use.node))
         elif kind is Standing.MISSING:
             lines[_said(name)].append(script.line(use.node))
     for one in script.imports:
-        name = below(one.name)
+        name = name_in_tensorflow(one.name)
         if name.startswith("examples"):
             lines[_EXAMPLES].append(script.line(one.node))
-        elif _is_imported(one) and standing(name) is Standing.MISSING and not is_tried(script, one.node):
+        elif _is_imported(one) and standing(name) is Standing.MISSING and not is_guarded(script, one.node):
             is_ours = _is_checked(name) or (is_old and _is_of_keras(name))
             if is_ours:
                 lines[_said(name)].append(script.line(one.node))
@@ -48,11 +55,11 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 def _is_imported(one: Imported) -> bool:
     """Tell whether a `from` import names something that only a public module can have."""
-    name = below(one.name)
+    name = name_in_tensorflow(one.name)
     words = name.split(".")
     if not isinstance(one.node, cst.ImportFrom) or not one.bound or not _NOT_ATTRIBUTES.isdisjoint(words):
         return False
-    is_plain = one.raw in (f"tensorflow.{name}", f"{OLD_MODULE}.{name}")
+    is_plain = one.raw in (f"tensorflow.{name}", f"{V1_MODULE}.{name}")
     return is_plain and (len(words) == 1 or standing(words[0]) is Standing.UNTOLD)
 
 
@@ -80,4 +87,4 @@ def _is_expected(script: Script, node: cst.CSTNode) -> bool:
     if isinstance(script.parent(node), cst.AssignTarget | cst.Del):
         return True
     tried = any(isinstance(above, cst.Try) and bool(above.handlers) for above in script.ancestors(node))
-    return tried or is_looked_for(script, node)
+    return tried or is_checked_for(script, node)

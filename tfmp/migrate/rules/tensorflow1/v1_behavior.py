@@ -8,14 +8,14 @@ from tfmp.migrate.analysis.names import Imported, Use, dotted, first_word
 from tfmp.migrate.analysis.project_role import asks_for_main, is_run
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (
-    OLD_MODULE,
-    Generation,
-    Judged,
-    below,
-    judge,
-    module_words,
-    old_word,
-    rebound,
+    V1_MODULE,
+    DetectedVersion,
+    TfVersion,
+    detect_version,
+    imports_rebinding_tensorflow,
+    name_in_tensorflow,
+    v1_alias,
+    v1_aliases,
 )
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
 from tfmp.migrate.tables.api_names import Standing, differs, standing
@@ -29,50 +29,50 @@ _EAGER = frozenset(("enable_eager_execution", "enable_v2_behavior"))
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
     """Bring the names and the behaviour of TensorFlow 1 to a script that was written for it."""
     del options
-    judged = script.once(judge)
-    yield from _stars(script, judged)
-    if judged.generation is Generation.OLD:
+    detected = script.cached(detect_version)
+    yield from _stars(script, detected)
+    if detected.version is TfVersion.V1:
         yield from _imports(script)
-    if judged.generation in (Generation.OLD, Generation.UPGRADED):
-        yield from _behavior(script, judged)
+    if detected.version in (TfVersion.V1, TfVersion.COMPAT_V1):
+        yield from _behavior(script, detected)
     else:
-        yield from _left_alone(script, judged)
+        yield from _left_alone(script, detected)
 
 
-def _stars(script: Script, judged: Judged) -> Iterator[Finding]:
+def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
     """Report star imports that bring, or would have to bring, names of TensorFlow 1."""
     for one in script.imports:
         if one.bound or not f"{one.raw}.".startswith("tensorflow."):
             continue
-        module = "" if one.raw in ("tensorflow", OLD_MODULE) else f"{below(one.raw)}."
-        names = [name for name in script.free_names if not module and name == "contrib"]
-        if not one.raw.startswith(OLD_MODULE):
-            names += [name for name in script.free_names if standing(f"{module}{name}") is Standing.OLD]
-        is_old = judged.generation is Generation.OLD and not one.raw.startswith(OLD_MODULE)
+        module = "" if one.raw in ("tensorflow", V1_MODULE) else f"{name_in_tensorflow(one.raw)}."
+        names = [name for name in script.unbound_names if not module and name == "contrib"]
+        if not one.raw.startswith(V1_MODULE):
+            names += [name for name in script.unbound_names if standing(f"{module}{name}") is Standing.OLD]
+        is_old = detected.version is TfVersion.V1 and not one.raw.startswith(V1_MODULE)
         if names or (is_old and (not module or differs(module.rstrip(".")))):
-            first = f", as {names[0]} in line {script.free_names[names[0]][0]}" if names else ""
+            first = f", as {names[0]} in line {script.unbound_names[names[0]][0]}" if names else ""
             advice = "; for contrib.mixed_precision write tfmp" if "contrib" in names else ""
             message = (
                 f"a star import hides which names are of TensorFlow 1{first}: "
-                f"write `import {OLD_MODULE} as tf`, and tf. before each of them{advice}."
+                f"write `import {V1_MODULE} as tf`, and tf. before each of them{advice}."
             )
             yield Finding(RULE, script.line(one.node), Level.TODO, message)
 
 
-def _left_alone(script: Script, judged: Judged) -> Iterator[Finding]:
-    if judged.generation is Generation.UNCLEAR:
+def _left_alone(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
+    if detected.version is TfVersion.AMBIGUOUS:
         yield _unclear(script)
-    if judged.generation not in (Generation.NEW, Generation.MIXED):
+    if detected.version not in (TfVersion.V2, TfVersion.MIXED):
         return
-    new = min(judged.new, key=lambda mark: script.line(mark.node))
-    if judged.generation is Generation.NEW:
+    new = min(detected.new, key=lambda mark: script.line(mark.node))
+    if detected.version is TfVersion.V2:
         message = f"written for TensorFlow 2 ({new.shown}): left alone."
         yield Finding(RULE, script.line(new.node), Level.NOTE, message)
         return
-    old = min(judged.old, key=lambda mark: script.line(mark.node))
+    old = min(detected.old, key=lambda mark: script.line(mark.node))
     message = (
         f"{new.shown} is of TensorFlow 2, but {old.shown} in line {script.line(old.node)} is of TensorFlow 1: left "
-        f"alone. Write tf.compat.v1 for what is of 1, or `import {OLD_MODULE} as tf` and tf.compat.v2 for what is of 2."
+        f"alone. Write tf.compat.v1 for what is of 1, or `import {V1_MODULE} as tf` and tf.compat.v2 for what is of 2."
     )
     yield Finding(RULE, script.line(new.node), Level.TODO, message)
 
@@ -84,62 +84,63 @@ def _unclear(script: Script) -> Finding:
         message = f"{cannot}. Its calls take the same arguments in both."
         return Finding(RULE, _first_import(script), Level.NOTE, message)
     message = (
-        f"{cannot}, but tf.{below(changed.name)} takes these arguments in another order in each. If it was for 1, "
-        f"write `import {OLD_MODULE} as tf`; if for 2, give them by keyword."
+        f"{cannot}, but tf.{name_in_tensorflow(changed.name)} takes these arguments in another order in each. "
+        "If it was for 1, "
+        f"write `import {V1_MODULE} as tf`; if for 2, give them by keyword."
     )
     return Finding(RULE, script.line(changed.node), Level.TODO, message)
 
 
 def _means_two_things(script: Script, use: Use) -> bool:
     """Tell whether an argument that a call gives by its position is another one in TensorFlow 2."""
-    first, call = FIRST_CHANGED.get(below(use.name)), script.call_of(use.node)
+    first, call = FIRST_CHANGED.get(name_in_tensorflow(use.name)), script.call_of(use.node)
     if first is None or call is None:
         return False
     return sum(arg.keyword is None and not arg.star for arg in call.args) > first
 
 
 def _imports(script: Script) -> Iterator[Result]:
-    already = script.once(module_words)
+    already = script.cached(v1_aliases)
     for node in script.nodes(cst.Import):
         for alias in node.names:
             name = dotted(alias.name)
             bound = dotted(alias.asname.name) if alias.asname else ""
             if name == "tensorflow" and (bound or name) not in already:
                 yield _of_tensorflow(script, node, alias, bound)
-            elif name.startswith("tensorflow.") and differs(below(name)):
+            elif name.startswith("tensorflow.") and differs(name_in_tensorflow(name)):
                 yield from _of_module(script, node, alias, bound)
     for statement in script.nodes(cst.ImportFrom):
         module = dotted(statement.module)
         if not statement.relative and f"{module}.".startswith("tensorflow."):
-            yield from _from_import(script, statement, below(module))
+            yield from _from_import(script, statement, name_in_tensorflow(module))
 
 
 def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Edit | Finding:
-    others = rebound(script)
+    others = imports_rebinding_tensorflow(script)
     if not bound and others:
         message = (
             f"`import {others[0].raw}` in line {script.line(others[0].node)} binds the name tensorflow too: "
-            f"write `import {OLD_MODULE} as tf`, and tf for tensorflow below."
+            f"write `import {V1_MODULE} as tf`, and tf for tensorflow below."
         )
         return Finding(RULE, script.line(node), Level.TODO, message)
     start, end = script.span(alias.name)
-    return Edit(RULE, start, end, OLD_MODULE if bound else f"{OLD_MODULE} as tensorflow")
+    return Edit(RULE, start, end, V1_MODULE if bound else f"{V1_MODULE} as tensorflow")
 
 
 def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Iterator[Result]:
     """Import `tensorflow.keras.backend as K` from where TensorFlow 1's is."""
-    name = below(dotted(alias.name))
+    name = name_in_tensorflow(dotted(alias.name))
     if bound:
-        yield Edit(RULE, *script.span(alias.name), f"{OLD_MODULE}.{name}")
+        yield Edit(RULE, *script.span(alias.name), f"{V1_MODULE}.{name}")
         return
-    if any(one.raw in ("tensorflow", OLD_MODULE) and one.bound == "tensorflow" for one in script.imports):
+    if any(one.raw in ("tensorflow", V1_MODULE) and one.bound == "tensorflow" for one in script.imports):
         return
-    uses = (use for use in script.uses if first_word(use.node) == "tensorflow" and differs(below(use.raw)))
+    uses = (use for use in script.uses if first_word(use.node) == "tensorflow" and differs(name_in_tensorflow(use.raw)))
     first = next(uses, None)
     if first is not None:
         message = (
             f"`import tensorflow.{name}` brings TensorFlow 2's names, as {dotted(first.node)} in line "
-            f"{script.line(first.node)}: write `import {OLD_MODULE} as tf`, and tf for tensorflow below."
+            f"{script.line(first.node)}: write `import {V1_MODULE} as tf`, and tf for tensorflow below."
         )
         yield Finding(RULE, script.line(node), Level.TODO, message)
 
@@ -148,25 +149,31 @@ def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[
     if isinstance(node.names, cst.ImportStar):
         return
     # `tf.app.flags` is no module of its own.
-    target = f"{OLD_MODULE}.{'flags' if module == 'app.flags' else module}".rstrip(".")
+    target = f"{V1_MODULE}.{'flags' if module == 'app.flags' else module}".rstrip(".")
     names = [dotted(alias.name) for alias in node.names]
     moved = [name for name in names if differs(f"{module}.{name}".lstrip("."))]
     if moved:
         yield MovedNames(RULE, node, {name: (target, name) for name in moved})
 
 
-def _behavior(script: Script, judged: Judged) -> Iterator[Result]:
+def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
     """Insert the call in the script that is run."""
     called: dict[str, Use | Imported] = {
-        below(use.name): use for use in script.uses if below(use.name).startswith(("enable_", "disable_"))
+        name_in_tensorflow(use.name): use
+        for use in script.uses
+        if name_in_tensorflow(use.name).startswith(("enable_", "disable_"))
     }
-    called |= {below(one.name): one for one in script.imports if below(one.name) == "disable_v2_behavior"}
+    called |= {
+        name_in_tensorflow(one.name): one
+        for one in script.imports
+        if name_in_tensorflow(one.name) == "disable_v2_behavior"
+    }
     if "disable_v2_behavior" in called or not is_run(script):
         return
     chosen = next((use for name, use in called.items() if name in _EAGER), None)
     if chosen is not None:
         message = (
-            f"tf.{below(chosen.name)}() asks for eager execution, so tf.{_CALL} is not inserted: "
+            f"tf.{name_in_tensorflow(chosen.name)}() asks for eager execution, so tf.{_CALL} is not inserted: "
             "write it instead if the script trains in a session."
         )
         yield Finding(RULE, script.line(chosen.node), Level.NOTE, message)
@@ -176,17 +183,17 @@ def _behavior(script: Script, judged: Judged) -> Iterator[Result]:
             f"write tf.{_CALL} instead to have TensorFlow 1's behaviour, names and fetches."
         )
         yield Finding(RULE, script.line(called["disable_eager_execution"].node), Level.NOTE, message)
-    elif judged.generation is Generation.UPGRADED and judged.keras and _fits(script):
+    elif detected.version is TfVersion.COMPAT_V1 and detected.keras and _fits(script):
         message = (
             "cannot tell whether Keras is to train as in TensorFlow 1 or eagerly: left alone. If as in 1, write "
             f"tf.compat.v1.{_CALL} below the imports; if eagerly, tf.compat.v1.enable_eager_execution()."
         )
         yield Finding(RULE, _first_import(script), Level.TODO, message)
     else:
-        yield _inserted(script, judged)
+        yield _inserted(script, detected)
 
 
-def _inserted(script: Script, judged: Judged) -> Edit | Finding:
+def _inserted(script: Script, detected: DetectedVersion) -> Edit | Finding:
     for imported in script.imports:
         statement = _statement(script, imported)
         if imported.name != "tensorflow" or not imported.bound or statement is None:
@@ -194,9 +201,9 @@ def _inserted(script: Script, judged: Judged) -> Edit | Finding:
         place = script.end_of_line(statement)
         newline = script.module.default_newline
         start = "" if script.text[:place].endswith(("\n", "\r")) else newline
-        word = old_word(script, judged, imported.bound)
+        word = v1_alias(script, detected, imported.bound)
         return Edit(RULE, place, place, f"{start}{_indent(script, statement)}{word}.{_CALL}{newline}")
-    message = f"this script is run, but imports no tensorflow at its top: call {OLD_MODULE}.{_CALL} before all else."
+    message = f"this script is run, but imports no tensorflow at its top: call {V1_MODULE}.{_CALL} before all else."
     return Finding(RULE, _first_import(script), Level.TODO, message)
 
 

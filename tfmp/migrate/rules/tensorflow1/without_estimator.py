@@ -6,7 +6,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.names import Imported, dotted, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import OLD_MODULE, Generation, below, judge, old_word
+from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, name_in_tensorflow, v1_alias
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
 from tfmp.migrate.tables.api_names import differs
 from tfmp.migrate.tables.contrib_successors import find_successor
@@ -27,37 +27,39 @@ _OF_KERAS_2 = ("layers.", "nn.rnn_cell.", "keras.")
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
     """Replace the hooks of `tf.estimator`, and list what needs Estimator."""
     del options
-    judged = script.once(judge)
+    detected = script.cached(detect_version)
     left = []
     for use in script.uses:
-        name = _name_after_the_other_rules(below(use.name))
+        name = _name_after_the_other_rules(name_in_tensorflow(use.name))
         hook = name.split(".")[1] if name.startswith("estimator.") else ""
-        if use.root == "tensorflow" and below(use.name) == name and hook in NAMES:
+        if use.root == "tensorflow" and name_in_tensorflow(use.name) == name and hook in NAMES:
             start, end = script.span(without_last_words(use.node, name.count(".") - 1))
-            yield Edit(RULE, start, end, f"{old_word(script, judged, first_word(use.node))}.train.{hook}")
+            yield Edit(RULE, start, end, f"{v1_alias(script, detected, first_word(use.node))}.train.{hook}")
         elif _is_module(use.root) and name.startswith(("estimator.", "layers.", "nn.rnn_cell.")):
             left.append((script.line(use.node), ".".join(name.split(".")[: 3 if name.startswith("nn.") else 2])))
     for node in script.nodes(cst.ImportFrom):
-        if node.relative or dotted(node.module) not in ("tensorflow.estimator", f"{OLD_MODULE}.estimator"):
+        if node.relative or dotted(node.module) not in ("tensorflow.estimator", f"{V1_MODULE}.estimator"):
             continue
         if isinstance(node.names, cst.ImportStar):
             left.append((script.line(node), "estimator.*"))
             continue
         names = [dotted(alias.name) for alias in node.names]
         left += [(script.line(node), f"estimator.{name}") for name in names if name not in NAMES]
-        moved = {name: (f"{OLD_MODULE}.train", name) for name in names if name in NAMES}
+        moved = {name: (f"{V1_MODULE}.train", name) for name in names if name in NAMES}
         if moved:
             yield MovedNames(RULE, node, moved)
-    is_old = judged.generation is Generation.OLD
-    left += [(script.line(one.node), below(one.name)) for one in script.imports if _is_of_old_keras(one, is_old)]
+    is_old = detected.version is TfVersion.V1
+    left += [
+        (script.line(one.node), name_in_tensorflow(one.name)) for one in script.imports if _is_of_old_keras(one, is_old)
+    ]
     yield from _listed(left)
 
 
 def _is_of_old_keras(one: Imported, is_old: bool) -> bool:
     """Tell whether an import is, or by R1 will be, one out of `tensorflow.compat.v1.keras`, which Keras 3 has not."""
-    name = below(one.name)
+    name = name_in_tensorflow(one.name)
     by_name = isinstance(one.node, cst.ImportFrom) or one.bound != "tensorflow"
-    is_v1 = one.raw.startswith(OLD_MODULE) or (is_old and differs(name) and bool(one.bound))
+    is_v1 = one.raw.startswith(V1_MODULE) or (is_old and differs(name) and bool(one.bound))
     is_keras = name.startswith("keras.") and not name.startswith("keras.mixed_precision")
     return is_keras and by_name and is_v1
 

@@ -38,7 +38,7 @@ def _fetches(script: Script, call: cst.Call) -> bool:
 
 def _names(script: Script, call: cst.Call) -> Iterator[cst.CSTNode]:
     """Return the strings among what is fetched; those that are built at run time too."""
-    flow = script.once(DataFlow)
+    flow = script.cached(DataFlow)
     for arg in call.args:
         if arg.keyword is None or arg.keyword.value in ("fetches", "tensors", "loss_tensor", "name"):
             yield from flow.nodes_behind(arg.value, _is_another)

@@ -8,7 +8,12 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.global_step_updates import Increment, increments, is_run_with, is_same_counter
+from tfmp.migrate.analysis.global_step_updates import (
+    GlobalStepUpdate,
+    global_step_updates,
+    is_run_with,
+    is_same_counter,
+)
 from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers, Wrapping
 from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
@@ -50,42 +55,42 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     del options
     if "assign" not in script.text:
         return
-    for increment in increments(script):
-        for step in _applies(script, increment):
-            found = _of_step(script, increment, step)
-            together = is_run_with(script, increment, step.call) if found is not None else False
+    for update in global_step_updates(script):
+        for step in _applies(script, update):
+            found = _of_step(script, update, step)
+            together = is_run_with(script, update, step.call) if found is not None else False
             if found is not None and (together or (together is None and step.beside)):
                 level, message = found
                 condition = _IF_BOTH.format(line=script.line(step.call))
-                yield Finding(RULE, script.line(increment.call), level, message if together else condition + message)
+                yield Finding(RULE, script.line(update.call), level, message if together else condition + message)
                 break
 
 
-def _applies(script: Script, increment: Increment) -> Iterator[_Step]:
+def _applies(script: Script, update: GlobalStepUpdate) -> Iterator[_Step]:
     """Return the steps of optimizers beside an increment, and those elsewhere that are given the same counter."""
-    function = script.function_of(increment.call)
+    function = script.function_of(update.call)
     for call, owner in methods(script, "apply_gradients", "minimize"):
         beside = function in (script.function_of(call), *script.ancestors(call))
-        given = _given(script, increment, call)
-        if (beside or given is _Given.SAME) and not _is_super(owner) and not _is_apart(script, increment, call):
+        given = _given(script, update, call)
+        if (beside or given is _Given.SAME) and not _is_super(owner) and not _is_apart(script, update, call):
             yield _Step(call, owner, given, beside)
 
 
-def _is_apart(script: Script, increment: Increment, node: cst.CSTNode) -> bool:
+def _is_apart(script: Script, update: GlobalStepUpdate, node: cst.CSTNode) -> bool:
     """Tell whether a counter never moves in one run with a node."""
-    flow = script.once(DataFlow)
-    return _is_everywhere(increment, lambda move: flow.is_exclusive(move, node))
+    flow = script.cached(DataFlow)
+    return _is_everywhere(update, lambda move: flow.is_exclusive(move, node))
 
 
-def _is_everywhere(increment: Increment, is_so: Callable[[cst.CSTNode], bool]) -> bool:
+def _is_everywhere(update: GlobalStepUpdate, is_so: Callable[[cst.CSTNode], bool]) -> bool:
     """Tell whether something is so wherever a counter moves."""
-    return is_so(increment.call) or all(is_so(move) for move in increment.moves)
+    return is_so(update.call) or all(is_so(move) for move in update.moves)
 
 
-def _given(script: Script, increment: Increment, step: cst.Call) -> _Given:
+def _given(script: Script, update: GlobalStepUpdate, step: cst.Call) -> _Given:
     given = argument(step, 1, "global_step")
     if given is not None:
-        return _Given.SAME if is_same_counter(script, given, increment.counter) else _Given.OTHER
+        return _Given.SAME if is_same_counter(script, given, update.counter) else _Given.OTHER
     return _Given.OTHER if any(arg.star for arg in step.args) else _Given.NONE
 
 
@@ -93,10 +98,10 @@ def _is_super(owner: cst.BaseExpression) -> bool:
     return dotted(owner.func if isinstance(owner, cst.Call) else owner) == "super"
 
 
-def _of_step(script: Script, increment: Increment, step: _Step) -> tuple[Level, str] | None:
-    wrapping, made = script.once(WrappedOptimizers).wrapping(step.optimizer), _made(script, increment, step.optimizer)
-    if wrapping is not None and not _is_unwrapped(script, increment, step, (wrapping.call, *made.wrappers)):
-        return _of_wrapped(script, increment, step, wrapping, made)
+def _of_step(script: Script, update: GlobalStepUpdate, step: _Step) -> tuple[Level, str] | None:
+    wrapping, made = script.cached(WrappedOptimizers).wrapping(step.optimizer), _made(script, update, step.optimizer)
+    if wrapping is not None and not _is_unwrapped(script, update, step, (wrapping.call, *made.wrappers)):
+        return _of_wrapped(script, update, step, wrapping, made)
     if step.given is not _Given.SAME:
         return None
     counting = [node for node in made.plain if _is_counting(script, node)]
@@ -104,7 +109,7 @@ def _of_step(script: Script, increment: Increment, step: _Step) -> tuple[Level, 
         # LAMB needs it to correct its moments; a wrapper elsewhere needs it to count.
         is_needed = wrapping is not None or all(_is_kits(script, node) for node in made.plain)
         return Level.TODO, _TWICE.format(
-            counter=code(script, increment.counter),
+            counter=code(script, update.counter),
             optimizer=dotted(step.optimizer) or "the optimizer",
             line=script.line(step.call),
             mend=_DELETE_THIS if is_needed else _OR_LEAVE_OUT,
@@ -114,11 +119,11 @@ def _of_step(script: Script, increment: Increment, step: _Step) -> tuple[Level, 
     return None
 
 
-def _is_unwrapped(script: Script, increment: Increment, step: _Step, wrappers: Sequence[cst.Call]) -> bool:
+def _is_unwrapped(script: Script, update: GlobalStepUpdate, step: _Step, wrappers: Sequence[cst.Call]) -> bool:
     """Tell whether a counter moves only where none of these wrappers is around a step's optimizer."""
-    if all(_is_apart(script, increment, wrapper) for wrapper in wrappers):
+    if all(_is_apart(script, update, wrapper) for wrapper in wrappers):
         return True
-    flow, classes = script.once(DataFlow), {_last_word(script, wrapper.func) for wrapper in wrappers}
+    flow, classes = script.cached(DataFlow), {_last_word(script, wrapper.func) for wrapper in wrappers}
 
     def is_asked(test: cst.BaseExpression) -> bool:
         if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
@@ -128,41 +133,41 @@ def _is_unwrapped(script: Script, increment: Increment, step: _Step, wrappers: S
         return is_it and classes == {_last_word(script, of_class)}
 
     return _is_everywhere(
-        increment, lambda move: any(not answer and is_asked(test) for test, answer in flow.conditions.of(move))
+        update, lambda move: any(not answer and is_asked(test) for test, answer in flow.conditions.of(move))
     )
 
 
 def _of_wrapped(
-    script: Script, increment: Increment, step: _Step, wrapping: Wrapping, made: _Made
+    script: Script, update: GlobalStepUpdate, step: _Step, wrapping: Wrapping, made: _Made
 ) -> tuple[Level, str] | None:
     words = {
-        "counter": code(script, increment.counter),
-        "optimizer": script.once(WrappedOptimizers).said(step.optimizer, wrapping),
+        "counter": code(script, update.counter),
+        "optimizer": script.cached(WrappedOptimizers).said(step.optimizer, wrapping),
         "line": script.line(step.call),
-        "here": script.line(increment.call),
+        "here": script.line(update.call),
     }
     kit = f" BERT's own way is the kit: {_KIT}." if any(_is_original(script, node) for node in made.inner) else ""
     if step.given is _Given.SAME:
         is_never_needed = wrapping.certain or (made.plain and all(_is_counting(script, node) for node in made.plain))
         mend = _DELETE if is_never_needed else _ONLY_ELSE
         return Level.TODO, (_WRAPPED + mend).format(**words) + kit
-    if step.given is _Given.NONE and not increment.conditional:
+    if step.given is _Given.NONE and not update.conditional:
         own = [node for node in made.plain if _is_original(script, node) and not _counts(script, node)]
         mend = _ELSE if own and not wrapping.certain else "delete this increment"
         return Level.TODO, _SKIPPED.format(mend=mend, **words) + kit
     return None
 
 
-def _made(script: Script, increment: Increment, optimizer: cst.BaseExpression) -> _Made:
+def _made(script: Script, update: GlobalStepUpdate, optimizer: cst.BaseExpression) -> _Made:
     """Return what may construct an optimizer where a counter moves; of what is not all known, only the wrappers."""
-    flow, optimizers = script.once(DataFlow), script.once(WrappedOptimizers)
+    flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
     wrappers: list[cst.Call] = []
     inner: list[cst.Call] = []
     plain: list[cst.Call] = []
     stack, seen, is_known = [(optimizer, False)], set(), True
     while stack:
         node, is_inside = stack.pop()
-        if (node, is_inside) in seen or _is_apart(script, increment, node):
+        if (node, is_inside) in seen or _is_apart(script, update, node):
             continue
         seen.add((node, is_inside))
         if isinstance(node, cst.IfExp):
@@ -176,7 +181,7 @@ def _made(script: Script, increment: Increment, optimizer: cst.BaseExpression) -
             inside = optimizers.inner(node)
             is_known &= inside is not None
             stack += [(inside, True)] if inside is not None else []
-        elif (inside := optimizers.summed_optimizer(node) or _around(script, node)) is not None:
+        elif (inside := optimizers.distributed_optimizer(node) or _around(script, node)) is not None:
             stack.append((inside, is_inside))
         else:
             inner.append(node)
