@@ -1,4 +1,4 @@
-"""R4: `tf.contrib.mixed_precision` by another name of the script's own."""
+"""R4: `tf.contrib.mixed_precision` through an alias, `getattr` or `importlib`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ _LOADERS = frozenset(("importlib.import_module", "importlib.util.find_spec", "__
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Follow plain aliases; report every other way to the module."""
+    """Replace plain aliases, and report every other way to the module."""
     del options
     for use in script.uses:
         if use.name not in (_CONTRIB, MODULE) or use.root not in ("tensorflow", _CONTRIB):
@@ -36,14 +36,14 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
 
 def _finding(script: Script, node: cst.CSTNode, text: str) -> Finding:
     message = (
-        f"indirect access: {text} is not in TensorFlow 2, and what is done with it here cannot be followed. "
+        f"indirect access: {text} is not in TensorFlow 2, and its use here cannot be followed. "
         f"For its mixed_precision write tfmp."
     )
     return Finding(RULE, script.line(node), Level.TODO, message)
 
 
 def _followed(script: Script, use: Use) -> list[Edit]:
-    """Return the edits that replace an alias; none if something else can be done with it."""
+    """Return the edits that replace an alias; empty if an edit cannot follow all uses of the alias."""
     assignment = _assignment(script, use)
     if assignment is None:
         return []
@@ -63,11 +63,12 @@ def _followed(script: Script, use: Use) -> list[Edit]:
 
 
 def _has(words: Sequence[str]) -> bool:
+    """Tell whether words start with a public name of tf.contrib.mixed_precision."""
     return bool(words) and words[0] in NAMES
 
 
 def _assignment(script: Script, use: Use) -> tuple[cst.Assign, cst.Name] | None:
-    """Return the assignment `name = use` that a use is, with its variable."""
+    """Return the assignment `name = use` that a use is the value of, with its variable; None for other uses."""
     above = script.parent(use.node)
     if not isinstance(above, cst.Assign) or len(above.targets) != 1:
         return None
@@ -78,7 +79,7 @@ def _assignment(script: Script, use: Use) -> tuple[cst.Assign, cst.Name] | None:
 
 
 def _attributes(script: Script, name: cst.Name) -> tuple[cst.Name | cst.Attribute, list[str]]:
-    """Return the longest dotted name that starts with a word, and what follows the word in it."""
+    """Return the whole dotted name that starts with a word, and the words that follow the first."""
     node = script.whole_name(name)
     return node, dotted(node).split(".")[1:]
 
@@ -88,7 +89,7 @@ def _module_span(script: Script, node: cst.Name | cst.Attribute, words: Sequence
 
 
 def _by_text(script: Script) -> Iterator[Finding]:
-    """Report getattr and hasattr of `tf, "contrib"`, and `importlib.import_module("tensorflow.contrib...")`."""
+    """Report `getattr(tf, "contrib")`, `hasattr(tf, "contrib")` and `import_module("tensorflow.contrib...")`."""
     for call in script.nodes(cst.Call):
         text = _first_text(call)
         of_tensorflow = len(call.args) > 1 and script.name_of(call.args[0].value) == "tensorflow"
@@ -100,8 +101,8 @@ def _by_text(script: Script) -> Iterator[Finding]:
             yield _finding(script, call, f"{dotted(call.args[0].value)}.contrib")
         elif asks and text == "contrib":
             message = (
-                f"TensorFlow 2 has no {dotted(call.args[0].value)}.contrib: what is done where there is one is not "
-                "done any more. Keep the branch that is meant, without the question."
+                f"TensorFlow 2 has no {dotted(call.args[0].value)}.contrib: code that runs only where it exists runs "
+                "no more. Keep the branch that you want, without the condition."
             )
             yield Finding(RULE, script.line(call), Level.TODO, message)
 
@@ -111,11 +112,12 @@ def _first_text(call: cst.Call) -> str:
 
 
 def _loads(script: Script, call: cst.Call) -> bool:
+    """Tell whether a call imports a module by its name as a string."""
     return script.name_of(call.func) in _LOADERS or dotted(call.func) == "__import__"
 
 
 def _unresolved(script: Script) -> Iterator[Finding]:
-    """Report what is read of a name that may be TensorFlow, and `.contrib.mixed_precision` of whatever it is."""
+    """Report attributes of names that may be TensorFlow, and `.contrib.mixed_precision` of any other object."""
     known = {root_of(use.node) for use in script.uses}
     for node in script.nodes(cst.Attribute):
         is_open = _is_of_contrib(node) and root_of(node) not in known
@@ -131,8 +133,8 @@ def _unresolved(script: Script) -> Iterator[Finding]:
     if old:
         word = first_word(old[0])
         message = (
-            f"{dotted(old[0])} is of TensorFlow 1, and what {word} is cannot be followed, for more than an import of "
-            f"TensorFlow makes it: write `import {V1_MODULE} as {word}`, and nothing else that makes {word}."
+            f"{dotted(old[0])} is a name of TensorFlow 1, but {word} cannot be followed, because not only an import of "
+            f"TensorFlow binds it: write `import {V1_MODULE} as {word}`, and bind {word} nowhere else."
         )
         yield Finding(RULE, script.line(old[0]), Level.TODO, message)
 
@@ -145,7 +147,7 @@ def _is_of_contrib(node: cst.Attribute) -> bool:
 
 
 def _loaded(script: Script) -> list[tuple[cst.Name | cst.Attribute, str]]:
-    """Return what is read of names that are given `importlib.import_module("tensorflow")`, with what follows `tf.`."""
+    """Return the uses of variables that hold `importlib.import_module("tensorflow")`, with the words that follow."""
     names: set[str] = set()
     for statement in script.nodes(cst.Assign):
         call = statement.value

@@ -21,7 +21,7 @@ _GENERAL = f"to turn mixed precision on, write {_REWRITE}, or in Keras {_POLICY}
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Find where they are set."""
+    """Report each place that sets one of these variables."""
     del options
     for place, name in _settings(script):
         message = f"{name} has no effect outside of NVIDIA's containers: {_INSTEAD.get(name, _GENERAL)}."
@@ -29,7 +29,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _settings(script: Script) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Return the settings, each with the name of its variable."""
+    """Yield each place that sets an environment variable, with the variable's name."""
     for target in script.nodes(cst.AssignTarget):
         if isinstance(target.target, cst.Subscript) and script.name_of(target.target.value) == "os.environ":
             index = target.target.slice[0].slice
@@ -45,6 +45,7 @@ def _settings(script: Script) -> Iterator[tuple[cst.CSTNode, str]]:
 
 
 def _updates(call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield the variables that `os.environ.update(...)` sets, by keyword or in a dictionary."""
     for arg in call.args:
         if arg.keyword is not None:
             yield arg, arg.keyword.value

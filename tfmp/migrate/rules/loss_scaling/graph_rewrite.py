@@ -1,4 +1,4 @@
-"""R6: the loss scales of TensorFlow's graph rewrite are kept, or become tfmp's on request."""
+"""R6: loss scales of TensorFlow's graph rewrite are kept, or become managers of tfmp with `--to-tfmp`."""
 
 import ast
 import re
@@ -15,17 +15,17 @@ _WRAPPER = "MixedPrecisionLossScaleOptimizer"
 _REWRITES = ("enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite")
 _DYNAMIC, _FIXED = "DynamicLossScale", "FixedLossScale"
 _NAMES = (_DYNAMIC, _FIXED, "LossScale", _WRAPPER, *_REWRITES)
-# The arguments of DynamicLossScale, with what it takes by itself.
+# The arguments of DynamicLossScale, with their default values.
 _DEFAULTS = {"initial_loss_scale": "2**15", "increment_period": "2000", "multiplier": "2.0"}
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?")
 
 
 class _KeptError(Exception):
-    """Says why a pair stays as it is."""
+    """A wrapper and its loss scale stay unchanged; the message gives the reason."""
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Note what is kept; change pairs of a scale and a wrapper if that is asked for."""
+    """Note the names that are kept. With `--to-tfmp`, rewrite each wrapper together with its loss scale."""
     uses = [use for use in script.uses if _name(use.name)]
     changed: set[cst.CSTNode] = set()
     for call in _wrappers(script) if options.to_tfmp else ():
@@ -62,14 +62,14 @@ def _wrappers(script: Script) -> Iterator[cst.Call]:
 
 
 def _pair(script: Script, call: cst.Call) -> dict[cst.CSTNode, Edit]:
-    """Return the edits of a wrapper and of its scale, by the nodes that they replace."""
+    """Return the edits of a wrapper and of its loss scale, keyed by the nodes that they replace."""
     given = [arg for arg in call.args if not arg.star and arg.keyword and arg.keyword.value == "loss_scale"]
     if not given and len(call.args) > 1 and not call.args[1].star and call.args[1].keyword is None:
         given = [call.args[1]]
     if not given or any(arg.star for arg in call.args):
-        raise _KeptError("what its scale is cannot be seen")
+        raise _KeptError("the script does not show its loss scale")
     if any(_name(use.name) == _WRAPPER and script.call_of(use.node) is None for use in script.uses):
-        raise _KeptError(f"the script uses {_WRAPPER} without calling it too")
+        raise _KeptError(f"the script also uses {_WRAPPER} without calling it")
     scale = given[0]
     edits: dict[cst.CSTNode, Edit] = {call.func: Edit(RULE, *script.span(call.func), "tfmp.LossScaleOptimizer")}
     if scale.keyword is not None:
@@ -83,7 +83,7 @@ def _pair(script: Script, call: cst.Call) -> dict[cst.CSTNode, Edit]:
 
 
 def _assigned(script: Script, name: cst.Name) -> cst.BaseExpression:
-    """Return what a name stands for that is assigned once in the same function, and used nowhere else."""
+    """Return the value of a variable that is assigned once in the same function and used nowhere else."""
     function = script.function_of(name)
     same = [
         other
@@ -93,27 +93,27 @@ def _assigned(script: Script, name: cst.Name) -> cst.BaseExpression:
     others = [other for other in same if other is not name and not script.is_label(other)]
     targets = [target for target in map(script.parent, others) if isinstance(target, cst.AssignTarget)]
     if not targets or script.function_of(targets[0]) is not function:
-        raise _KeptError(f"what {name.value} is cannot be seen")
+        raise _KeptError(f"the script does not show what {name.value} is")
     if len(others) > 1:
         line = next(script.line(other) for other in others if script.parent(other) is not targets[0])
-        raise _KeptError(f"line {line} uses {name.value} too")
+        raise _KeptError(f"line {line} also uses {name.value}")
     assign = script.parent(targets[0])
     if not isinstance(assign, cst.Assign) or len(assign.targets) != 1:
-        raise _KeptError(f"what {name.value} is cannot be seen")
+        raise _KeptError(f"the script does not show what {name.value} is")
     return assign.value
 
 
 def _manager(script: Script, made: cst.BaseExpression) -> str:
-    """Return the manager that follows the rule of a loss scale."""
+    """Return the code of the manager that follows the same rule as a loss scale of TensorFlow."""
     name = _name(script.name_of(made.func)) if isinstance(made, cst.Call) else ""
     if not isinstance(made, cst.Call) or name not in (_DYNAMIC, _FIXED):
-        raise _KeptError("what its scale is cannot be seen")
+        raise _KeptError("the script does not show its loss scale")
     text = _text(script, made)
     if "#" in text or any(arg.star for arg in made.args):
         raise _KeptError(f"the arguments of {name} cannot be taken over: there are comments, or a * in them")
     start, end = script.span(made)
     if any(start < script.span(use.node)[0] < end for use in script.uses if use.node is not made.func):
-        # Other rules may have something to say of them.
+        # Another rule may edit this argument, and two edits must not overlap.
         raise _KeptError(f"an argument of {name} uses what is imported: give it a name first")
     if name == _DYNAMIC:
         return _exponential(script, made.args)
@@ -123,6 +123,7 @@ def _manager(script: Script, made: cst.BaseExpression) -> str:
 
 
 def _exponential(script: Script, args: Sequence[cst.Arg]) -> str:
+    """Return the code of the manager for `DynamicLossScale(*args)`."""
     values = dict(_DEFAULTS)
     for name, arg in zip(_DEFAULTS, args, strict=False):
         values[arg.keyword.value if arg.keyword else name] = _text(script, arg.value)

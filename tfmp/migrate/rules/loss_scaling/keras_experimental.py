@@ -1,4 +1,4 @@
-"""R7: what tf.keras.mixed_precision.experimental had, by its names of today."""
+"""R7: names of `tf.keras.mixed_precision.experimental` become their names of today."""
 
 from collections.abc import Iterator
 
@@ -15,12 +15,12 @@ RULE = "R7"
 _KERAS = "tensorflow.keras.mixed_precision"
 _MODULE = f"{_KERAS}.experimental"
 _RENAMED = {"set_policy": "set_global_policy", "global_policy": "global_policy", "Policy": "Policy"}
-# The rule of Keras' own "dynamic".
+# A manager with the same rule as "dynamic" in Keras.
 _DYNAMIC = "tfmp.ExponentialUpdateLossScaleManager(2**15, 2000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)"
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Rename what is certain."""
+    """Rename the names whose successor is certain, and report the others."""
     del options
     uses = [use for use in script.uses if _plain(use.name).startswith(f"{_MODULE}.")]
     results = {use: list(_of_use(script, use)) for use in uses}
@@ -31,7 +31,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
     nodes = dict.fromkeys(one.node for one in script.imports if f"{_plain(one.name)}.".startswith(f"{_MODULE}."))
     targets = {node: _targets(script, node) for node in nodes}
     unclear = any(isinstance(result, Finding) for use in imported for result in results[use])
-    # Passed on as a whole, or bound again by an `except`: not all uses are seen.
+    # The module is passed on as a whole, or an `except` binds its name again: some of its uses are not visible.
     unclear |= any(_plain(use.name) == _MODULE for use in script.uses) or any(
         is_guarded(script, node) for node in nodes
     )
@@ -54,7 +54,7 @@ def _plain(name: str) -> str:
 
 
 def _targets(script: Script, node: cst.Import | cst.ImportFrom) -> dict[str, tuple[str, str]]:
-    """Return where the names of an import are today; nothing if it is not known of all."""
+    """Return the new module and name for each imported name; empty if one of them has no successor."""
     if isinstance(node, cst.Import) or isinstance(node.names, cst.ImportStar):
         return {}
     targets = {}
@@ -72,7 +72,7 @@ def _targets(script: Script, node: cst.Import | cst.ImportFrom) -> dict[str, tup
 
 
 def _of_use(script: Script, use: Use) -> Iterator[Result]:
-    """Return the edits of one use, or what makes it uncertain."""
+    """Yield the edits of one use, or a finding if its successor is not certain."""
     name = _plain(use.name)[len(_MODULE) + 1 :]
     call = script.call_of(use.node)
     if name == "LossScaleOptimizer":
@@ -89,29 +89,34 @@ def _of_use(script: Script, use: Use) -> Iterator[Result]:
 
 
 def _policy(script: Script, use: Use, call: cst.Call) -> Iterator[Result]:
-    """Take a loss scale away from a policy, where it is what Keras takes by itself."""
+    """Remove the loss scale of a policy if Keras now scales that way itself; report any other loss scale."""
     scale = call.args[1] if len(call.args) == 2 else None
     if scale is None or not _is_keyword(scale, "loss_scale") or call.args[0].keyword or call.args[0].star:
-        yield _todo(script, use, "a Policy takes its name alone today: write Policy(name), and scale in the optimizer.")
+        yield _todo(
+            script, use, "Policy takes only a name now: write Policy(name), and scale the loss in the optimizer."
+        )
     elif literal_text(scale.value) == "dynamic" and literal_text(call.args[0].value) == "mixed_float16":
         yield from _renamed(script, use, "Policy")
         yield Edit(RULE, script.span(call.args[0].value)[1], script.span(scale.value)[1], "")
     elif literal_text(scale.value) == "dynamic":
         given = code(script, call.args[0].value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, {_DYNAMIC})`"
-        message = f"compile scales by itself for 'mixed_float16' alone: write Policy({given}), and for another policy"
+        message = (
+            f"compile scales the loss itself only for 'mixed_float16': write Policy({given}), and for another policy"
+        )
         yield _todo(script, use, f"{message} wrap the optimizer to scale: {line}.")
     else:
         given = code(script, scale.value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager({given}))`"
         if not literal_text(scale.value) and not isinstance(scale.value, cst.Integer | cst.Float):
-            line = f"if {given} is a number, {line}; if it is 'dynamic', nothing: compile does it by itself"
+            line = f"if {given} is a number, {line}; if it is 'dynamic', write nothing: compile scales the loss itself"
         yield _todo(
-            script, use, f"a Policy has no loss scale today: write Policy(name), and wrap the optimizer: {line}."
+            script, use, f"Policy has no loss scale any more: write Policy(name), and wrap the optimizer: {line}."
         )
 
 
 def _optimizer(script: Script, use: Use, call: cst.Call | None) -> Iterator[Result]:
+    """Give the wrapper the manager that follows the rule of "dynamic"; report any other loss scale."""
     if call is None:
         yield from _optimizer_type(script, use)
         return
@@ -135,7 +140,7 @@ def _optimizer(script: Script, use: Use, call: cst.Call | None) -> Iterator[Resu
 
 
 def _optimizer_type(script: Script, use: Use) -> Iterator[Result]:
-    """Ask for Keras' own type where a script asks what an optimizer is: tfmp's are of it."""
+    """Keep an `isinstance` check of Keras' own type, of which the wrappers of tfmp are subclasses."""
     asked = any(
         isinstance(above, cst.Call) and cst.ensure_type(above, cst.Call).func.deep_equals(cst.Name("isinstance"))
         for above in script.ancestors(use.node)
@@ -152,10 +157,11 @@ def _optimizer_type(script: Script, use: Use) -> Iterator[Result]:
 
 
 def _renamed(script: Script, use: Use, name: str) -> Iterator[Result]:
+    """Yield the edit that writes the new name of a use."""
     node = use.node
     root = _plain(use.root)
     if root.startswith(f"{_MODULE}."):
-        return  # The import says what the name is of.
+        return  # The import statement is rewritten, and the name that it binds stays.
     if root == _MODULE:
         if isinstance(node, cst.Attribute) and node.attr.value != name:
             yield Edit(RULE, *script.span(node.attr), name)
@@ -163,7 +169,7 @@ def _renamed(script: Script, use: Use, name: str) -> Iterator[Result]:
     words = use.raw[len(_raw_root(use)) :].strip(".").split(".")
     if use.root != "tensorflow" and _is_old(script, use):
         yield _todo(
-            script, use, f"write tf.compat.v2.keras.mixed_precision.{name}: tf.compat.v1.keras has none in 2.15."
+            script, use, f"write tf.compat.v2.keras.mixed_precision.{name}: tf.compat.v1.keras has no policies in 2.15."
         )
     elif use.root == "tensorflow" and words[0] == "keras" and _is_old(script, use):
         start = script.span(without_last_words(node, len(words)))[1]
@@ -174,12 +180,12 @@ def _renamed(script: Script, use: Use, name: str) -> Iterator[Result]:
 
 
 def _raw_root(use: Use) -> str:
-    """Return what the first word of a use means, as the script imports it."""
+    """Return the full name of the imported thing that a use starts with, as the script imports it."""
     return use.raw[: len(use.raw) - len(use.name[len(use.root) :])]
 
 
 def _is_old(script: Script, use: Use) -> bool:
-    """Tell whether the use is, or by R1 will be, one of `tf.compat.v1`, whose Keras has no policies in 2.15."""
+    """Tell whether a use is a name of `tf.compat.v1` now, or after R1: its Keras has no policies in 2.15."""
     return _raw_root(use).startswith(V1_MODULE) or script.cached(detect_version).version is TfVersion.V1
 
 

@@ -1,4 +1,4 @@
-"""R8: losses that are scaled by hand, without a check for overflow."""
+"""R8: losses that a script scales itself, without a check for overflow."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
 RULE = "R8"
-# Whoever calls one of these looks for overflow too.
+# A script that calls one of these functions checks for overflow itself.
 _CHECKS = ("is_finite", "is_nan", "is_inf", "check_numerics", "add_check_numerics_ops")
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Tell of gradients that are divided by what their loss was multiplied with."""
+    """Report gradients that are divided by the number that their loss was multiplied by."""
     del options
     if "gradients" not in script.text:
         return
@@ -39,5 +39,5 @@ def _message(scale: str, line: int) -> str:
         f"the loss is multiplied by {scale} and its gradients are divided by it on line {line}, with no overflow "
         "check: it runs, and an infinite gradient ruins the weights. "
         f"tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager({scale})) does both in compute_gradients, and "
-        "would add the skip."
+        "also skips steps that overflow."
     )

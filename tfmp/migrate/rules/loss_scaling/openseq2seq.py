@@ -1,4 +1,4 @@
-"""R8b: OpenSeq2Seq's wrapper, which no rewrite can replace."""
+"""R8b: the optimizer wrapper of OpenSeq2Seq, which must be replaced by hand."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,15 @@ from tfmp.migrate.edits.results import Finding, Level, Options, Result
 RULE = "R8b"
 _NAME = "MixedPrecisionOptimizerWrapper"
 _MESSAGE = (
-    f"{_NAME} trains float16 variables with float32 master copies and a capped scale: needs a human. Make float32 "
-    "variables by custom_getter=tfmp.float32_variable_storage_getter, which casts them for the layers, and wrap the "
-    "optimizer by tfmp.LossScaleOptimizer(optimizer, manager), where the manager has the cap as max_loss_scale."
+    f"{_NAME} trains float16 variables with float32 master copies and a capped scale: a person must replace it. Make "
+    "float32 variables by custom_getter=tfmp.float32_variable_storage_getter, which casts them for the layers, and "
+    "wrap the optimizer by tfmp.LossScaleOptimizer(optimizer, manager), where the manager has the cap as "
+    "max_loss_scale."
 )
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Tell where the wrapper is defined, and where it is put around an optimizer."""
+    """Report each definition of the wrapper and each call that puts it around an optimizer."""
     del options
     if _NAME not in script.text:
         return
@@ -33,7 +34,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _bound_by(node: cst.ImportFrom) -> Iterator[str]:
-    """Return what an import calls the wrapper; also one that is relative, as OpenSeq2Seq's own are."""
+    """Yield the names that an import binds to the wrapper. Imports inside OpenSeq2Seq are relative; they count too."""
     for alias in () if isinstance(node.names, cst.ImportStar) else node.names:
         if isinstance(alias.name, cst.Name) and alias.name.value == _NAME:
             asname = alias.asname.name if alias.asname is not None else alias.name

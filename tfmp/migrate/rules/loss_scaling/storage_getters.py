@@ -1,4 +1,4 @@
-"""R9: getters that keep variables in float32, which run as they are."""
+"""R9: custom getters that keep variables in float32, which run unchanged."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ _MESSAGE = (
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Tell of functions that ask the getter they are given for float32, and cast what it returns."""
+    """Report functions that request float32 from the getter they receive, and return its variable cast."""
     del options
     if "float32" not in script.text:
         return
@@ -29,6 +29,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _calls_by_function(script: Script) -> dict[cst.FunctionDef, list[cst.Call]]:
+    """Return the calls of each function."""
     found: dict[cst.FunctionDef, list[cst.Call]] = {}
     for call in script.nodes(cst.Call):
         function = script.function_of(call)
@@ -38,6 +39,7 @@ def _calls_by_function(script: Script) -> dict[cst.FunctionDef, list[cst.Call]]:
 
 
 def _stores_in_float32(script: Script, function: cst.FunctionDef, calls: Sequence[cst.Call]) -> bool:
+    """Tell whether a function calls its first parameter with `dtype=tf.float32` and casts the result."""
     params = [each.name.value for each in (*function.params.params, *function.params.kwonly_params)]
     getter = next(iter([name for name in params if name != "self"]), "")
     got = [call for call in calls if getter and _calls(call, getter) and _asks_for_float32(script, call)]
@@ -55,6 +57,7 @@ def _calls(call: cst.Call, name: str) -> bool:
 
 
 def _asks_for_float32(script: Script, call: cst.Call) -> bool:
+    """Tell whether the `dtype` of a call may be `tf.float32`."""
     dtype = argument(call, 2, "dtype")
     if dtype is None:
         return False

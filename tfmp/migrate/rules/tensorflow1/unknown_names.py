@@ -1,4 +1,4 @@
-"""R13, too: names of `tf` that TensorFlow 2.15 does not have."""
+"""R13, second part: names of `tf` that TensorFlow 2.15 does not have."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _OTHER_RULES = frozenset(("contrib", "compat", "keras"))
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Report each unknown name once, before the script is run."""
+    """Report each unknown name once. The script would fail at these names only when it runs."""
     del options
     lines: dict[str, list[int]] = defaultdict(list)
     words = script.cached(v1_aliases)
@@ -54,7 +54,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _is_imported(one: Imported) -> bool:
-    """Tell whether a `from` import names something that only a public module can have."""
+    """Tell whether a `from` import takes a name from a public module, so that the table of names can judge it."""
     name = name_in_tensorflow(one.name)
     words = name.split(".")
     if not isinstance(one.node, cst.ImportFrom) or not one.bound or not _NOT_ATTRIBUTES.isdisjoint(words):
@@ -68,22 +68,23 @@ def _is_of_keras(name: str) -> bool:
 
 
 def _said(name: str) -> str:
-    """Return what is wrong with a name, cut behind its first unknown word."""
+    """Return the message for an unknown name, which is cut after its first unknown word."""
     words = name.split(".")
     if words[0] in _NOT_ATTRIBUTES:
         return f"tf.{words[0]} is no attribute of TensorFlow 2: import tensorflow.{words[0]}'s module by its name"
     counts = range(1, len(words) + 1)
     known = next(count for count in counts if standing(".".join(words[:count])) is Standing.MISSING)
-    return f"tf.{'.'.join(words[:known])} is not in TensorFlow 2.15: a slip of the pen, or removed"
+    return f"tf.{'.'.join(words[:known])} is not in TensorFlow 2.15: misspelled, or removed"
 
 
 def _is_checked(name: str) -> bool:
+    """Tell whether this rule is responsible for a name."""
     first = name.partition(".")[0]
     return bool(first) and first not in _OTHER_RULES and "__" not in name
 
 
 def _is_expected(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether the script makes the name, or looks whether it is there."""
+    """Tell whether the script sets the name itself, or handles its absence."""
     if isinstance(script.parent(node), cst.AssignTarget | cst.Del):
         return True
     tried = any(isinstance(above, cst.Try) and bool(above.handlers) for above in script.ancestors(node))

@@ -27,7 +27,7 @@ _EAGER = frozenset(("enable_eager_execution", "enable_v2_behavior"))
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Bring the names and the behaviour of TensorFlow 1 to a script that was written for it."""
+    """Give a script of TensorFlow 1 the names of `tf.compat.v1` and the behavior of TensorFlow 1."""
     del options
     detected = script.cached(detect_version)
     yield from _stars(script, detected)
@@ -40,7 +40,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
-    """Report star imports that bring, or would have to bring, names of TensorFlow 1."""
+    """Report star imports whose names belong to TensorFlow 1, or have to come from `tf.compat.v1`."""
     for one in script.imports:
         if one.bound or not f"{one.raw}.".startswith("tensorflow."):
             continue
@@ -60,6 +60,7 @@ def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
 
 
 def _left_alone(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
+    """Report why a script is not rewritten."""
     if detected.version is TfVersion.AMBIGUOUS:
         yield _unclear(script)
     if detected.version not in (TfVersion.V2, TfVersion.MIXED):
@@ -78,6 +79,7 @@ def _left_alone(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
 
 
 def _unclear(script: Script) -> Finding:
+    """Report a script that does not show which TensorFlow it was written for."""
     cannot = "cannot tell whether this was written for TensorFlow 1 or 2: left alone"
     changed = next((use for use in script.uses if _means_two_things(script, use)), None)
     if changed is None:
@@ -92,7 +94,7 @@ def _unclear(script: Script) -> Finding:
 
 
 def _means_two_things(script: Script, use: Use) -> bool:
-    """Tell whether an argument that a call gives by its position is another one in TensorFlow 2."""
+    """Tell whether a positional argument of a call has another meaning in TensorFlow 2."""
     first, call = FIRST_CHANGED.get(name_in_tensorflow(use.name)), script.call_of(use.node)
     if first is None or call is None:
         return False
@@ -100,6 +102,7 @@ def _means_two_things(script: Script, use: Use) -> bool:
 
 
 def _imports(script: Script) -> Iterator[Result]:
+    """Replace the imports whose names differ between TensorFlow 1 and 2."""
     already = script.cached(v1_aliases)
     for node in script.nodes(cst.Import):
         for alias in node.names:
@@ -116,6 +119,7 @@ def _imports(script: Script) -> Iterator[Result]:
 
 
 def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Edit | Finding:
+    """Rewrite `import tensorflow`; report it if another import binds the same name."""
     others = imports_rebinding_tensorflow(script)
     if not bound and others:
         message = (
@@ -128,7 +132,7 @@ def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bou
 
 
 def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Iterator[Result]:
-    """Import `tensorflow.keras.backend as K` from where TensorFlow 1's is."""
+    """Rewrite an import such as `import tensorflow.keras.backend as K` to the module below `tf.compat.v1`."""
     name = name_in_tensorflow(dotted(alias.name))
     if bound:
         yield Edit(RULE, *script.span(alias.name), f"{V1_MODULE}.{name}")
@@ -146,9 +150,10 @@ def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: 
 
 
 def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[Result]:
+    """Move the names of a `from` import that differ between TensorFlow 1 and 2 to `tf.compat.v1`."""
     if isinstance(node.names, cst.ImportStar):
         return
-    # `tf.app.flags` is no module of its own.
+    # `tf.app.flags` cannot be imported below `tf.compat.v1`; `tf.compat.v1.flags` is the same module.
     target = f"{V1_MODULE}.{'flags' if module == 'app.flags' else module}".rstrip(".")
     names = [dotted(alias.name) for alias in node.names]
     moved = [name for name in names if differs(f"{module}.{name}".lstrip("."))]
@@ -157,7 +162,7 @@ def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[
 
 
 def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
-    """Insert the call in the script that is run."""
+    """Insert `disable_v2_behavior()` into a script that is run, or report why it is not inserted."""
     called: dict[str, Use | Imported] = {
         name_in_tensorflow(use.name): use
         for use in script.uses
@@ -194,6 +199,7 @@ def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
 
 
 def _inserted(script: Script, detected: DetectedVersion) -> Edit | Finding:
+    """Insert the call below the first import that binds TensorFlow; report a script that has no such import."""
     for imported in script.imports:
         statement = _statement(script, imported)
         if imported.name != "tensorflow" or not imported.bound or statement is None:
@@ -208,13 +214,13 @@ def _inserted(script: Script, detected: DetectedVersion) -> Edit | Finding:
 
 
 def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
-    """Return the statement below which the name is bound; None for imports of functions."""
+    """Return the statement below which the imported name is bound; None for an import inside a function or class."""
     above = [imported.node, *script.ancestors(imported.node)]
     if any(isinstance(node, cst.FunctionDef | cst.ClassDef) for node in above):
         return None
     line, outermost = above[1], above[-2]
     others = (one.node for one in script.imports if one.bound == imported.bound and one.node is not imported.node)
-    # Both branches of a statement bind the name: below it, it is bound.
+    # If all branches of a statement bind the name, it is bound below the whole statement.
     both = any(outermost in script.ancestors(node) for node in others)
     is_main = isinstance(outermost, cst.If) and asks_for_main(outermost)
     return line if isinstance(line, cst.SimpleStatementLine) and (is_main or not both) else outermost
@@ -227,6 +233,7 @@ def _indent(script: Script, statement: cst.CSTNode) -> str:
 
 
 def _fits(script: Script) -> bool:
+    """Tell whether the script trains a Keras model with `fit`."""
     return any(
         isinstance(call.func, cst.Attribute) and call.func.attr.value in ("fit", "fit_generator")
         for call in script.nodes(cst.Call)

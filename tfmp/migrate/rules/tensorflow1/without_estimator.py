@@ -1,4 +1,4 @@
-"""R14: what lives without Estimator leaves `tf.estimator`; what cannot is listed."""
+"""R14: names of `tf.estimator` that exist without Estimator are replaced; the others are listed."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ from tfmp.migrate.tables.api_names import differs
 from tfmp.migrate.tables.contrib_successors import find_successor
 
 RULE = "R14"
-#: What `tf.estimator` and `tf.compat.v1.train` both have, as the same thing.
+#: Names that `tf.estimator` and `tf.compat.v1.train` share; both modules have the same objects.
 NAMES = frozenset(
     (
         *("SessionRunHook", "SessionRunArgs", "SessionRunContext", "SessionRunValues"),
@@ -25,7 +25,7 @@ _OF_KERAS_2 = ("layers.", "nn.rnn_cell.", "keras.")
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Replace the hooks of `tf.estimator`, and list what needs Estimator."""
+    """Replace the hooks of `tf.estimator`, and list the names that later TensorFlow versions do not have."""
     del options
     detected = script.cached(detect_version)
     left = []
@@ -56,7 +56,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _is_of_old_keras(one: Imported, is_old: bool) -> bool:
-    """Tell whether an import is, or by R1 will be, one out of `tensorflow.compat.v1.keras`, which Keras 3 has not."""
+    """Tell whether an import is from `tensorflow.compat.v1.keras` now, or after R1. Keras 3 has no such module."""
     name = name_in_tensorflow(one.name)
     by_name = isinstance(one.node, cst.ImportFrom) or one.bound != "tensorflow"
     is_v1 = one.raw.startswith(V1_MODULE) or (is_old and differs(name) and bool(one.bound))
@@ -65,19 +65,21 @@ def _is_of_old_keras(one: Imported, is_old: bool) -> bool:
 
 
 def _is_module(root: str) -> bool:
+    """Tell whether a use starts at TensorFlow, or at a module whose names this rule lists."""
     if root.startswith("tensorflow.contrib"):
-        # What is imported by its name comes from elsewhere.
+        # A name that is imported by itself gets a new import, so it needs no listing.
         return root.count(".") <= 2
     return root in ("tensorflow", "tensorflow.estimator", "tensorflow.layers")
 
 
 def _name_after_the_other_rules(name: str) -> str:
+    """Return the name that R13 writes for a name of `tf.contrib`; other names are returned unchanged."""
     found = find_successor(name.removeprefix("contrib.")) if name.startswith("contrib.") else None
     return name if found is None or found[1].module else found[1].name
 
 
 def _listed(left: Sequence[tuple[int, str]]) -> Iterator[Finding]:
-    """List what a later TensorFlow does not have, once for the whole script."""
+    """Report all names that a later TensorFlow does not have, in one finding for the script."""
     estimator = sorted({name for _, name in left if not name.startswith(_OF_KERAS_2)})
     layers = sorted({name for _, name in left if name.startswith(_OF_KERAS_2)})
     line = min((line for line, _ in left), default=0)

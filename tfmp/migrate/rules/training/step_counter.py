@@ -1,4 +1,4 @@
-"""R10: scripts that move global_step beside an optimizer that moves it too."""
+"""R10: scripts that increment global_step although their optimizer increments it too."""
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
@@ -26,7 +26,7 @@ _KIT = "import tfmp.bert as optimization (Google's: from tfmp.bert import google
 
 
 class _Given(Enum):
-    """Which counter an optimizer's step is given."""
+    """The counter that an optimizer's step receives as `global_step`, compared with the one that is incremented."""
 
     SAME = 1
     OTHER = 2
@@ -34,7 +34,14 @@ class _Given(Enum):
 
 
 class _Step(NamedTuple):
-    """An optimizer's step, and whether it stands in the function of an increment."""
+    """A step of an optimizer.
+
+    Attributes:
+        call: The call of `apply_gradients` or `minimize`.
+        optimizer: The expression that the method is called on.
+        given: The counter that the call receives.
+        beside: Whether the call is in the same function as the increment.
+    """
 
     call: cst.Call
     optimizer: cst.BaseExpression
@@ -43,7 +50,13 @@ class _Step(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What may construct an optimizer: wrappers, all that is in them or alone, and what is in no wrapper."""
+    """The calls that may construct an optimizer.
+
+    Attributes:
+        wrappers: Calls that construct a loss-scale wrapper.
+        inner: Calls that construct an optimizer, whether or not a wrapper is around it.
+        plain: Calls that construct an optimizer without a wrapper.
+    """
 
     wrappers: Sequence[cst.Call]
     inner: Sequence[cst.Call]
@@ -51,7 +64,7 @@ class _Made(NamedTuple):
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Tell of steps that are counted twice, and of skipped steps that are counted."""
+    """Report steps that are counted twice, and counters that count skipped steps."""
     del options
     if "assign" not in script.text:
         return
@@ -67,7 +80,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _applies(script: Script, update: GlobalStepUpdate) -> Iterator[_Step]:
-    """Return the steps of optimizers beside an increment, and those elsewhere that are given the same counter."""
+    """Yield the optimizer steps in the function of an increment, and steps elsewhere that receive the same counter."""
     function = script.function_of(update.call)
     for call, owner in methods(script, "apply_gradients", "minimize"):
         beside = function in (script.function_of(call), *script.ancestors(call))
@@ -77,17 +90,18 @@ def _applies(script: Script, update: GlobalStepUpdate) -> Iterator[_Step]:
 
 
 def _is_apart(script: Script, update: GlobalStepUpdate, node: cst.CSTNode) -> bool:
-    """Tell whether a counter never moves in one run with a node."""
+    """Tell whether an increment and a node never run together."""
     flow = script.cached(DataFlow)
     return _is_everywhere(update, lambda move: flow.is_exclusive(move, node))
 
 
 def _is_everywhere(update: GlobalStepUpdate, is_so: Callable[[cst.CSTNode], bool]) -> bool:
-    """Tell whether something is so wherever a counter moves."""
+    """Tell whether a condition holds for every place that increments the counter."""
     return is_so(update.call) or all(is_so(move) for move in update.moves)
 
 
 def _given(script: Script, update: GlobalStepUpdate, step: cst.Call) -> _Given:
+    """Compare the `global_step` argument of a step with the counter of an increment."""
     given = argument(step, 1, "global_step")
     if given is not None:
         return _Given.SAME if is_same_counter(script, given, update.counter) else _Given.OTHER
@@ -99,6 +113,7 @@ def _is_super(owner: cst.BaseExpression) -> bool:
 
 
 def _of_step(script: Script, update: GlobalStepUpdate, step: _Step) -> tuple[Level, str] | None:
+    """Return the level and the message for an increment beside an optimizer's step; None if the pair is correct."""
     wrapping, made = script.cached(WrappedOptimizers).wrapping(step.optimizer), _made(script, update, step.optimizer)
     if wrapping is not None and not _is_unwrapped(script, update, step, (wrapping.call, *made.wrappers)):
         return _of_wrapped(script, update, step, wrapping, made)
@@ -106,7 +121,7 @@ def _of_step(script: Script, update: GlobalStepUpdate, step: _Step) -> tuple[Lev
         return None
     counting = [node for node in made.plain if _is_counting(script, node)]
     if counting and (len(counting) == len(made.plain) or any(_counts(script, node) for node in counting)):
-        # LAMB needs it to correct its moments; a wrapper elsewhere needs it to count.
+        # LAMB needs global_step to correct its moments, and a wrapper in another branch needs it to count.
         is_needed = wrapping is not None or all(_is_kits(script, node) for node in made.plain)
         return Level.TODO, _TWICE.format(
             counter=code(script, update.counter),
@@ -120,12 +135,13 @@ def _of_step(script: Script, update: GlobalStepUpdate, step: _Step) -> tuple[Lev
 
 
 def _is_unwrapped(script: Script, update: GlobalStepUpdate, step: _Step, wrappers: Sequence[cst.Call]) -> bool:
-    """Tell whether a counter moves only where none of these wrappers is around a step's optimizer."""
+    """Tell whether the counter is incremented only where none of these wrappers is around the step's optimizer."""
     if all(_is_apart(script, update, wrapper) for wrapper in wrappers):
         return True
     flow, classes = script.cached(DataFlow), {_last_word(script, wrapper.func) for wrapper in wrappers}
 
     def is_asked(test: cst.BaseExpression) -> bool:
+        """Tell whether a condition asks if the optimizer is an instance of the wrapper."""
         if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
             return False
         tested, of_class = (arg.value for arg in test.args)
@@ -140,6 +156,7 @@ def _is_unwrapped(script: Script, update: GlobalStepUpdate, step: _Step, wrapper
 def _of_wrapped(
     script: Script, update: GlobalStepUpdate, step: _Step, wrapping: Wrapping, made: _Made
 ) -> tuple[Level, str] | None:
+    """Return the level and the message for a step of a wrapped optimizer; None if the pair is correct."""
     words = {
         "counter": code(script, update.counter),
         "optimizer": script.cached(WrappedOptimizers).said(step.optimizer, wrapping),
@@ -159,7 +176,10 @@ def _of_wrapped(
 
 
 def _made(script: Script, update: GlobalStepUpdate, optimizer: cst.BaseExpression) -> _Made:
-    """Return what may construct an optimizer where a counter moves; of what is not all known, only the wrappers."""
+    """Return the calls that may construct an optimizer where a counter is incremented.
+
+    If the script does not show all of them, only the wrappers are returned.
+    """
     flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
     wrappers: list[cst.Call] = []
     inner: list[cst.Call] = []
@@ -190,12 +210,12 @@ def _made(script: Script, update: GlobalStepUpdate, optimizer: cst.BaseExpressio
 
 
 def _around(script: Script, call: cst.Call) -> cst.BaseExpression | None:
-    """Return the optimizer that another than a loss-scale wrapper is put around; None for any other call."""
+    """Return the optimizer inside a wrapper that does not scale the loss; None for any other call."""
     return argument(call, 0, "opt") if last_word(script, call) in _AROUND else None
 
 
 def _is_counting(script: Script, call: cst.Call) -> bool:
-    """Tell whether an optimizer is known to count by itself."""
+    """Tell whether an optimizer is known to increment global_step itself."""
     return _is_stock(script, call) or _is_kits(script, call) or _counts(script, call)
 
 
@@ -209,17 +229,17 @@ def _is_berts(call: cst.Call) -> bool:
 
 
 def _is_kits(script: Script, call: cst.Call) -> bool:
-    """Tell whether it is one of tfmp's, which count in apply_gradients."""
+    """Tell whether this is an optimizer of `tfmp.bert`, which increments global_step in apply_gradients."""
     return _is_berts(call) and script.name_of(call.func).startswith("tfmp.bert.")
 
 
 def _is_original(script: Script, call: cst.Call) -> bool:
-    """Tell whether it is one of BERT's own, which do not count."""
+    """Tell whether this is one of BERT's own optimizers, which do not increment global_step."""
     return _is_berts(call) and not _is_kits(script, call)
 
 
 def _counts(script: Script, construction: cst.Call) -> bool:
-    """Tell whether a class of the script moves the counter in its own apply_gradients."""
+    """Tell whether a class of the script increments global_step in its own apply_gradients."""
     name = dotted(construction.func)
     for node in script.nodes(cst.Call):
         function = script.function_of(node)
@@ -243,7 +263,7 @@ _DELETE_THIS = "Delete this increment."
 _OR_LEAVE_OUT = "Delete this increment, or leave global_step out there."
 _WRAPPED = (
     "{counter} is counted twice where a step is applied: {optimizer}, which is given it on line {line}, moves it by "
-    "one for each applied step, and this increment comes before or after, as it happens. "
+    "one for each applied step, and the order of the two increments is undefined. "
 )
 _DELETE = "Delete this increment on line {here}."
 _ONLY_ELSE = "Make this increment, on line {here}, only where the optimizer is not wrapped."
