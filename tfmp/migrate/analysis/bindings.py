@@ -1,4 +1,4 @@
-"""What a script assigns to names."""
+"""Finds the assignments of a script, including loops, parameters and list operations."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
@@ -9,22 +9,22 @@ from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
 
 Scope: TypeAlias = cst.CSTNode
-#: What has variables of its own.
+#: Nodes that have variables of their own besides functions, classes and lambdas.
 COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _ADDING = ("append", "extend", "insert", "add")
 
 
 class Binding(NamedTuple):
-    """One assignment.
+    """One assignment of a value to a name.
 
     Attributes:
         scope: The function, lambda, class, comprehension or module that the name belongs to.
-        name: The name, or `self.name`.
-        value: What is assigned; what it is taken from, for a part of it. None if that is not known.
-        node: The statement.
-        place: From where on it holds, in characters from the start of the script.
-        replaces: Whether the value before it is gone.
+        name: The name, or `self.name` for an attribute of a class.
+        value: The assigned expression. For a part of a value that is unpacked, the whole value; for a parameter, None.
+        node: The statement, parameter or comprehension that assigns.
+        place: The position after which the value holds, in characters from the start of the script.
+        replaces: False if the earlier value still matters, as after `+=` or `append`.
     """
 
     scope: Scope
@@ -36,10 +36,10 @@ class Binding(NamedTuple):
 
 
 def bindings_of(script: Script) -> Iterator[Binding]:
-    """Return what a script assigns to names: statements, loops, comprehensions, parameters, and what lists are given.
+    """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Example:
         >>> [binding.name for binding in bindings_of(Script("a, b = f(); c.append(b)"))]
@@ -56,10 +56,10 @@ def bindings_of(script: Script) -> Iterator[Binding]:
 
 
 def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
-    """Return the names that a script binds by anything but imports, with the statement that does so.
+    """Yield the names that a script binds by other means than imports, each with the statement that binds it.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Example:
         >>> [name for name, _ in own_names(Script('''import a
@@ -73,6 +73,7 @@ def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
 
 
 def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None, bool]]:
+    """Yield the targets of a statement, each with its value and with whether the value replaces the earlier one."""
     if isinstance(node, cst.Assign):
         yield from ((each.target, node.value, True) for each in node.targets)
     elif isinstance(node, cst.AnnAssign | cst.NamedExpr) and node.value is not None:
@@ -92,6 +93,7 @@ def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseE
 def _bound(
     script: Script, node: cst.CSTNode, target: cst.BaseExpression, value: cst.BaseExpression | None, replaces: bool
 ) -> Iterator[Binding]:
+    """Yield the assignments to a target, which may be a tuple, an item or an attribute."""
     if isinstance(target, cst.Tuple | cst.List):
         parts = value.elements if isinstance(value, cst.Tuple | cst.List) else ()
         paired = len(parts) == len(target.elements)
@@ -108,6 +110,7 @@ def _bound(
 
 
 def _scope(script: Script, node: cst.CSTNode, name: str) -> Scope:
+    """Return the node whose variable an assigned name is."""
     for above in script.ancestors(node):
         if name.startswith("self."):
             if isinstance(above, cst.ClassDef):

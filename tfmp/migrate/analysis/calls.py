@@ -1,4 +1,4 @@
-"""What is called, and with which arguments."""
+"""Functions that read the parts of a call: its function's name, its arguments, literal strings."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,12 @@ from tfmp.migrate.analysis.script import Script
 
 
 def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression | None:
-    """Return an argument of a call; None if it is not given, or stars hide it.
+    """Return an argument of a call; None if the call does not give it, or if `*args` may contain it.
 
     Args:
         call: The call.
-        position: Where it stands if it is given by position, from 0; below 0 if it never is.
-        keyword: Its name.
+        position: The index of the argument if it is given by position, from 0; negative if it is keyword-only.
+        keyword: The name of the argument.
 
     Example:
         >>> call = cst.parse_expression("f(a, b, c=d)")
@@ -32,10 +32,10 @@ def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression 
 
 
 def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
-    """Return what a method is called on, and its name; an empty name if the call is not of that form.
+    """Return the object that a method is called on and the method's name; the name is empty for a plain function.
 
     Args:
-        call: The call.
+        call: The call of a method or a function.
 
     Example:
         >>> owner, name = method(cst.parse_expression("opt.minimize(loss)"))
@@ -48,13 +48,13 @@ def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
 
 
 def methods(script: Script, *names: str) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
-    """Return the calls of methods of these names, with what they are called on.
+    """Yield the calls of methods with one of these names, each with the object that the method is called on.
 
-    Functions of modules that the script imports are none.
+    Calls of functions in imported modules, such as `tf.gradients`, are not methods and are left out.
 
     Args:
-        script: The script.
-        *names: The names.
+        script: The parsed script.
+        *names: The method names.
     """
     for call in script.nodes(cst.Call):
         owner, name = method(call)
@@ -63,13 +63,13 @@ def methods(script: Script, *names: str) -> Iterator[tuple[cst.Call, cst.BaseExp
 
 
 def function_name(script: Script, call: cst.Call) -> str:
-    """Return what an imported function is called in full, or else its name as it is written.
+    """Return the full name of an imported function, or the name as it is written for any other function.
 
-    A name that may come from a star import is returned as it is written too.
+    A name that may come from a star import is also returned as it is written.
 
     Args:
-        script: The script.
-        call: A call of it.
+        script: The parsed script.
+        call: A call of the function.
 
     Example:
         >>> script = Script("import tensorflow as tf; tf.gradients(a, b); mine.f()")
@@ -80,11 +80,11 @@ def function_name(script: Script, call: cst.Call) -> str:
 
 
 def last_word(script: Script, call: cst.Call) -> str:
-    """Return the last word of what `function_name` returns: what a function is called, wherever it comes from.
+    """Return the last word of `function_name`: the function's own name, wherever the script imports it from.
 
     Args:
-        script: The script.
-        call: A call of it.
+        script: The parsed script.
+        call: A call of the function.
 
     Example:
         >>> script = Script("from tensorflow import gradients as g; g(a, b); mine.f()")
@@ -95,10 +95,10 @@ def last_word(script: Script, call: cst.Call) -> str:
 
 
 def literal_text(node: cst.BaseExpression) -> str:
-    """Return the text of a string that is written out; empty for any other expression.
+    """Return the value of a string literal; empty for any other expression.
 
     Args:
-        node: The expression.
+        node: Any expression.
 
     Example:
         >>> literal_text(cst.parse_expression("'loss_scale:0'")), literal_text(cst.parse_expression("name"))
@@ -109,10 +109,10 @@ def literal_text(node: cst.BaseExpression) -> str:
 
 
 def code(script: Script, node: cst.CSTNode) -> str:
-    """Return a node as it is written, on one line.
+    """Return the source code of a node on one line.
 
     Args:
-        script: The script.
-        node: The node.
+        script: The parsed script.
+        node: A node of the script.
     """
     return " ".join(script.text[slice(*script.span(node))].split())

@@ -1,4 +1,4 @@
-"""What the conditions of a script say about where its nodes stand."""
+"""Decides from the conditions of a script which of its nodes can run together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -14,7 +14,7 @@ _Answers: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
 _Question: TypeAlias = tuple[str, tuple[int, ...]]
 _CONDS = ("cond", "smart_cond")
 _FUNCTIONS, _LOOPS = (cst.FunctionDef,), (cst.For, cst.While)
-# What a statement leaves.
+# The node that each of these statements ends or leaves.
 _LEFT: Mapping[type, tuple[type[cst.CSTNode], ...]] = {
     cst.Return: _FUNCTIONS,
     cst.Raise: _FUNCTIONS,
@@ -24,11 +24,12 @@ _LEFT: Mapping[type, tuple[type[cst.CSTNode], ...]] = {
 
 
 class Conditions:
-    """Tells which nodes are never run together: by `if`, `x if y else z`, early returns, and `tf.cond`.
+    """Tells which nodes never run together, because of `if`, `x if y else z`, early returns, or `tf.cond`.
 
     Args:
-        script: The script.
-        assigned: Tells how often a name was assigned before it is read in a place: another number, another question.
+        script: The parsed script.
+        assigned: Returns how often a name was assigned before the place where it is read. Two equal conditions are only
+            the same condition if this number is equal for each of their names.
 
     Example:
         >>> script = Script('''
@@ -56,11 +57,11 @@ class Conditions:
         self._known_in: dict[cst.CSTNode, Sequence[tuple[int, cst.BaseExpression, bool]]] = {}
 
     def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether one run of the code, or of the graph, never does both of two nodes.
+        """Tell whether no run of the code, or of the graph, executes both of two nodes.
 
         Args:
-            one: The one.
-            other: The other.
+            one: A node of the script.
+            other: Another node of the script.
         """
         arms = dict(self._arms(one))
         if any(arms.get(each, where) is not where for each, where in self._arms(other)):
@@ -71,12 +72,12 @@ class Conditions:
         return self._is_left(one, other) or self._is_left(other, one)
 
     def of(self, node: cst.CSTNode) -> _Answers:
-        """Return what is asked where a node stands, and what the answer is there.
+        """Return the conditions that hold where a node stands, each with True or False.
 
-        `not` is taken off. Of an `and` that is true, and an `or` that is false, the parts are returned too.
+        `not` is removed. For an `and` that is true and an `or` that is false, the operands are returned too.
 
         Args:
-            node: The node.
+            node: A node of the script.
         """
         if node not in self._conditions_of:
             found, below = [], node
@@ -91,10 +92,10 @@ class Conditions:
         return self._conditions_of[node]
 
     def branches(self, node: cst.CSTNode) -> Branches:
-        """Return the `if` statements that a node stands in, the outermost first, and whether in their bodies.
+        """Return the `if` statements around a node, the outermost first, each with whether the node is in its body.
 
         Args:
-            node: The node.
+            node: A node of the script.
         """
         if node in self._branches_of:
             return self._branches_of[node]
@@ -107,12 +108,13 @@ class Conditions:
         return self._branches_of[node]
 
     def _answers(self, node: cst.CSTNode) -> Mapping[_Question, bool]:
+        """Return the conditions that hold at a node, in a form that can be compared."""
         if node not in self._answers_of:
             self._answers_of[node] = {self._question(test): answer for test, answer in self.of(node)}
         return self._answers_of[node]
 
     def _question(self, test: cst.BaseExpression) -> _Question:
-        """Return what is asked: the text, and how often its names were assigned before."""
+        """Return a condition in a form that can be compared: its code, and how often its names were assigned before."""
         versions: list[int] = []
         stack: list[cst.CSTNode] = [test]
         while stack:
@@ -124,7 +126,7 @@ class Conditions:
         return self._script.text[slice(*self._script.span(test))], tuple(versions)
 
     def _known(self, block: cst.IndentedBlock | cst.Module) -> Sequence[tuple[int, cst.BaseExpression, bool]]:
-        """Return what is known in a block since `if` statements in it return: from where on, what, the answer."""
+        """Return the conditions that hold after an `if` that returns: the position, the condition, and its value."""
         if block not in self._known_in:
             branchings = [each for each in block.body if isinstance(each, cst.If)]
             self._known_in[block] = [
@@ -133,7 +135,7 @@ class Conditions:
         return self._known_in[block]
 
     def _is_left(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether a node stands in a branch that returns, or goes on with the loop, above another node."""
+        """Tell whether a node is in a branch that returns, breaks or continues before another node is reached."""
         shared = self.branches(other)
         for above, in_body in self.branches(one):
             last = None if (above, in_body) in shared else _last(above, in_body)
@@ -146,7 +148,7 @@ class Conditions:
         return False
 
     def _arms(self, node: cst.CSTNode) -> Sequence[tuple[cst.CSTNode, cst.CSTNode]]:
-        """Return the `tf.cond` calls that a node stands in, and in which part."""
+        """Return the `tf.cond` calls around a node, each with the argument that contains the node."""
         if node in self._arms_of:
             return self._arms_of[node]
         found, below = [], node
@@ -164,7 +166,7 @@ class Conditions:
 
 
 def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:
-    """Return what follows from the answer to a question: without `not`, and for the parts of `and` and `or`."""
+    """Yield the conditions that follow from one condition: without `not`, and for the operands of `and` and `or`."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         yield from _parts(test.expression, not answer)
         return
@@ -175,7 +177,7 @@ def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExp
 
 
 def _known_below(above: cst.If) -> Iterator[tuple[cst.BaseExpression, bool]]:
-    """Return what is known below an `if` since its other branches return."""
+    """Yield the conditions that hold after an `if` because one of its branches returns."""
     if _LEFT.get(type(_last(above, True))) is _FUNCTIONS:
         yield above.test, False
         if isinstance(above.orelse, cst.If):
@@ -185,8 +187,8 @@ def _known_below(above: cst.If) -> Iterator[tuple[cst.BaseExpression, bool]]:
 
 
 def _last(above: cst.If, in_body: bool) -> cst.CSTNode | None:
-    """Return the last statement of a branch, if it is a simple one."""
+    """Return the last statement of a branch; its small statement if it is a simple line."""
     block = above.body if in_body else above.orelse.body if isinstance(above.orelse, cst.Else) else None
     last = block.body[-1] if block is not None and block.body else None
-    # `if a: return` has its statement at once.
+    # In `if a: return`, the body itself holds the small statement.
     return last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last

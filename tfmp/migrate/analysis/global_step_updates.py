@@ -1,4 +1,4 @@
-"""Recognizes where a script moves the global step by itself."""
+"""Finds the calls by which a script increments the global step itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -17,19 +17,19 @@ _CONDITIONS = ("cond", "where", "case", "select")
 _GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
 _VARIABLES = ("Variable", "get_variable")
 _JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
-# What is a number or a variable again, by its last word.
+# Functions that return their argument's number or variable unchanged, by the last word of their names.
 _SAME_NUMBER = ("constant", "cast", "identity", "convert_to_tensor", "to_int32", "to_int64", "int32", "int64")
 _SAME_VARIABLE = ("read_value", "value", "initialized_value")
 
 
 class GlobalStepUpdate(NamedTuple):
-    """A call that moves the global step by one.
+    """A call that increments the global step by one.
 
     Attributes:
-        call: The call.
-        counter: The global step.
-        conditional: Whether it moves in some steps only.
-        moves: What moves it: the call, or the sums that the call may assign.
+        call: The call of `assign_add` or `assign`.
+        counter: The expression of the global step.
+        conditional: True if the increment happens only in some steps.
+        moves: The nodes that add one: the call itself, or the sums that the call may assign.
     """
 
     call: cst.Call
@@ -39,10 +39,10 @@ class GlobalStepUpdate(NamedTuple):
 
 
 def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
-    """Return the calls that move the global step by one.
+    """Yield the calls that increment the global step by one.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Example:
         >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
@@ -64,24 +64,24 @@ def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
 
 
 def is_same_counter(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-    """Tell whether two expressions are one variable: by one name, or as both are the graph's global step.
+    """Tell whether two expressions are the same variable, by one name or because both are the graph's global step.
 
     Args:
-        script: The script.
-        one: The one.
-        other: The other.
+        script: The parsed script.
+        one: An expression.
+        other: Another expression.
     """
     is_one_name = script.cached(DataFlow).is_same_name(one, other)
     return is_one_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
 
 
 def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> bool | None:
-    """Tell whether one run of the graph does both an increment and an optimizer's step; None if that is not known.
+    """Tell whether one run of the graph executes both an increment and an optimizer's step; None if it is not known.
 
     Args:
-        script: The script.
-        update: The increment.
-        step: The optimizer's step.
+        script: The parsed script.
+        update: The increment of the global step.
+        step: The call of `minimize` or `apply_gradients`.
     """
     with_increment, with_step = _ahead(script, update.call), _ahead(script, step)
     for node in script.cached(_joins):
@@ -93,18 +93,19 @@ def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> boo
 
 
 def _joins(script: Script) -> Sequence[cst.BaseExpression]:
-    """Return what is run as a whole. A tuple, and a list that is returned, may be taken apart."""
+    """Return the nodes that run all their parts together. Tuples, and lists that are returned, may be unpacked."""
     calls = (call for call in script.nodes(cst.Call) if _last_word(script, call) in _JOINING)
     lists = (each for each in script.nodes(cst.List) if not isinstance(script.parent(each), cst.Return))
     return [*calls, *lists]
 
 
 def _users(script: Script) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
+    """Return, for each node that reaches a joined run, the nodes that use it."""
     return script.cached(DataFlow).users_of_all_behind(script.cached(_joins))
 
 
 def _ahead(script: Script, node: cst.CSTNode) -> set[cst.CSTNode]:
-    """Return a node and all whose values came from it, as far as something joins them."""
+    """Return a node and all nodes whose values depend on it, up to the nodes that are run together."""
     users = script.cached(_users)
     found, stack = set(), [node]
     while stack:
@@ -116,14 +117,14 @@ def _ahead(script: Script, node: cst.CSTNode) -> set[cst.CSTNode]:
 
 
 def _is_held(script: Script, call: cst.Call, node: cst.CSTNode) -> bool:
-    """Tell whether a call stands below `with tf.control_dependencies(...)`, and so is run after what that is given."""
+    """Tell whether a call is inside `with tf.control_dependencies(...)` on a node, so that it runs after the node."""
     item = script.parent(node)
     block = script.parent(item) if isinstance(item, cst.WithItem) else None
     return isinstance(block, cst.With) and block.body in script.ancestors(call)
 
 
 def _is_used(script: Script, call: cst.Call) -> bool:
-    """Tell whether anything reads what a call returns, as far as the script shows."""
+    """Tell whether the script may read the value that a call returns."""
     above = script.parent(call)
     if isinstance(above, cst.Expr):
         return False
@@ -132,6 +133,7 @@ def _is_used(script: Script, call: cst.Call) -> bool:
 
 
 def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
+    """Tell whether an expression is a global step: by its function, its name, or because an optimizer receives it."""
     if _gets_global_step(script, counter) or dotted(counter).split(".")[-1] == "global_step":
         return True
     if any(_gets_global_step(script, node) for node in script.cached(DataFlow).values(counter).nodes):
@@ -141,7 +143,7 @@ def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
 
 
 def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
-    """Tell whether a variable is the one that tf.train.get_global_step() returns; taken so for a name that says it."""
+    """Tell whether a variable is what tf.train.get_global_step() returns. Without other evidence its name decides."""
     if _gets_global_step(script, counter):
         return True
     values = script.cached(DataFlow).values(counter).nodes
@@ -151,7 +153,7 @@ def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
 
 
 def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether a call gets the graph's global step, or makes it by its name."""
+    """Tell whether a call returns the graph's global step, or creates a variable with that name."""
     function = last_word(script, node) if isinstance(node, cst.Call) else ""
     if not isinstance(node, cst.Call) or function not in _VARIABLES:
         return function in _GLOBAL_STEPS
@@ -162,6 +164,7 @@ def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
 def _assignment(
     script: Script, call: cst.Call, counter: cst.BaseExpression, value: cst.BaseExpression
 ) -> Iterator[GlobalStepUpdate]:
+    """Yield the update if an assigned value is the counter plus one."""
     behind = script.cached(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
     sums = [
         node
@@ -179,7 +182,7 @@ def _assignment(
 
 
 def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    """Return the two parts of a sum, in both orders; nothing for any other node."""
+    """Return the two terms of a sum in both orders; empty for any other node."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
         return [(node.left, node.right), (node.right, node.left)]
     if isinstance(node, cst.Call) and script.name_of(node.func) in _SUMS:
@@ -189,13 +192,14 @@ def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cs
 
 
 def _is_one(script: Script, node: cst.BaseExpression) -> bool:
+    """Tell whether an expression is the number 1, also below casts."""
     while isinstance(node, cst.Call) and _last_word(script, node) in _SAME_NUMBER and node.args:
         node = node.args[0].value
     return isinstance(node, cst.Integer | cst.Float) and node.evaluated_value == 1
 
 
 def _variable(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the variable whose value an expression is."""
+    """Return the variable that an expression reads, without casts and reads."""
     while isinstance(node, cst.Call):
         if _last_word(script, node) in _SAME_VARIABLE and isinstance(node.func, cst.Attribute):
             node = node.func.value

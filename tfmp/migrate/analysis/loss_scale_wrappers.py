@@ -1,4 +1,4 @@
-"""Recognizes the optimizers of a script that a loss-scale wrapper is around."""
+"""Finds the optimizers of a script that are inside a loss-scale wrapper."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -12,23 +12,23 @@ from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
-#: What has wrappers and managers.
+#: Packages that provide loss-scale wrappers and managers.
 PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
 _WRAPPERS = ("LossScaleOptimizer", "NPULossScaleOptimizer", "LossScaleOptimizerV1")
 _OF_NPU = "NPULossScaleOptimizer"
-# Functions of tf.contrib.layers and slim that take an optimizer and a loss, with where the optimizer stands.
+# Functions of tf.contrib.layers and slim that take an optimizer and a loss, with the position of the optimizer.
 _STEPS = {"optimize_loss": 3, "create_train_op": 1}
-#: What sums gradients over processes, and is around an optimizer.
+#: Optimizers that sum gradients over processes and wrap another optimizer.
 _SUMMING = ("DistributedOptimizer", "NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper")
 _MODULES_THAT_SUM = ("horovod", "npu_bridge")
 
 
 class Wrapping(NamedTuple):
-    """A wrapper that is around an optimizer.
+    """The wrapper around an optimizer.
 
     Attributes:
-        call: What constructs the wrapper.
-        certain: Whether the optimizer is wrapped whatever the script's conditions are.
+        call: The call that constructs the wrapper.
+        certain: True if the optimizer is wrapped under all conditions of the script.
     """
 
     call: cst.Call
@@ -36,10 +36,10 @@ class Wrapping(NamedTuple):
 
 
 class WrappedOptimizers:
-    """Tells which expressions are wrapped optimizers: by tf.contrib's wrapper, the NPU bridge's, or tfmp's.
+    """Tells which expressions are wrapped optimizers, by the wrapper of tf.contrib, of the NPU bridge, or of tfmp.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Example:
         >>> script = Script('''
@@ -61,38 +61,38 @@ class WrappedOptimizers:
 
     @cached_property
     def constructions(self) -> Sequence[cst.Call]:
-        """The calls that make a wrapper, in the order of the text."""
+        """The calls that construct a wrapper, in the order of the text."""
         return [call for call in self._script.nodes(cst.Call) if self._constructs(call)]
 
     def wrapping(self, node: cst.BaseExpression | None) -> Wrapping | None:
-        """Return the wrapper around an optimizer, the first that is found; None for any other expression.
+        """Return the first wrapper that is found around an optimizer; None for any other expression.
 
         Args:
-            node: The optimizer.
+            node: The expression of the optimizer.
         """
         return self._wrapping(node, frozenset()) if node is not None and self.constructions else None
 
     def inner(self, construction: cst.Call) -> cst.BaseExpression | None:
-        """Return the optimizer that a wrapper is put around.
+        """Return the optimizer inside a wrapper.
 
         Args:
-            construction: What constructs the wrapper.
+            construction: The call that constructs the wrapper.
         """
         return argument(construction, 0, "opt") or argument(construction, -1, "inner_optimizer")
 
     def is_of_npu(self, construction: cst.Call) -> bool:
-        """Tell whether a wrapper is the NPU bridge's, or tfmp's of that name.
+        """Tell whether a wrapper is NPULossScaleOptimizer, of the NPU bridge or of tfmp.
 
         Args:
-            construction: What constructs the wrapper.
+            construction: The call that constructs the wrapper.
         """
         return function_name(self._script, construction).endswith(_OF_NPU)
 
     def computed_by_wrapper(self, call: cst.Call) -> Wrapping | None:
-        """Return the wrapper whose `compute_gradients` a call is; None if it is another call.
+        """Return the wrapper whose `compute_gradients` is called; None for any other call.
 
         Args:
-            call: The call.
+            call: Any call of the script.
         """
         owner, name = method(call)
         return self.wrapping(owner) if name == "compute_gradients" else None
@@ -101,7 +101,7 @@ class WrappedOptimizers:
         """Tell whether a call computes gradients: `compute_gradients` of any optimizer, or `tf.gradients`.
 
         Args:
-            call: The call.
+            call: Any call of the script.
         """
         name = self._script.name_of(call.func)
         if name:
@@ -109,14 +109,14 @@ class WrappedOptimizers:
         return method(call)[1] == "compute_gradients"
 
     def applied(self) -> Iterable[tuple[cst.Call, Wrapping, list[cst.CSTNode]]]:
-        """Return each `apply_gradients` of a wrapped optimizer, the wrapper, and what its gradients went through."""
+        """Yield each `apply_gradients` of a wrapped optimizer, with the wrapper and the nodes behind its gradients."""
         for call, owner in methods(self._script, "apply_gradients") if self.constructions else ():
             wrapping, grads = self.wrapping(owner), argument(call, 0, "grads_and_vars")
             if wrapping is not None and grads is not None:
                 yield call, wrapping, self._flow.nodes_behind(grads, self.is_gradients)
 
     def differentiated(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
-        """Return each call that an optimizer is to compute gradients in, with the optimizer and the loss."""
+        """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""
         for call in self._script.nodes(cst.Call) if self.constructions else ():
             owner, name = method(call)
             last = last_word(self._script, call)
@@ -130,10 +130,10 @@ class WrappedOptimizers:
                 yield call, optimizer, loss
 
     def distributed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
-        """Return the optimizer that Horovod's or the NPU bridge's is put around; None for any other call.
+        """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call.
 
         Args:
-            call: The call.
+            call: Any call of the script.
         """
         name = function_name(self._script, call)
         if name.split(".")[-1] not in _SUMMING:
@@ -143,7 +143,7 @@ class WrappedOptimizers:
         return argument(call, 0, "optimizer") if known or self._by_star(call) else None
 
     def summing(self, node: cst.BaseExpression) -> cst.Call | None:
-        """Return what puts Horovod's optimizer, or the NPU bridge's, outermost around an optimizer; None if none does.
+        """Return the call that constructs the outermost distributed optimizer around an optimizer; None without one.
 
         Args:
             node: The optimizer, a name or a call.
@@ -152,10 +152,10 @@ class WrappedOptimizers:
         return next((each for each in calls if self.distributed_optimizer(each) is not None), None)
 
     def said(self, node: cst.BaseExpression, wrapping: Wrapping) -> str:
-        """Return how a message names a wrapped optimizer.
+        """Return the words by which a message names a wrapped optimizer.
 
         Args:
-            node: The optimizer.
+            node: The expression of the optimizer.
             wrapping: The wrapper around it.
         """
         name = code(self._script, node) if dotted(node) else "the optimizer"
@@ -164,6 +164,7 @@ class WrappedOptimizers:
         return f"{name} (where line {self._script.line(wrapping.call)} wraps it)"
 
     def _constructs(self, call: cst.Call) -> bool:
+        """Tell whether a call constructs a loss-scale wrapper."""
         name = function_name(self._script, call)
         if name.split(".")[-1] not in _WRAPPERS:
             return False
@@ -173,7 +174,7 @@ class WrappedOptimizers:
         return any(imported.startswith(f"{package}.") for package in PACKAGES)
 
     def _by_star(self, call: cst.Call) -> bool:
-        """Tell whether a name that nothing binds may come from a star import of the NPU bridge or of tfmp."""
+        """Tell whether an unbound name may come from a star import of the NPU bridge or of tfmp."""
         if not isinstance(call.func, cst.Name) or self._flow.bindings(call.func):
             return False
         name = call.func.value
@@ -184,6 +185,7 @@ class WrappedOptimizers:
         return name not in bound and any(star.split(".")[0] in ("npu_bridge", "tfmp") for star in stars)
 
     def _wrapping(self, node: cst.BaseExpression, seen: frozenset[cst.CSTNode]) -> Wrapping | None:
+        """Return the wrapper around an expression; `seen` stops at assignments that refer to each other."""
         if node in seen:
             return None
         seen |= {node}
@@ -203,11 +205,12 @@ class WrappedOptimizers:
     def _any(
         self, nodes: Sequence[cst.BaseExpression], complete: bool, seen: frozenset[cst.CSTNode]
     ) -> Wrapping | None:
+        """Return the first wrapper around any of these expressions; it is certain only if all of them are wrapped."""
         found = [self._wrapping(node, seen) for node in nodes]
         first = next((each for each in found if each is not None), None)
         certain = complete and all(each is not None and each.certain for each in found)
         return first and Wrapping(first.call, certain)
 
     def _returned(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
-        """Return what a function of the script returns."""
+        """Return the values that a function of the script returns."""
         return () if self._flow.bindings(call.func) else self._script.cached(ReturnValues).values(call)

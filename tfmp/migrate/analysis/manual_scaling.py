@@ -1,4 +1,4 @@
-"""Recognizes losses that a script multiplies, and gradients that it divides, by itself."""
+"""Finds losses that a script multiplies by a scale itself, and gradients that it divides by it."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -21,11 +21,13 @@ _QUOTIENTS = ("tensorflow.divide", "tensorflow.math.divide", "tensorflow.div", "
 
 
 def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return what a script multiplies to get a loss, by names, casts and conditions, and does not divide out again.
+    """Return the factors of a loss, without those that the script divides out again before the gradients.
+
+    Assignments, casts, reductions and conditional expressions are followed.
 
     Args:
-        script: The script.
-        loss: The loss, as it is handed over.
+        script: The parsed script.
+        loss: The expression that is given to the optimizer as its loss.
 
     Example:
         >>> script = Script('''
@@ -62,11 +64,11 @@ def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpre
 
 
 def divisions_by(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
-    """Return where a script divides by a number or multiplies by its inverse, and what it divides there.
+    """Yield each division by a number, or product with its inverse, with the expression that is divided.
 
     Args:
-        script: The script.
-        factor: The number.
+        script: The parsed script.
+        factor: The expression of the number.
     """
     for node in script.nodes(cst.BinaryOperation, cst.Call):
         for dividend, divisor in _divided_by(script, node):
@@ -75,12 +77,12 @@ def divisions_by(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[c
 
 
 def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-    """Tell whether two expressions stand for one number, other than 1: by its digits, or by what holds it.
+    """Tell whether two expressions have the same value, other than 1: as literals, or through the same variable.
 
     Args:
-        script: The script.
-        one: The one.
-        other: The other.
+        script: The parsed script.
+        one: An expression.
+        other: Another expression.
 
     Example:
         >>> script = Script("scale = 128.0; manager(128); minimize(loss * scale)")
@@ -94,10 +96,10 @@ def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpre
 
 
 def find_manual_scaling(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression, cst.CSTNode] | None:
-    """Return what a loss is multiplied by and its gradients are divided by again, with the division; None if nothing.
+    """Return the factor that multiplies a loss and divides its gradients, with the division; None without one.
 
     Args:
-        script: The script.
+        script: The parsed script.
         gradients: The call that computes the gradients.
     """
     loss = argument(gradients, 0, "ys") or argument(gradients, -1, "loss")
@@ -109,12 +111,12 @@ def find_manual_scaling(script: Script, gradients: cst.Call) -> tuple[cst.BaseEx
 
 
 def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpression) -> cst.CSTNode | None:
-    """Return the division of gradients by a factor of their loss; None if there is none.
+    """Return the division of gradients by a factor of their loss; None without one.
 
     Args:
-        script: The script.
+        script: The parsed script.
         gradients: The call that computes the gradients.
-        factor: What the loss is multiplied by.
+        factor: The expression that the loss is multiplied by.
     """
     flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
     for node, dividend in divisions_by(script, factor):
@@ -124,11 +126,11 @@ def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpre
 
 
 def product_operands(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """Return the two factors of a product; nothing for anything else.
+    """Return the two factors of a product; empty for any other node.
 
     Args:
-        script: The script.
-        node: The product: `a * b`, or a call of `tf.multiply`.
+        script: The parsed script.
+        node: A product is `a * b`, or a call of `tf.multiply`.
     """
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
         return [node.left, node.right]
@@ -138,11 +140,11 @@ def product_operands(script: Script, node: cst.CSTNode) -> list[cst.BaseExpressi
 
 
 def quotient_operands(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
-    """Return dividend and divisor of a quotient; None for anything else.
+    """Return the dividend and the divisor of a quotient; None for any other node.
 
     Args:
-        script: The script.
-        node: The quotient: `a / b`, or a call of `tf.divide`.
+        script: The parsed script.
+        node: A quotient is `a / b`, or a call of `tf.divide`.
     """
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
         return node.left, node.right
@@ -152,6 +154,7 @@ def quotient_operands(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpres
 
 
 def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return the operands through which a factor of an expression reaches the loss."""
     if isinstance(node, cst.IfExp):
         return [node.body, node.orelse]
     if isinstance(node, cst.Lambda):
@@ -164,6 +167,7 @@ def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
 
 
 def _divided_by(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Yield dividend and divisor of a quotient or of a product with an inverse."""
     found = quotient_operands(script, node)
     if found is not None:
         yield found
@@ -173,7 +177,7 @@ def _divided_by(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExp
 
 
 def _inverted(script: Script, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """Return what a number is 1 over."""
+    """Yield the divisors x if an expression is `1 / x`."""
     for each in (node, *script.cached(DataFlow).values(node).nodes):
         if not isinstance(each, cst.BinaryOperation) or not isinstance(each.operator, cst.Divide):
             continue
@@ -182,7 +186,7 @@ def _inverted(script: Script, node: cst.BaseExpression) -> Iterator[cst.BaseExpr
 
 
 def _number(script: Script, node: cst.BaseExpression) -> str:
-    """Return a number as it is written, the same text for 8 and 8.0."""
+    """Return the code of a number without casts; `8` and `8.0` give the same text."""
     if isinstance(node, cst.Call) and script.name_of(node.func) in _SAME and node.args:
         node = node.args[0].value
     if isinstance(node, cst.Integer | cst.Float):
@@ -191,7 +195,7 @@ def _number(script: Script, node: cst.BaseExpression) -> str:
 
 
 def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-    """Tell whether two expressions are written alike, and mean the same by it."""
+    """Tell whether two expressions have the same code, and their names have the same bindings."""
     flow, text = script.cached(DataFlow), _number(script, one)
     if text != _number(script, other) or text == "1.0":
         return False
@@ -202,6 +206,6 @@ def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseEx
 
 
 def _same_place(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    """Tell whether the same text means the same in two places: in a function and the functions in it, or a class."""
+    """Tell whether the same code has the same meaning in two places: in one function, or for attributes of self."""
     function = script.function_of(other)
     return function is None or function in script.ancestors(one) or code(script, one).startswith("self.")

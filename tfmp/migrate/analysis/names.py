@@ -1,22 +1,22 @@
-"""Dotted names, as scripts import and use them."""
+"""Dotted names in a script: as its imports bind them and as its expressions use them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import libcst as cst
 
-# The names of one TensorFlow; the longest first.
+# Module names that mean the same TensorFlow 1 API; the longest come first.
 _TENSORFLOW = ("tensorflow_core.compat.v1", "tensorflow.compat.v1", "tensorflow_core")
 
 
 class Use(NamedTuple):
-    """A dotted name in an expression that starts at something imported, as `tf.contrib.layers`.
+    """A dotted name in an expression that starts at an imported name, as `tf.contrib.layers`.
 
     Attributes:
         node: The whole name.
-        name: What it means, in full: `tensorflow.contrib.layers`. `tensorflow.compat.v1` is `tensorflow` here.
-        root: What its first word means: `tensorflow`.
-        raw: As `name`, with the module as the script imports it: `tensorflow.compat.v1.layers`.
+        name: Its full meaning: `tensorflow.contrib.layers`. `tensorflow.compat.v1` is written as `tensorflow` here.
+        root: The full meaning of its first word: `tensorflow`.
+        raw: The same as `name`, but with the module as the script imports it: `tensorflow.compat.v1.layers`.
     """
 
     node: cst.Name | cst.Attribute
@@ -26,13 +26,14 @@ class Use(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """One name of an import statement.
+    """One name that an import statement imports.
 
     Attributes:
         node: The statement, `import ...` or `from ... import ...`.
-        name: What is imported, in full, `tensorflow` for `tensorflow.compat.v1`; of a star import the module.
-        raw: The same, as it is written.
-        bound: The name that the script has for it; empty for a star import.
+        name: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`. For a star
+            import it is the module.
+        raw: The full name as the script writes it.
+        bound: The name that the script uses for it; empty for a star import.
     """
 
     node: cst.Import | cst.ImportFrom
@@ -45,7 +46,7 @@ def dotted(node: cst.BaseExpression | None) -> str:
     """Return a dotted name as it is written: `tf.contrib`. Empty for any other expression.
 
     Args:
-        node: An expression.
+        node: Any expression.
 
     Example:
         >>> dotted(cst.parse_expression("tf.contrib")), dotted(cst.parse_expression("tf().contrib"))
@@ -60,11 +61,11 @@ def dotted(node: cst.BaseExpression | None) -> str:
 
 
 def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name | cst.Attribute:
-    """Return the part of a dotted name that is left without its last words.
+    """Return a dotted name without its last words.
 
     Args:
-        node: A dotted name that starts with a word.
-        count: How many words to leave out; fewer than there are.
+        node: A dotted name, such as `tf.contrib.layers`.
+        count: The number of words to leave out. It must be less than the number of words.
 
     Example:
         >>> dotted(without_last_words(cst.parse_expression("tf.contrib.layers"), 1))
@@ -76,10 +77,10 @@ def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name |
 
 
 def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return what attributes are taken of: the first word of a dotted name.
+    """Return the expression in front of all attributes, which is the first word of a dotted name.
 
     Args:
-        node: An expression.
+        node: Any expression.
 
     Example:
         >>> root_of(cst.parse_expression("tf.contrib.layers")).value
@@ -91,10 +92,10 @@ def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def first_word(node: cst.Name | cst.Attribute) -> str:
-    """Return the word that a dotted name starts with.
+    """Return the first word of a dotted name.
 
     Args:
-        node: A dotted name that starts with a word.
+        node: A dotted name, such as `tf.contrib.layers`.
 
     Example:
         >>> first_word(cst.parse_expression("tf.contrib.layers"))
@@ -104,10 +105,10 @@ def first_word(node: cst.Name | cst.Attribute) -> str:
 
 
 def imported_by(node: cst.Import) -> Iterator[Imported]:
-    """Return what an `import` imports.
+    """Yield the names that an `import` statement imports.
 
     Args:
-        node: The statement.
+        node: The import statement.
     """
     for alias in node.names:
         name = dotted(alias.name)
@@ -115,10 +116,10 @@ def imported_by(node: cst.Import) -> Iterator[Imported]:
 
 
 def imported_from(node: cst.ImportFrom) -> Iterator[Imported]:
-    """Return what a `from` import imports; nothing of a relative one.
+    """Yield the names that a `from` import imports; none for a relative import.
 
     Args:
-        node: The statement.
+        node: The import statement.
     """
     module = dotted(node.module)
     if node.relative or not module:
@@ -136,10 +137,10 @@ def _bound_as(alias: cst.ImportAlias) -> str:
 
 
 def one_tensorflow(name: str) -> str:
-    """Return a full name, with `tensorflow` for each name of that module.
+    """Return a full name with `tensorflow` in place of `tensorflow.compat.v1` and `tensorflow_core`.
 
     Args:
-        name: The name.
+        name: A full dotted name.
 
     Example:
         >>> one_tensorflow("tensorflow.compat.v1.layers")

@@ -1,4 +1,4 @@
-"""Finds what the functions of a script return."""
+"""Finds the expressions that the functions of a script return."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tfmp.migrate.analysis.script import Script
 
 
 class ReturnValues:
-    """Tells what calls of a script's own functions return, as it is written in them.
+    """Looks up the `return` expressions of a script's own functions.
 
     Args:
         script: The script.

@@ -1,4 +1,4 @@
-"""The rules, in the order of their numbers."""
+"""All rules, in the order of their numbers."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ from tfmp.migrate.rules.npu import npu_imports, npu_star_import
 from tfmp.migrate.rules.tensorflow1 import unknown_names, v1_behavior, without_estimator
 from tfmp.migrate.rules.training import fetches, step_counter
 
-#: A rule looks at a script and yields what it has to say: `rewrite` edits, `report` does not.
+#: A rule reads a script and yields edits and findings. It is named `rewrite` if it may edit, else `report`.
 Rule = Callable[[Script, Options], Iterator[Result]]
 
 RULES: tuple[Rule, ...] = (

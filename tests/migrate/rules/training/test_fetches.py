@@ -1,4 +1,4 @@
-"""R11: tensors that a script names by strings."""
+"""R11: tensors that a script fetches by their names."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""R3: imports out of tf.contrib.mixed_precision become imports of tfmp."""
+"""R3: imports from tf.contrib.mixed_precision become imports from tfmp."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options
 from tfmp.migrate.rules.contrib.contrib_names import MODULE, NAMES
 
 RULE = "R3"
-# All that scripts name there is a name of tfmp too.
+# Every public name of these modules is also a name of tfmp.
 _MODULES = (
     MODULE,
     f"{MODULE}.python",
@@ -21,7 +21,7 @@ _LISTED = ", ".join(sorted(NAMES))
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Import the same names from tfmp."""
+    """Import the same names from tfmp, and report names that never existed."""
     del options
     for node in dict.fromkeys(one.node for one in script.imports if f"{one.name}.".startswith(f"{MODULE}.")):
         imported = [one for one in script.imports if one.node is node]
@@ -64,18 +64,18 @@ def _modules(script: Script, node: cst.Import) -> Iterator[Result]:
                 RULE,
                 script.line(node),
                 Level.TODO,
-                f"`import {one.raw}` makes the name {one.bound} too, which line {others[0]} uses: write `import tfmp` "
+                f"`import {one.raw}` also binds the name {one.bound}, which line {others[0]} uses: write `import tfmp` "
                 f"here, and import {one.bound} by itself.",
             )
         elif len(node.names) == 1 and script.is_top_level(node):
-            # Where the name is used, `import tfmp` comes with the use.
+            # R2 adds `import tfmp` where it rewrites a use.
             yield Edit(RULE, script.span(node)[0], script.end_of_line(node), "")
         else:
             yield Edit(RULE, start, end, "tfmp")
 
 
 def _other_uses(script: Script, imported: Imported) -> list[int]:
-    """Return the lines that need what an import without `as` binds, for more than tf.contrib.mixed_precision."""
+    """Return the lines that use the name of an import without `as` for more than tf.contrib.mixed_precision."""
     if any(one.bound == imported.bound and one.name not in _MODULES for one in script.imports):
         return []
     uses = (use for use in script.uses if use.raw.split(".")[0] == imported.bound == use.root)
@@ -84,7 +84,7 @@ def _other_uses(script: Script, imported: Imported) -> list[int]:
 
 
 def _unknown_attributes(script: Script) -> Iterator[Finding]:
-    """Find `mixed_precision.X` that tfmp has not."""
+    """Report uses of `mixed_precision.X` where tfmp has no X."""
     for use in script.uses:
         if use.root not in _MODULES or use.name == use.root:
             continue

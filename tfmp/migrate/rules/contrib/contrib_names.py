@@ -8,17 +8,17 @@ from tfmp.migrate.edits.results import Edit, Finding, Level, NeededImport, Optio
 
 RULE = "R2"
 MODULE = "tensorflow.contrib.mixed_precision"
-#: What tf.contrib.mixed_precision had.
+#: The public names of tf.contrib.mixed_precision.
 NAMES = frozenset(
     ("ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager", "LossScaleOptimizer")
 )
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Replace the names that are written out in full."""
+    """Replace names that are written as `tf.contrib.mixed_precision.X`."""
     del options
     for use in script.uses:
-        # What a shorter import brought is that import's matter.
+        # A name that was imported from a deeper module is handled by R3 with its import.
         if use.root not in ("tensorflow", "tensorflow.contrib") or not use.name.startswith(f"{MODULE}."):
             continue
         name = use.name[len(MODULE) + 1 :].split(".")[0]

@@ -1,4 +1,4 @@
-"""R13: other names of `tf.contrib` become their successors, where these take the same arguments."""
+"""R13, first part: other names of `tf.contrib` become their successors, if these take the same arguments."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,24 +19,24 @@ from tfmp.migrate.tables.contrib_successors import SUCCESSORS, Successor, advice
 
 RULE = "R13"
 _CONTRIB = "tensorflow.contrib"
-# Other rules' matter: R2 and R3, R5.
+# R2 and R3 handle the first of these packages, R5 handles the second.
 _OTHERS = ("mixed_precision", "offline_train")
 _PACKAGES = frozenset(("python", "nest", "xla", "jit", "plugins", "nets", "ops"))
 
 
-# What the script has for `tf.compat.v1`, where it has a name for TensorFlow.
+# Returns the script's expression for `tf.compat.v1`, given its name for TensorFlow.
 _Word = Callable[[str], str]
 
 
 class _Left(NamedTuple):
-    """Something that has no plain successor."""
+    """A name of `tf.contrib` that is left for a person, with its line."""
 
     name: str
     line: int
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Replace what has a plain successor, and list the rest."""
+    """Replace names that have a successor with the same arguments, and list the others."""
     del options
     uses = [use for use in script.uses if _is_ours(use.name)]
     imports = [one for one in script.imports if _is_ours(one.name) or one.name == _CONTRIB]
@@ -60,7 +60,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
 def _of_import(
     script: Script, node: cst.Import | cst.ImportFrom, names: Sequence[Imported], word: _Word, left: list[_Left]
 ) -> Iterator[Result]:
-    """Rewrite one import, or the uses of the module that it imports."""
+    """Rewrite one import statement, or the uses of the module that it imports."""
     moved: dict[str, tuple[str, str]] = {}
     for one in names:
         name = one.name[len(_CONTRIB) + 1 :]
@@ -78,7 +78,7 @@ def _of_import(
 
 
 def _can_move(script: Script, one: Imported, uses: Sequence[Use]) -> bool:
-    """Tell whether the name that is imported can come from its successor's module."""
+    """Tell whether an imported name can be imported from its successor's module instead."""
     successor = SUCCESSORS.get(one.name[len(_CONTRIB) + 1 :])
     if successor is None or not successor.is_checked:
         return successor is not None
@@ -86,7 +86,7 @@ def _can_move(script: Script, one: Imported, uses: Sequence[Use]) -> bool:
 
 
 def _of_module(script: Script, one: Imported, uses: Sequence[Use], word: str, left: list[_Left]) -> Iterator[Result]:
-    """Rewrite what a module's name is used for; take its import away if nothing is left."""
+    """Rewrite the uses of an imported module, and remove its import if no use is left."""
     others = [use for use in uses if not _is_of_r2(use)]
     results = {use.node: _replaced(script, use, word) if word else [] for use in others}
     whole = all(results.values()) and _reads(script, one.bound) == len(uses)
@@ -109,7 +109,7 @@ def _of_module(script: Script, one: Imported, uses: Sequence[Use], word: str, le
 
 
 def _replaced(script: Script, use: Use, word: str) -> list[Result]:
-    """Return the edit that replaces a use; none if it has no successor, or if its call is another one."""
+    """Return the edit that replaces a use; empty without a successor, or if the successor takes other arguments."""
     name = use.name[len(_CONTRIB) + 1 :]
     found = find_successor(name)
     if found is None:
@@ -142,7 +142,7 @@ def _is_minus_one(value: cst.BaseExpression) -> bool:
 
 
 def _top_word(script: Script, word: _Word, uses: Sequence[Use]) -> str:
-    """Return what these uses can write for `tf.compat.v1`; empty if nothing is certain to be bound there."""
+    """Return the expression for `tf.compat.v1` at these uses; empty if TensorFlow may not be bound there."""
     tops = (one for one in script.imports if one.name == "tensorflow" and one.bound and script.is_top_level(one.node))
     first = next(tops, None)
     if first is None or script.span(first.node) > min(script.span(use.node) for use in uses):
@@ -158,7 +158,7 @@ def _reads(script: Script, bound: str) -> int:
 
 
 def _noted(script: Script, use: Use) -> list[_Left]:
-    """Return what is left to do about a use; nothing if the script asks whether the name is there."""
+    """Return a use that is left for a person; empty if the script checks that the name exists."""
     name = _Left(use.name[len(_CONTRIB) + 1 :], script.line(use.node))
     return [] if is_checked_for(script, use.node) else [name]
 
@@ -177,7 +177,7 @@ def _listed(left: Sequence[_Left]) -> Iterator[Finding]:
 
 
 def _short(name: str) -> str:
-    """Return the part of a name that is reported as one: a package, or a function of a module."""
+    """Return the part of a name that is reported once: a package, or a function of a module."""
     words = name.split(".")
     if words[0] == "slim":
         return words[0]

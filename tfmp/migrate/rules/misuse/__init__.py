@@ -1,4 +1,4 @@
-"""R12: uses of loss scaling that train wrongly, or that tfmp does not take."""
+"""R12: uses of loss scaling that train wrongly, or that tfmp rejects."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ _MISUSES = (subclasses, unscaled_gradients, inner_optimizer_steps, doubled, wrap
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Tell of each misuse."""
+    """Report every misuse in a script."""
     del options
     if "LossScale" not in script.text:
         return

@@ -11,13 +11,13 @@ from tfmp.migrate.analysis.manual_scaling import gradient_division, is_same_numb
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Level
 
-# The managers, with what their scale is called, or the one that they begin with.
+# The managers, with the name of the argument that holds their constant or first scale.
 _SCALES = {"FixedLossScaleManager": "loss_scale", "ExponentialUpdateLossScaleManager": "init_loss_scale"}
 _OF_TENSORFLOW = ("MixedPrecisionLossScaleOptimizer", "enable_mixed_precision_graph_rewrite")
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of a scaled loss that a wrapped optimizer scales again, and of a wrapper around a wrapper."""
+    """Report losses that a script scales before a wrapper scales them again, and wrappers around wrappers."""
     optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for construction in optimizers.constructions:
         inner = optimizers.inner(construction)
@@ -40,7 +40,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
 
 
 def _with_tensorflows(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of TensorFlow's own loss scaling around a wrapper, or inside one."""
+    """Yield each loss-scaling optimizer of TensorFlow that is around a wrapper or inside one."""
     optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for call in script.nodes(cst.Call) if optimizers.constructions else ():
         wrapping = optimizers.wrapping(argument(call, 0, "opt")) if _is_tensorflows(script, call) else None
@@ -62,7 +62,7 @@ def _is_tensorflows(script: Script, call: cst.Call) -> bool:
 
 
 def _is_scale(script: Script, call: cst.Call, construction: cst.Call, factor: cst.BaseExpression) -> bool:
-    """Tell whether a factor of the loss is a manager's scale, or one that the gradients are divided by again."""
+    """Tell whether a factor of the loss is a manager's scale, or a number that also divides the gradients."""
     values = (factor, *script.cached(DataFlow).values(factor).nodes)
     if any(isinstance(each, cst.Call) and method(each)[1] == "get_loss_scale" for each in values):
         return True
@@ -75,7 +75,7 @@ def _is_scale(script: Script, call: cst.Call, construction: cst.Call, factor: cs
 
 
 def _scales(script: Script, construction: cst.Call) -> Iterator[cst.BaseExpression]:
-    """Return the scale that a wrapper's manager is made with."""
+    """Yield the scale that the manager of a wrapper is constructed with."""
     manager = argument(construction, 1, "loss_scale_manager")
     made = (manager, *script.cached(DataFlow).values(manager).nodes) if manager is not None else ()
     for each in (node for node in made if isinstance(node, cst.Call)):

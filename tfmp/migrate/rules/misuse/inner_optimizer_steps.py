@@ -1,4 +1,4 @@
-"""Finds steps that an optimizer takes by itself though a wrapper is around it."""
+"""Finds steps of an inner optimizer that bypass its wrapper."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,9 +12,9 @@ from tfmp.migrate.edits.results import Level
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of a wrapper's gradients that the inner optimizer applies, and of a wrapper that is not used at all."""
+    """Report gradients of a wrapper that the inner optimizer applies, and wrappers that are never used."""
     optimizers = script.cached(WrappedOptimizers)
-    # Whoever moves the scale by hand looks for overflow too.
+    # A script that calls update_loss_scale itself checks for overflow itself.
     if not optimizers.constructions or any(True for _ in methods(script, "update_loss_scale")):
         return
     for call, owner in methods(script, "apply_gradients", "minimize"):
@@ -33,7 +33,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
 
 
 def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[cst.Call]:
-    """Return what puts a wrapper around an optimizer that is named here without it."""
+    """Return the calls that construct wrappers around an optimizer that is used here without a wrapper."""
     flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
     if isinstance(optimizer, cst.Attribute) and optimizer.attr.value == "_opt":
         wrapping = optimizers.wrapping(optimizer.value)
@@ -47,7 +47,7 @@ def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[
 
 
 def _of_wrapper(script: Script, call: cst.Call, around: Sequence[cst.Call]) -> cst.Call | None:
-    """Return the `compute_gradients` of one of these wrappers whose gradients a step applies."""
+    """Return the call of `compute_gradients` on one of these wrappers whose gradients the step applies; else None."""
     optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
     for each in flow.calls_behind(grads, optimizers.is_gradients) if grads is not None else ():

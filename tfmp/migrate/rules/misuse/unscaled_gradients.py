@@ -1,4 +1,4 @@
-"""Finds gradients of a loss that was never scaled."""
+"""Finds gradients of an unscaled loss that a wrapped optimizer applies."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tfmp.migrate.edits.results import Level
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of a wrapped optimizer that applies gradients which tf.gradients or another optimizer computed."""
+    """Report wrapped optimizers that apply gradients from tf.gradients or from another optimizer."""
     optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for call, wrapping, behind in optimizers.applied():
         calls = [each for each in behind if isinstance(each, cst.Call) and optimizers.is_gradients(each)]
@@ -34,13 +34,13 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
 
 
 def _may_be_scaled(script: Script, gradients: cst.Call) -> bool:
-    """Tell whether gradients are a wrapper's, or of a loss that the script itself scales by a manager's scale."""
+    """Tell whether a wrapper computes these gradients, or the script multiplies their loss by a manager's scale."""
     optimizers = script.cached(WrappedOptimizers)
     if optimizers.computed_by_wrapper(gradients) is not None:
         return True
     owner, name = method(gradients)
     if name == "compute_gradients" and not script.cached(DataFlow).values(owner).complete:
-        # It may be a wrapped one that comes from elsewhere.
+        # The optimizer may come from elsewhere, already wrapped.
         return True
     loss = argument(gradients, 0, "ys") or argument(gradients, -1, "loss")
     if loss is None:

@@ -1,4 +1,4 @@
-"""Finds gradients that travel between processes after they were unscaled."""
+"""Finds distributed optimizers outside a wrapper: they send gradients that are already unscaled."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tfmp.migrate.edits.results import Level
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of Horovod's optimizer, or the NPU bridge's, around a wrapped one; and of float16 on the way."""
+    """Report distributed optimizers around a wrapper, and unscaled gradients that are sent as float16."""
     optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for call in script.nodes(cst.Call) if optimizers.constructions else ():
         inner = optimizers.distributed_optimizer(call)
@@ -33,7 +33,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
 
 
 def _agrees(script: Script, construction: cst.Call) -> bool:
-    """Tell whether a wrapper asks all processes whether gradients are finite."""
+    """Tell whether a wrapper combines the finite check of all processes (`is_distributed=True`)."""
     given = argument(construction, 2, "is_distributed")
     return given is not None and code(script, given) == "True"
 

@@ -1,4 +1,4 @@
-"""R5: the NPU bridge's names for loss scaling are imported from tfmp.npu."""
+"""R5: names of the NPU bridge for loss scaling are imported from tfmp.npu."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ _PACKAGES = ("npu_bridge", "hccl", "tensorflow.contrib.offline_train")
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Import them from tfmp.npu; list the bridge's other names."""
+    """Import the loss-scaling names from tfmp.npu, and report the other names of the bridge."""
     del options
     for node in dict.fromkeys(one.node for one in script.imports if _is_of_bridge(one)):
         imported = [one for one in script.imports if one.node is node and _is_of_bridge(one)]
@@ -44,9 +44,9 @@ def _star(script: Script, node: cst.ImportFrom) -> Iterator[Finding]:
     message = "a star import of the NPU bridge, which is not there outside of the NPU"
     free = [name for name in script.unbound_names if name in LOSS_SCALES]
     if free:
-        message += f": write `from tfmp.npu import {', '.join(sorted(free))}` for what is used of it."
+        message += f": write `from tfmp.npu import {', '.join(sorted(free))}` for the names that the script uses."
     elif script.unbound_names:
-        message += ": import one by one, or replace, what is used of it."
+        message += ": import or replace one by one the names that the script uses."
     else:
         message += ", and the script uses nothing of it: remove this line."
     yield Finding(RULE, script.line(node), Level.TODO, message)
@@ -72,7 +72,7 @@ def _modules(script: Script, node: cst.Import, imported: Sequence[Imported]) -> 
 
 
 def _only_loss_scales(script: Script, imported: Imported) -> bool:
-    """Tell whether what an import without `as` binds is used for names of loss scaling only."""
+    """Tell whether the name bound by an import without `as` is used only for loss scaling."""
     uses = [use for use in script.uses if use.root == imported.bound]
     others = [one for one in script.imports if one.bound == imported.bound and one.name != imported.name]
     return not others and all(target(use.name) is not None for use in uses)
@@ -106,7 +106,7 @@ def _lines_of(script: Script, imported: Imported) -> list[int]:
 
 
 def _unknown_attributes(script: Script) -> Iterator[Finding]:
-    """Find `npu_loss_scale_manager.X` that tfmp.npu has not."""
+    """Report uses of `npu_loss_scale_manager.X` where tfmp.npu has no X."""
     for use in script.uses:
         module, _, name = use.name.rpartition(".")
         last = module.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""R5*: `from npu_bridge.npu_init import *` becomes imports of the names that are used."""
+"""R5*: `from npu_bridge.npu_init import *` becomes imports of the names that the script uses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,7 +21,7 @@ from tfmp.migrate.tables.npu_names import (
 
 RULE = "R5*"
 _LINE = f"from {STAR} import *"
-# A script that is for Python 2 too uses these where it has found itself to run on it.
+# A script that also supports Python 2 uses these names only after it has detected Python 2.
 _OF_PYTHON2 = frozenset(
     ("basestring", "buffer", "cmp", "execfile", "file", "intern", "long", "raw_input", "reduce", "reload", "unichr")
 ) | {"unicode", "xrange"}
@@ -29,7 +29,7 @@ _RUN_TEXT = ("eval", "exec", "globals", "vars")
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
-    """Import the names one by one, if it is certain which they are."""
+    """Import the names one by one if all of them are known, and report the star import otherwise."""
     del options
     nodes = [one.node for one in script.imports if one.name == STAR and not one.bound]
     if not nodes:
@@ -51,7 +51,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
     elif unknown:
         yield Finding(RULE, line, Level.TODO, _of_nobody(script, unknown, ours))
     elif in_text:
-        message = f"{', '.join(in_text)} may be asked for by name, through eval, exec, globals or vars:"
+        message = f"{', '.join(in_text)} may be looked up by name, through eval, exec, globals or vars:"
         yield Finding(RULE, line, Level.TODO, f"{message} replace `{_LINE}` by imports of the names that are used.")
     else:
         yield from _edits(script, nodes, import_lines(ours))
@@ -73,7 +73,7 @@ def _of_nobody(script: Script, names: Mapping[str, Sequence[int]], ours: Sequenc
 
 
 def _names_in_text(script: Script) -> list[str]:
-    """Return the names of the bridge that are written as text in a script that runs text."""
+    """Return names of the bridge that occur as strings, if the script evaluates strings as code."""
     if not any(name.value in _RUN_TEXT and script.is_builtin(name) for name in script.nodes(cst.Name)):
         return []
     names = {literal_text(text) for text in script.nodes(cst.SimpleString)} - {GRAPH_PASS}

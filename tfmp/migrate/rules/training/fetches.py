@@ -1,4 +1,4 @@
-"""R11: tensors that a script names by strings."""
+"""R11: tensors that a script fetches by their names."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _METHODS = ("run", "get_tensor_by_name")
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Tell of names that mean another thing than in the script's days, or may."""
+    """Report names of tensors that no longer exist, or that may belong to another tensor now."""
     del options
     if not any(word in script.text for word in (":0", "get_tensor_by_name", "reduce_all")):
         return
@@ -37,7 +37,7 @@ def _fetches(script: Script, call: cst.Call) -> bool:
 
 
 def _names(script: Script, call: cst.Call) -> Iterator[cst.CSTNode]:
-    """Return the strings among what is fetched; those that are built at run time too."""
+    """Yield the strings in the arguments of a fetch, including strings that are built at run time."""
     flow = script.cached(DataFlow)
     for arg in call.args:
         if arg.keyword is None or arg.keyword.value in ("fetches", "tensors", "loss_tensor", "name"):
@@ -45,7 +45,7 @@ def _names(script: Script, call: cst.Call) -> Iterator[cst.CSTNode]:
 
 
 def _is_another(call: cst.Call) -> bool:
-    """Tell whether a call's value is not made of the strings that it is given."""
+    """Tell whether a call returns something other than its string arguments joined together."""
     return method(call)[1] not in ("format", "join")
 
 
@@ -64,7 +64,7 @@ def _fixed(name: str, line: int, resources: bool) -> Iterator[Finding]:
         yield Finding(RULE, line, Level.TODO, _NO_STATUS.format(name=name.strip()))
         return
     match = _NAME.fullmatch(name)
-    # A part of a longer name starts with a slash, or has a place for what is put in.
+    # A string that starts with a slash, or that has a placeholder, is only a part of a longer name.
     if match is None or name.startswith("/") or "%" in name or "{" in name:
         return
     if match["variable"] == "global_step":
@@ -75,7 +75,7 @@ def _fixed(name: str, line: int, resources: bool) -> Iterator[Finding]:
 
 
 def _built(node: cst.CSTNode) -> str:
-    """Return the fixed end of a name that is built at run time; empty for anything else."""
+    """Return the constant end of a name that is built at run time; empty for any other node."""
     if isinstance(node, cst.FormattedString) and node.parts:
         last = node.parts[-1]
         text = last.value if isinstance(last, cst.FormattedStringText) else ""
