@@ -40,7 +40,10 @@ def _found(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[tuple[st
 
 def test_a_script_without_tensorflow_is_told_to_turn_the_behaviour_on(capsys: pytest.CaptureFixture[str]) -> None:
     _write({"main.py": "import os\nfrom model import train\n" + _MAIN, "model.py": _MODEL})
-    message = f"this script is run, and imports model.py, of TensorFlow 1, whose behaviour nothing turns on: {_CALL}"
+    message = (
+        "this script is run, and imports model.py, which needs the behavior of TensorFlow 1, but nothing turns that on: "
+        f"{_CALL}"
+    )
     for _ in range(2):  # the second time model.py is written by the first
         assert command.main(["main.py", "model.py"]) == 1
         assert f"main.py:2: R1: {message}\n" in capsys.readouterr().out
@@ -93,8 +96,8 @@ def test_a_library_is_told_of_once_and_only_if_it_is_more_than_a_file(capsys: py
     _write({"library/model.py": _MODEL, "library/other.py": f'"""Other."""\n{_MODEL}'})
     assert command.main(["library"]) == 0
     assert (
-        "library/model.py:1: R1: note: no script here is run that imports this file, or 1 more of TensorFlow 1: "
-        f"one that does must {_CALL}\n"
+        "library/model.py:1: R1: note: no script given here imports this file, or 1 more of TensorFlow 1: "
+        f"a script that does must {_CALL}\n"
     ) in capsys.readouterr().out
     assert len(_found(capsys, "library")) == 1
     assert _found(capsys, "library/model.py") == []

@@ -1,8 +1,9 @@
-"""Where the values of names come from, inside one script.
+"""Finds where the values of names come from, inside one script.
 
-Names of functions, of the module, of comprehensions, and `self.name` of a class are followed, in the order of the text:
-what a later assignment replaced is gone, what the other branch of an `if` assigned is not seen. What a function of the
-script returns is followed; what it is called with only if it stands in another one.
+The names of functions, of the module and of comprehensions are followed in the order of the text, and so is `self.name`
+inside a class. An assignment that a later one replaced is not returned, and neither is one in the other branch of an
+`if`. The values that the script's own functions return are followed. The arguments of their parameters are followed
+only for a function that is nested in another function.
 """
 
 from collections import defaultdict
@@ -23,11 +24,11 @@ _CLIPS = ("clip_by_value", "clip_by_norm", "clip_by_average_norm", "clip_by_glob
 
 
 class Values(NamedTuple):
-    """What a name may stand for.
+    """The values that a name may have.
 
     Attributes:
-        nodes: The expressions that were assigned.
-        complete: Whether there are no others: False for a parameter, or a name that was not found.
+        nodes: The expressions that were assigned to the name.
+        complete: False if there may be other values, as for a parameter or a name without a visible binding.
     """
 
     nodes: tuple[cst.BaseExpression, ...]
@@ -35,13 +36,13 @@ class Values(NamedTuple):
 
 
 class DataFlow:
-    """Follows names of a script to what was assigned to them.
+    """Follows the names of a script to the expressions that were assigned to them.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Attributes:
-        conditions: What the script's conditions say about where nodes stand.
+        conditions: Tells which nodes never run together.
 
     Example:
         >>> script = Script('''
@@ -66,20 +67,20 @@ class DataFlow:
         self._bindings_of: dict[cst.CSTNode, list[Binding]] = {}
 
     def values(self, node: cst.BaseExpression) -> Values:
-        """Return what a name, or `self.name`, stands for where it is read.
+        """Return the values that a name, or `self.name`, may have where it is read.
 
         Args:
-            node: The name; for any other expression nothing is returned.
+            node: The name. Any other expression has no values.
         """
         live = self.bindings(node)
         nodes = tuple(binding.value for binding in live if binding.value is not None)
         return Values(nodes, bool(live) and len(nodes) == len(live) and live[0].replaces)
 
     def bindings(self, node: cst.BaseExpression) -> list[Binding]:
-        """Return the assignments that a name, or `self.name`, may have its value from where it is read.
+        """Return the assignments from which a name, or `self.name`, may have its value where it is read.
 
         Args:
-            node: The name; for any other expression nothing is returned.
+            node: The name. Any other expression has no values.
         """
         if node not in self._bindings_of:
             name = dotted(node)
@@ -88,11 +89,11 @@ class DataFlow:
         return self._bindings_of[node]
 
     def calls_behind(self, node: cst.BaseExpression, is_end: Callable[[cst.Call], bool]) -> list[cst.Call]:
-        """Return the calls that an expression's value went through, as far as the script shows.
+        """Return the calls that contribute to the value of an expression, as far as the script shows.
 
         Args:
-            node: The expression.
-            is_end: Tells whether what is behind a call does not matter.
+            node: The expression to start from.
+            is_end: Returns True for a call behind which the search stops.
         """
         return [each for each in self.nodes_behind(node, is_end) if isinstance(each, cst.Call)]
 
@@ -102,12 +103,12 @@ class DataFlow:
         is_end: Callable[[cst.Call], bool],
         is_left_out: Callable[[cst.CSTNode], bool] = lambda node: False,
     ) -> list[cst.CSTNode]:
-        """Return all parts of the expressions that a value came from, as far as the script shows.
+        """Return all nodes that contribute to the value of an expression, as far as the script shows.
 
         Args:
-            node: The expression.
-            is_end: Tells whether what is behind a call does not matter.
-            is_left_out: Tells whether a part does not matter itself.
+            node: The expression to start from.
+            is_end: Returns True for a call behind which the search stops.
+            is_left_out: Returns True for a node that is left out, with all that is behind it.
         """
         found: dict[cst.CSTNode, None] = {}
         stack: list[cst.CSTNode] = [node]
@@ -121,10 +122,10 @@ class DataFlow:
         return list(found)
 
     def users_of_all_behind(self, nodes: Iterable[cst.CSTNode]) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
-        """Return what some values came from, as `nodes_behind`, each part with the parts that have it directly.
+        """Return the nodes behind some values, as `nodes_behind` does, each with the nodes that use it directly.
 
         Args:
-            nodes: The expressions.
+            nodes: The expressions to start from.
         """
         users: dict[cst.CSTNode, list[cst.CSTNode]] = {}
         stack, seen = list(nodes), set()
@@ -138,41 +139,41 @@ class DataFlow:
         return users
 
     def is_same_name(self, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-        """Tell whether two expressions are one name, and mean the same variable by it.
+        """Tell whether two expressions are the same name for the same variable.
 
         Args:
-            one: The one.
-            other: The other.
+            one: A node of the script.
+            other: Another node of the script.
         """
         return bool(dotted(one)) and dotted(one) == dotted(other) and self._scope(one) is self._scope(other)
 
     def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether one run of the code, or of the graph, never does both of two nodes.
+        """Tell whether no run of the code, or of the graph, executes both of two nodes.
 
         Args:
-            one: The one.
-            other: The other.
+            one: A node of the script.
+            other: Another node of the script.
         """
         return self.conditions.is_exclusive(one, other)
 
     def is_conditional(self, node: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether a node stands in a branch of an `if` that another node does not stand in.
+        """Tell whether a node is in a branch of an `if` that does not contain another node.
 
         Args:
-            node: The node.
-            other: The other.
+            node: The node that may be conditional.
+            other: Another node of the script.
         """
         shared = self.conditions.branches(other)
         return any(branch not in shared for branch in self.conditions.branches(node))
 
     def _assigned_before(self, name: cst.BaseExpression) -> int:
-        """Return how often a name was assigned in the function before it is read there."""
+        """Return how often a name was assigned in its function before the place where it is read."""
         found, here = self._visible(name, dotted(name))
         start = self._script.span(name)[0]
         return sum(each.value is not None and each.place <= start for each in found) if here else 0
 
     def _given(self, binding: Binding) -> Iterator[cst.BaseExpression]:
-        """Return what a function that stands in another is called with for a parameter, by position."""
+        """Yield the arguments that calls give to a parameter of a nested function."""
         function = binding.scope
         around = self._script.function_of(function)
         if not isinstance(function, cst.FunctionDef) or around is None:
@@ -187,7 +188,7 @@ class DataFlow:
                 yield from [value] if value is not None else []
 
     def _scope(self, node: cst.BaseExpression) -> Scope | None:
-        """Return where a dotted name is bound, or else its first word; None if it is nowhere."""
+        """Return the scope that binds a dotted name, or else its first word; None if no scope does."""
         name = dotted(node)
         if name.startswith("self."):
             return next((each for each in self._script.ancestors(node) if isinstance(each, cst.ClassDef)), None)
@@ -202,7 +203,7 @@ class DataFlow:
             if isinstance(node, cst.Attribute) and not bindings and not self._script.name_of(node):
                 yield node.value
         elif isinstance(node, cst.Call):
-            # How far gradients are clipped is no part of their values.
+            # The limit of a clipping function contributes nothing to the gradients' values.
             yield from node.args[:1] if self._script.name_of(node.func).split(".")[-1] in _CLIPS else node.args
             if isinstance(node.func, cst.Attribute):
                 yield node.func.value
@@ -210,11 +211,11 @@ class DataFlow:
         elif isinstance(node, cst.Arg):
             yield node.value
         elif not isinstance(node, cst.CompFor | cst.Parameters):
-            # What a comprehension goes over is reached by its variables.
+            # The iterable of a comprehension is reached through the variables of the comprehension.
             yield from node.children
 
     def _returned(self, call: cst.Call) -> Iterator[cst.BaseExpression]:
-        """Return what a function of the script makes of what it is given; what it returns more of is left out."""
+        """Yield the values that a function of the script returns, except tuples of several values."""
         bindings = self.bindings(call.func)
         if bindings and not dotted(call.func).startswith("self."):
             yield from (each.value.body for each in bindings if isinstance(each.value, cst.Lambda))
@@ -224,7 +225,7 @@ class DataFlow:
             )
 
     def _visible(self, node: cst.CSTNode, name: str) -> tuple[Sequence[Binding], bool]:
-        """Return what binds a name that is read, and whether that is in the function where it is read."""
+        """Return the bindings of a name that is read, and whether they are in the function that reads it."""
         here = True
         is_of_self = name.startswith("self.")
         for above in self._script.ancestors(node):
@@ -244,7 +245,7 @@ class DataFlow:
         return function is self._script.function_of(node) and binding.place <= self._script.span(node)[0]
 
     def _live(self, bindings: Sequence[Binding], reader: cst.CSTNode | None) -> list[Binding]:
-        """Return what is not replaced yet where a name is read; at the end if no place is given."""
+        """Return the bindings that no later one has replaced where a name is read, or at the end without a reader."""
         live: list[Binding] = []
         for binding, own in reversed(self._reaching(bindings, reader)):
             if binding.replaces:
@@ -253,7 +254,7 @@ class DataFlow:
         return live
 
     def _reaching(self, bindings: Sequence[Binding], reader: cst.CSTNode | None) -> Sequence[tuple[Binding, Branches]]:
-        """Return the last assignments before a name is read, the last first, and the branches that are theirs alone."""
+        """Return the assignments that may reach a reader, the last first, each with the branches it does not share."""
         shared = self.conditions.branches(reader) if reader is not None else ()
         found: list[tuple[Binding, Branches]] = []
         for binding in reversed(bindings):
@@ -270,7 +271,7 @@ class DataFlow:
         return not self.is_exclusive(binding.node, reader)
 
     def _replaces(self, new: Binding, own: Branches, old: Binding, live: Sequence[Binding]) -> bool:
-        """Tell whether an assignment does away with an earlier one, alone or with those of the other branches."""
+        """Tell whether an assignment replaces an earlier one, alone or together with those of the other branches."""
         if self._script.function_of(new.node) is not self._script.function_of(old.node):
             return False
         for above, in_body in reversed(own):

@@ -1,4 +1,4 @@
-"""Follows single values of gradients: what an infinite one goes through on its way to the weights."""
+"""Follows gradients element by element, from where they are computed to where they are applied."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,20 +11,20 @@ from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.manual_scaling import product_operands, quotient_operands
 from tfmp.migrate.analysis.script import Script
 
-# Of the shape of a tensor, or as many as it has elements, whatever these are.
+# Functions whose result depends only on the shape of a tensor, not on its elements.
 _OF_ITS_SHAPE = frozenset(("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill"))
 _NORMS = frozenset(("global_norm", "norm", "l2_loss"))
 _AXES = ("axis", "reduction_indices")
 
 
 def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.CSTNode]:
-    """Return the parts of a value that are gradients element by element, as far as the script shows.
+    """Return the nodes behind a value through which single gradient elements pass, as far as the script shows.
 
-    Norms, divisors, and what gradients are multiplied by are none: they do not make an infinite gradient finite.
+    Norms, divisors and other factors are left out, because they do not make an infinite gradient finite.
 
     Args:
-        script: The script.
-        node: The value.
+        script: The parsed script.
+        node: The expression of the value.
 
     Example:
         >>> script = Script('''import tensorflow.compat.v1 as tf
@@ -39,11 +39,11 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
 
 
 def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
-    """Tell whether a value holds gradients element by element, or something that the script does not show.
+    """Tell whether a value may contain gradient elements: it does, or the script does not show its origin.
 
     Args:
-        script: The script.
-        node: The value.
+        script: The parsed script.
+        node: The expression of the value.
     """
     return any(_is_computed(script, each) or _is_unknown(script, each) for each in gradients_behind(script, node))
 
@@ -53,7 +53,7 @@ def _is_computed(script: Script, node: cst.CSTNode) -> bool:
 
 
 def _is_unknown(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether this is a parameter, or a name that nothing seems to bind."""
+    """Tell whether this is a parameter, or a name without a visible binding."""
     if not isinstance(node, cst.Name) or script.is_builtin(node) or not script.is_use(node):
         return False
     bindings = script.cached(DataFlow).bindings(node)
@@ -62,7 +62,7 @@ def _is_unknown(script: Script, node: cst.CSTNode) -> bool:
 
 
 def _is_beside(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether this is a norm, a divisor, or the factor beside gradients."""
+    """Tell whether this is a norm, a divisor, or a factor that the gradients are multiplied by."""
     if _is_apart(script, node):
         return True
     operation = _operation(script, node)
@@ -73,20 +73,20 @@ def _is_beside(script: Script, node: cst.CSTNode) -> bool:
 
 
 def _operation(script: Script, node: cst.CSTNode) -> cst.CSTNode:
-    """Return the expression that a node is an operand of, or an argument."""
+    """Return the expression of which a node is an operand or an argument."""
     above = script.parent(node) or node
     return (script.parent(above) or above) if isinstance(above, cst.Arg) else above
 
 
 def _holds(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether there are gradients in a value."""
+    """Tell whether a value contains computed gradients."""
     is_end = script.cached(WrappedOptimizers).is_gradients
     found = script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_apart, script))
     return any(_is_computed(script, each) for each in found)
 
 
 def _is_apart(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether this is a number or a shape that is made of gradients, or a divisor."""
+    """Tell whether this is a number or a shape that is computed from gradients, or a divisor."""
     operation = _operation(script, node)
     pair = quotient_operands(script, operation)
     if pair is not None and pair[1] is node:

@@ -1,4 +1,4 @@
-"""Imports and names that a script can do without."""
+"""Finds imports and names whose absence the script handles itself."""
 
 import re
 
@@ -9,15 +9,15 @@ from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
 
 _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
-# In a condition, what asks for a name, or for the version that has it; not `FLAGS.version_2_with_negative`.
+# Matches a condition that checks for a name or for a version, but not `FLAGS.version_2_with_negative`.
 _LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
 
 
 def is_guarded(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether an import stands in what a `try` tries that has an `except` for it.
+    """Tell whether an import is in the body of a `try` whose `except` catches a failed import.
 
     Args:
-        script: The script.
+        script: The parsed script.
         node: The import.
 
     Example:
@@ -40,10 +40,10 @@ def is_guarded(script: Script, node: cst.CSTNode) -> bool:
 
 
 def is_checked_for(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether a name is used on a condition that asks for it, or for the version that has it.
+    """Tell whether a name is used only under a condition that checks for the name or for a version.
 
     Args:
-        script: The script.
+        script: The parsed script.
         node: The name.
 
     Example:

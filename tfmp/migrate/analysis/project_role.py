@@ -1,4 +1,4 @@
-"""Tells what a script is to the others of its project."""
+"""Determines the role of a script among the scripts of its project."""
 
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ _CHOICES = frozenset(("disable_v2_behavior", "enable_v2_behavior", "disable_eage
 
 
 class ProjectRole(NamedTuple):
-    """What a script is to those that it imports, and to those that import it.
+    """The facts about a script that matter to scripts that import it, and to scripts that it imports.
 
     Attributes:
-        version: What it was written for.
-        needs_behavior: Whether it does not run without the behaviour of TensorFlow 1.
-        settles_behavior: Whether it turns a behaviour on, or is told to.
-        line: The line of its first import of TensorFlow; 0 without one.
+        version: The version that the script was written for.
+        needs_behavior: True if the script runs only with the behavior of TensorFlow 1.
+        settles_behavior: True if the script selects a behavior itself, or if R1 inserts that call or asks for it.
+        line: The line of its first import of TensorFlow; 0 if it has none.
     """
 
     version: TfVersion
@@ -29,10 +29,10 @@ class ProjectRole(NamedTuple):
 
 
 def project_role(script: Script) -> ProjectRole:
-    """Tell what a script is to the others of its project.
+    """Return the role of a script in its project.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Example:
         >>> project_role(Script('''import tensorflow as tf
@@ -50,10 +50,10 @@ def project_role(script: Script) -> ProjectRole:
 
 
 def is_run(script: Script) -> bool:
-    """Tell whether a script is run, and not only imported.
+    """Tell whether a script is run as a program, and not only imported.
 
     Args:
-        script: The script.
+        script: The parsed script.
     """
     if any(isinstance(node, cst.If) and asks_for_main(node) for node in script.module.body):
         return True
@@ -65,10 +65,10 @@ def is_run(script: Script) -> bool:
 
 
 def asks_for_main(node: cst.If) -> bool:
-    """Tell whether what stands below an `if` is done only where the script is run.
+    """Tell whether an `if` tests `__name__ == "__main__"`.
 
     Args:
-        node: The statement.
+        node: The statement to remove.
     """
     if not isinstance(node.test, cst.Comparison):
         return False

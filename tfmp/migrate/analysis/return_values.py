@@ -12,7 +12,7 @@ class ReturnValues:
     """Looks up the `return` expressions of a script's own functions.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Example:
         >>> script = Script('''

@@ -1,4 +1,4 @@
-"""A parsed script: its text, where each node stands in it, what its names mean."""
+"""A parsed script: its text, the position of each node, and the meaning of its names."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +14,18 @@ from tfmp.migrate.analysis.names import Imported, Use, dotted, imported_by, impo
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Made = TypeVar("_Made")
 
-# Every module has these; methods have the last.
+# Every module has these names; every method has `__class__`.
 _MODULE_ATTRIBUTES = frozenset(
     ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__loader__", "__builtins__", "__path__")
 ) | {"__class__"}
 
 
 class Script:
-    """A script that rules look at. Nothing in it changes.
+    """A parsed script. It is never modified: rules return edits instead.
 
     Args:
-        text: The script.
-        tensorflow: The generation of TensorFlow, 1 or 2, that the scripts around it are of; None if that is not known.
+        text: The code of the script.
+        tensorflow: The TensorFlow version, 1 or 2, of the scripts around it; None if that is not known.
 
     Raises:
         libcst.ParserSyntaxError: It is not Python 3.
@@ -70,7 +70,7 @@ class Script:
         return found
 
     def nodes(self, *kinds: type[_Node]) -> Sequence[_Node]:
-        """Return all nodes of some kinds, in the order of the text; one that holds another comes first."""
+        """Return all nodes of the given types in the order of the text; an outer node comes before an inner one."""
         if kinds not in self._found:
             found = (nodes for kind, nodes in self._by_kind.items() if issubclass(kind, kinds))
             self._found[kinds] = tuple(sorted(chain.from_iterable(found), key=self._order))
@@ -81,7 +81,7 @@ class Script:
         return start, -end
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return where a node starts and ends, in characters from the start of the script."""
+        """Return the start and the end of a node, in characters from the start of the script."""
         place = self._positions[node]
         return (
             self._line_starts[place.start.line - 1] + place.start.column,
@@ -89,45 +89,45 @@ class Script:
         )
 
     def line(self, node: cst.CSTNode) -> int:
-        """Return the line that a node starts in, from 1."""
+        """Return the number of the line in which a node starts, from 1."""
         return self._positions[node].start.line
 
     def start_of_line(self, node: cst.CSTNode) -> int:
-        """Return where the line starts that a node starts in, in characters."""
+        """Return the start of the line in which a node starts, in characters."""
         return self._line_starts[self.line(node) - 1]
 
     def end_of_line(self, node: cst.CSTNode) -> int:
-        """Return where the line starts that follows the one that a node ends in, in characters."""
+        """Return the start of the line after the one in which a node ends, in characters."""
         return min(self._line_starts[self._positions[node].end.line], len(self.text))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """Return the node that a node stands in; None for the module."""
+        """Return the parent of a node; None for the module."""
         return self._parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Return the nodes that a node stands in, the nearest first."""
+        """Yield the nodes around a node, the nearest first."""
         above = self.parent(node)
         while above is not None:
             yield above
             above = self.parent(above)
 
     def function_of(self, node: cst.CSTNode) -> cst.FunctionDef | None:
-        """Return the function that a node stands in; None outside of functions."""
+        """Return the innermost function around a node; None outside of functions."""
         return next((above for above in self.ancestors(node) if isinstance(above, cst.FunctionDef)), None)
 
     def call_of(self, node: cst.CSTNode) -> cst.Call | None:
-        """Return the call that calls what a node names; None if it is not called."""
+        """Return the call whose function is this node; None if the node is not called."""
         above = self.parent(node)
         return above if isinstance(above, cst.Call) and above.func is node else None
 
     def is_label(self, name: cst.Name) -> bool:
-        """Tell whether a word names an attribute or a keyword, and so reads no variable."""
+        """Tell whether a word is the name of an attribute or a keyword argument, which reads no variable."""
         above = self.parent(name)
         is_attribute = isinstance(above, cst.Attribute) and above.attr is name
         return is_attribute or (isinstance(above, cst.Arg) and above.keyword is name)
 
     def is_use(self, name: cst.Name) -> bool:
-        """Tell whether a word is used as a variable: it is no part of an import, no parameter and no label.
+        """Tell whether a word is used as a variable: not in an import, as a parameter, or as a label.
 
         Example:
             >>> script = Script("import tf; make = lambda opt, module=tf: opt(name=module.x)")
@@ -140,7 +140,7 @@ class Script:
         return not (is_parameter or in_import or self.is_label(name))
 
     def is_builtin(self, name: cst.Name) -> bool:
-        """Tell whether a word is used as a name of Python's own, which the script does not bind.
+        """Tell whether a word is a use of a Python builtin that the script does not rebind.
 
         Example:
             >>> script = Script('''vars = loss.eval(exec=False)
@@ -161,7 +161,7 @@ class Script:
         return node
 
     def is_top_level(self, node: cst.CSTNode) -> bool:
-        """Tell whether a small statement stands on a line of its own at the top level of the script."""
+        """Tell whether a simple statement is alone on its line, at the top level of the script."""
         statement = self.parent(node)
         return (
             isinstance(statement, cst.SimpleStatementLine)
@@ -171,16 +171,16 @@ class Script:
 
     @cached_property
     def imports(self) -> tuple[Imported, ...]:
-        """The absolute imports, in the order of the text; those of functions too."""
+        """The absolute imports in the order of the text, including imports inside functions."""
         found = [one for node in self.nodes(cst.Import) for one in imported_by(node)]
         found += [one for node in self.nodes(cst.ImportFrom) for one in imported_from(node)]
         return tuple(sorted(found, key=lambda one: self.span(one.node)))
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:
-        """The dotted names that start at something imported, each as long as it is, in the order of the text.
+        """The uses of imported names, each with all the attributes that follow, in the order of the text.
 
-        A name that may mean two things, or is bound by anything but an import too, is left out.
+        A name with two possible meanings, or with another binding besides an import, is left out.
         """
         bound = {imported.bound for imported in self.imports}
         names = (node for node in self.nodes(cst.Name) if node.value in bound)
@@ -188,7 +188,7 @@ class Script:
         return tuple(use for use in found if use is not None)
 
     def name_of(self, node: cst.CSTNode) -> str:
-        """Return what a dotted name means, in full, if it starts at something imported; else an empty text."""
+        """Return the full meaning of a dotted name that starts at an imported name; empty for any other node."""
         return self._name_of_use.get(node, "")
 
     @cached_property
@@ -196,10 +196,10 @@ class Script:
         return {use.node: use.name for use in self.uses}
 
     def cached(self, make: "Callable[[Script], _Made]") -> _Made:
-        """Return what is made of this script, which several rules share: made when it is first asked for.
+        """Return an analysis of this script that several rules share; it is computed at the first call.
 
         Args:
-            make: Makes it; a class or a function of a module.
+            make: The class or module-level function that computes the analysis from a script.
         """
         if make not in self._made:
             self._made[make] = make(self)
@@ -207,7 +207,7 @@ class Script:
 
     @cached_property
     def unbound_names(self) -> Mapping[str, tuple[int, ...]]:
-        """The names that neither the script nor Python binds, with the lines that use them; star imports may bind them.
+        """The names that neither the script nor Python binds, with the lines that use them. Star imports may bind them.
 
         Names are in the order of their first use.
         """
@@ -221,7 +221,7 @@ class Script:
         return {name: tuple(sorted(lines[name])) for name in sorted(lines, key=lambda name: (min(lines[name]), name))}
 
     def reads_of(self, variable: cst.Name) -> tuple[cst.Name, ...] | None:
-        """Return the places that read a variable, in the order of the text; None if more than one thing binds it."""
+        """Return the nodes that read a variable, in the order of the text; None if it has more than one binding."""
         scope = self._scopes.get(variable)
         bindings = list(scope[variable.value]) if scope is not None else []
         if len(bindings) != 1 or bindings[0].scope is not scope or not isinstance(bindings[0], metadata.Assignment):
@@ -231,7 +231,7 @@ class Script:
         return tuple(found)
 
     def _use(self, root: cst.Name) -> Use | None:
-        """Return the longest dotted name that starts with this word, if this word is an import's."""
+        """Return the use that starts with this word; None if the word is not an imported name."""
         node = self.whole_name(root)
         if not self.is_use(root):
             return None
@@ -241,7 +241,7 @@ class Script:
         return Use(node, one_tensorflow(meaning), one_tensorflow(of_root), meaning)
 
     def _meaning(self, node: cst.Name | cst.Attribute) -> str:
-        """Return the one thing that a name can mean, by the imports; else an empty text."""
+        """Return the single meaning that the imports give to a name; empty if there is none, or more than one."""
         scope = self._scopes.get(node)
         if scope is None:
             return ""
@@ -254,7 +254,7 @@ class Script:
         return min(names)
 
     def _is_only_lost(self, scope: metadata.Scope, root: cst.CSTNode) -> bool:
-        """Tell whether what binds a name beside imports is `name = None` or `name = name.compat.v1`."""
+        """Tell whether all other bindings of an imported name are `name = None` or `name = name.compat.v1`."""
         word = cst.ensure_type(root, cst.Name).value
         others = (one for one in scope[word] if not isinstance(one, metadata.ImportAssignment))
         return all(isinstance(one, metadata.Assignment) and self._is_given(one.node, word) for one in others)
@@ -266,7 +266,7 @@ class Script:
 
     @cached_property
     def ambiguous_uses(self) -> tuple[Use, ...]:
-        """The dotted names that may start at something imported, which is bound by something else too; as `uses`."""
+        """The uses of imported names that also have another binding, in the same form as `uses`."""
         bound = {imported.bound: imported for imported in self.imports}
         found = []
         for root in (node for node in self.nodes(cst.Name) if node.value in bound):
@@ -282,8 +282,8 @@ class Script:
 
 
 def _pairs(module: cst.Module) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
-    """Return each node below the module with the node that it stands in."""
-    # LibCST's own ways to do so, `children` and ParentNodeProvider, rebuild every node, in ten times the time.
+    """Yield each node of the module with its parent."""
+    # LibCST's `children` and ParentNodeProvider rebuild every node, which takes ten times as long.
     stack: list[cst.CSTNode] = [module]
     while stack:
         above = stack.pop()

@@ -1,4 +1,4 @@
-"""Tells scripts of TensorFlow 1 from scripts of TensorFlow 2."""
+"""Detects whether a script was written for TensorFlow 1 or for TensorFlow 2."""
 
 import enum
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.tables.api_names import Standing, standing
 
 V1_MODULE = "tensorflow.compat.v1"
-# Both generations have these, but only a script of TensorFlow 2 lives by them.
+# TensorFlow 1.15 has these names too, but only scripts for TensorFlow 2 use them in practice.
 _NEW_WORDS = frozenset(("GradientTape", "function"))
-# What does something only in graphs. Other names of `tf.compat.v1` serve scripts that run eagerly as well.
+# Names that work only in graph mode. Other names of `tf.compat.v1` also serve scripts that run eagerly.
 _GRAPH_WORDS = frozenset(
     (
         *("Session", "InteractiveSession", "placeholder", "placeholder_with_default", "sparse_placeholder"),
@@ -21,36 +21,36 @@ _GRAPH_WORDS = frozenset(
         *("reset_default_graph", "estimator", "layers", "disable_eager_execution", "disable_v2_behavior"),
     )
 )
-# What calls took in TensorFlow 1 alone.
+# Keyword arguments that only TensorFlow 1 accepts.
 _OLD_KEYWORDS = frozenset(("keep_dims", "reduction_indices", "keep_prob", "dimension", "collections", "squeeze_dims"))
 _TAKEN_AWAY = "tensorflow.contrib.mixed_precision."
 _NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
 
 
 class TfVersion(enum.Enum):
-    """What a script was written for."""
+    """The TensorFlow version that a script was written for."""
 
-    #: TensorFlow 1, by the names of its day: `tf` must be `tf.compat.v1`.
+    #: TensorFlow 1, with names that must become names of `tf.compat.v1`.
     V1 = enum.auto()
-    #: TensorFlow 1, and it writes `tf.compat.v1` already.
+    #: TensorFlow 1, already written with `tf.compat.v1`.
     COMPAT_V1 = enum.auto()
     #: TensorFlow 2.
     V2 = enum.auto()
-    #: It uses names that only the one has, beside names that only the other has.
+    #: The script uses names that only TensorFlow 1 has, and names that only TensorFlow 2 has.
     MIXED = enum.auto()
-    #: It uses names that mean two things, and none that tells which.
+    #: The script uses names that differ between the versions, and no name that shows which version is meant.
     AMBIGUOUS = enum.auto()
-    #: What it uses of TensorFlow, if anything, is the same in both.
+    #: All names of TensorFlow that the script uses, if any, are the same in both versions.
     NEUTRAL = enum.auto()
 
 
 class Mark(NamedTuple):
-    """A name that tells what a script was written for.
+    """A use of a name that shows which version a script was written for.
 
     Attributes:
-        node: Where it stands.
-        name: What follows `tf.`.
-        method: A method of what TensorFlow gives, `.numpy()`, in place of a name.
+        node: The node of the use.
+        name: The words after `tf.`.
+        method: In place of a name, a method call on a tensor such as `.numpy()`, or an imported module.
     """
 
     node: cst.CSTNode
@@ -59,20 +59,20 @@ class Mark(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The mark as a script writes it."""
+        """The text by which messages show the mark."""
         return self.method or f"tf.{self.name}"
 
 
 class DetectedVersion(NamedTuple):
-    """What a script was written for, and by which names that is known.
+    """The detected version of a script, with the names that are the evidence for it.
 
     Attributes:
-        version: What it was written for.
-        old: Names that only TensorFlow 1 has.
-        new: Names that only TensorFlow 2 has, or that only its scripts live by; without them and those of TensorFlow
-            1 also what hardly any other script does.
-        keras: Whether it uses `tf.keras`.
-        graph: Whether it uses what does something only in graphs.
+        version: The version that the script was written for.
+        old: Uses of names that only TensorFlow 1 has.
+        new: Uses of names that only TensorFlow 2 has, or that only its scripts use in practice. If neither version has
+            such uses: weak hints such as `.numpy()`.
+        keras: True if the script uses `tf.keras`.
+        graph: True if the script uses names that work only in graph mode.
     """
 
     version: TfVersion
@@ -83,10 +83,10 @@ class DetectedVersion(NamedTuple):
 
 
 def detect_version(script: Script) -> DetectedVersion:
-    """Tell what a script was written for.
+    """Detect which TensorFlow version a script was written for.
 
     Args:
-        script: The script.
+        script: The parsed script.
 
     Example:
         >>> detect_version(Script('''import tensorflow as tf
@@ -126,35 +126,35 @@ def detect_version(script: Script) -> DetectedVersion:
 
 
 def name_in_tensorflow(name: str) -> str:
-    """Return what follows `tensorflow.` in a full name."""
+    """Return the part of a full name after its first word, `tensorflow`."""
     return name.partition(".")[2]
 
 
 def is_explicit_v1(use: Use, words: set[str]) -> bool:
-    """Tell whether a use means `tf.compat.v1` as it stands.
+    """Tell whether a use already goes through `tf.compat.v1`.
 
     Args:
-        use: The use.
-        words: The names that the script has for `tf.compat.v1`, by any import.
+        use: A use of a name of TensorFlow.
+        words: The names that imports of the script bind to `tf.compat.v1`.
     """
     return f"{use.raw}.".startswith(f"{V1_MODULE}.") or first_word(use.node) in words
 
 
 def v1_aliases(script: Script) -> set[str]:
-    """Return the names that a script has for `tf.compat.v1`, by any import.
+    """Return the names that imports of a script bind to `tf.compat.v1`.
 
-    `import tensorflow.compat.v1` binds the name of the whole package: it is none of them.
+    `import tensorflow.compat.v1` without `as` binds the name of the whole package, so it does not count.
     """
     return {one.bound for one in script.imports if one.raw == V1_MODULE and one.bound and not _binds_the_package(one)}
 
 
 def v1_alias(script: Script, detected: DetectedVersion, bound: str) -> str:
-    """Return what the script will have for `tf.compat.v1`, where it has a name for TensorFlow.
+    """Return the expression for `tf.compat.v1` after the rewrite, given the script's name for TensorFlow.
 
     Args:
-        script: The script.
-        detected: What it was written for.
-        bound: The name: `tf`.
+        script: The parsed script.
+        detected: The detected version of the script.
+        bound: The script's name for TensorFlow, such as `tf`.
     """
     plain = any(one.raw == "tensorflow" and one.bound == bound for one in script.imports)
     moved = (
@@ -166,7 +166,7 @@ def v1_alias(script: Script, detected: DetectedVersion, bound: str) -> str:
 
 
 def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
-    """Return the imports of submodules that bind the name `tensorflow`, but for those that R3 takes away."""
+    """Return the imports of submodules that bind the name `tensorflow`, except those that R3 removes."""
     others = (one for one in script.imports if one.bound == "tensorflow" and one.raw not in ("tensorflow", V1_MODULE))
     return [one for one in others if not f"{one.name}.".startswith(_TAKEN_AWAY)]
 
@@ -190,7 +190,7 @@ def _version(
 
 
 def _as_told(version: TfVersion, tensorflow: int | None, *, explicit: bool) -> TfVersion:
-    """Return the generation of a script that tells none by itself, where the scripts around it do."""
+    """Replace an undecided version by the version of the scripts around it, if that is known."""
     if tensorflow is None or version not in (TfVersion.AMBIGUOUS, TfVersion.NEUTRAL):
         return version
     if tensorflow == 2:
@@ -204,14 +204,14 @@ def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:
 
 
 def _npu(script: Script) -> Iterator[Mark]:
-    """Return the imports of the NPU bridge, which was for TensorFlow 1."""
+    """Yield the imports of the NPU bridge, which existed only for TensorFlow 1."""
     for imported in script.imports:
         if imported.name.split(".")[0] == "npu_bridge":
             yield Mark(imported.node, "", imported.raw)
 
 
 def _eager(script: Script) -> Iterator[Mark]:
-    """Return what both generations have, but hardly any script of graphs uses."""
+    """Yield uses that both versions allow, but that are rare outside eager scripts for TensorFlow 2."""
     roots = {imported.name.split(".")[0] for imported in script.imports}
     if "tensorflow" not in roots:
         return
@@ -251,7 +251,7 @@ def _contrib(script: Script) -> Iterator[Mark]:
 
 
 def _imported(script: Script) -> Iterator[Mark]:
-    """Return what `from tensorflow import X` and `from tensorflow.M import X` name."""
+    """Yield the names that `from tensorflow import X` and `from tensorflow.M import X` import."""
     for imported in script.imports:
         if isinstance(imported.node, cst.ImportFrom) and imported.bound and _is_public(imported.raw):
             yield Mark(imported.node, name_in_tensorflow(imported.raw))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfmp.migrate.cli.processing import FileReport
     from tfmp.migrate.cli.workers import Outcome
 
-# Fewer are done before anybody wonders.
+# Fewer files are done before a progress bar is useful.
 _FILES_WORTH_PROGRESS = 20
 
 _DESCRIPTION = """\
@@ -50,13 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: Its arguments; those of the process by default.
+        argv: The arguments of the command; by default those of the process.
 
     Returns:
         The exit status.
 
     Raises:
-        SystemExit: The arguments are wrong, or ask for help.
+        SystemExit: The arguments are wrong, or they request the help text.
 
     Example:
         >>> main(["missing.py"])
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         1
     """
     arguments = _arguments(argv)
-    # A name of a file, or a line of a diff, may have characters that the terminal has not.
+    # A file name or a line of a diff may have characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     form.add_argument("--check", action="store_true", help="only set the exit status; a line of totals to stderr")
     form.add_argument("--json", action="store_true", help="print one JSON document")
-    # --json and --write go together, the others do not.
+    # --write is outside the exclusive group because it can be combined with --json.
     parser.add_argument("--write", action="store_true", help="edit the files in place")
     parser.add_argument(
         "--to-tfmp",
@@ -116,14 +116,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _program() -> str:
-    """Return what the user typed."""
+    """Return the name of the program as the user typed it."""
     script = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     return script if script.startswith("tfmp-migrate") else "python -m tfmp.migrate"
 
 
 def _run(arguments: argparse.Namespace) -> int:
     require("libcst", extra="migrate")
-    # Python has none if the shell closed it.
+    # Python sets sys.stdout to None if the shell closed it.
     if sys.stdout is None and not arguments.check:
         _say(f"{_program()}: standard output is closed: nothing was done.", error=True)
         return 1
@@ -138,12 +138,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _unreported(error: OSError | ValueError) -> int:
-    # Whoever closes a pipe has read enough.
+    # A program that closes the pipe has read enough, which is not an error.
     if not isinstance(error, BrokenPipeError):
         reason = getattr(error, "strerror", None) or error
         with contextlib.suppress(OSError, ValueError):
             _say(f"{_program()}: the report cannot be printed: {reason}. Files that were written stay so.", error=True)
-    # What Python flushes at the end must not fail again.
+    # The flush at the end of the process must not fail again.
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
@@ -192,7 +192,7 @@ def _show_diff(report: FileReport, *, as_patch: bool) -> None:
     if as_patch:
         sys.stdout.buffer.write(report.diff)
     else:
-        # For eyes: all files in the encoding of the terminal.
+        # This diff is for reading, so all files are shown in the encoding of the terminal.
         sys.stdout.write(report.diff.decode(report.encoding, "backslashreplace"))
 
 

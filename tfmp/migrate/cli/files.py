@@ -1,4 +1,4 @@
-"""Python files on disk: which there are, what they say, and how they are replaced."""
+"""Finds, reads and replaces Python files on disk."""
 
 import contextlib
 import io
@@ -11,23 +11,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-#: Directories below a given one that hold what others wrote, or what a tool made.
+#: Names of directories that are skipped: they hold code of others, or files made by tools.
 LEFT_OUT = frozenset(("__pycache__", "build", "node_modules", "site-packages"))
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnusableFileError(Exception):
-    """A file that is left alone; the text says why, in a sentence without a full stop."""
+    """A file cannot be read or written; the message is the reason, without a full stop."""
 
 
 class Found(NamedTuple):
-    """A file to look at, or a path that holds none.
+    """A file to process, or a path without one.
 
     Attributes:
-        path: The path, as the user would write it.
-        error: Why there is nothing to look at; None for a file.
-        is_file: Whether it counts as a file: a directory that holds none does not.
+        path: The path in the form in which the user gave it.
+        error: The reason why there is no file to process; None for a file.
+        is_file: False for a directory without Python files, which does not count as a file.
     """
 
     path: str
@@ -36,12 +36,12 @@ class Found(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a file says.
+    """The content of a file.
 
     Attributes:
-        text: The script, with its line ends as they are.
-        encoding: The encoding that its byte order mark or its first lines name; else UTF-8.
-        lead: Form feeds that the file starts with. They are no part of the text: LibCST drops them.
+        text: The script, with its original line ends.
+        encoding: The encoding that the byte order mark or the first lines declare; else UTF-8.
+        lead: Form feeds at the start of the file. They are kept apart from the text because LibCST drops them.
     """
 
     text: str
@@ -50,23 +50,24 @@ class Source(NamedTuple):
 
 
 def find(paths: Iterable[str]) -> list[Found]:
-    """Find the files that paths stand for, each once.
+    """Find the files below the given paths, each once.
 
     Args:
-        paths: Files, which are taken whatever their names are, or directories, of which all `*.py` below are. Hidden
-            files, hidden directories, and those in `LEFT_OUT` are left out there. A link to a file is followed if it
-            is given, or leads to what is below the same directory; a link to a directory only if it is given.
+        paths: Files or directories. A file is taken whatever its name is; a directory stands for all `*.py` below it,
+            except hidden files, hidden directories and those in `LEFT_OUT`. A link to a file is followed if it is
+            given itself, or if its target is below the same directory. A link to a directory is followed only if it
+            is given itself.
 
     Returns:
-        The files in the order of the paths, those of a directory sorted; and what held none.
+        The files in the order of the paths, sorted within a directory, and the paths without a file.
 
     Example:
         >>> find(["missing.py"])
         [Found(path='missing.py', error='it does not exist', is_file=True)]
     """
     every = [found for path in paths for found in _found_in(path)]
-    # A file may be reached by two paths, or by a link: two edits of one file would be one too many. One that is left
-    # out by one path may be taken by another.
+    # A file may be reached by two paths or by a link, and must be edited only once. An entry without an error is
+    # preferred, because one path may leave out a file that another path gives.
     first: dict[str, Found] = {}
     for one in sorted(every, key=lambda found: found.error is not None):
         first.setdefault(os.path.realpath(one.path), one)
@@ -78,13 +79,13 @@ def read(path: str) -> Source:
     """Read a script.
 
     Args:
-        path: The file.
+        path: The path of the file.
 
     Returns:
         The script, from which `encode` makes exactly the bytes of the file.
 
     Raises:
-        UnusableFileError: It cannot be read, or it is not text.
+        UnusableFileError: The file cannot be read, or it is not text.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -104,7 +105,7 @@ def decode(content: bytes) -> Source:
         The script, from which `encode` makes exactly these bytes.
 
     Raises:
-        UnusableFileError: These bytes are no text, or not in the encoding that the file names.
+        UnusableFileError: The bytes are not text, or not in the encoding that the file declares.
 
     Example:
         >>> decode(b"# coding: latin-1\r\nname = '\xe9'")
@@ -112,7 +113,7 @@ def decode(content: bytes) -> Source:
     """
     if b"\0" in content:
         raise UnusableFileError("it is binary, or in UTF-16: it has zero bytes")
-    # Python ends a line at a lone CR too, when it looks for the encoding.
+    # Python also ends a line at a lone carriage return when it looks for the encoding declaration.
     unix = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(unix).readline)
@@ -135,11 +136,11 @@ def decode(content: bytes) -> Source:
 
 
 def encode(source: Source, text: str) -> bytes:
-    """Encode a script as the file is that it came from.
+    """Encode a script in the encoding of its file.
 
     Args:
-        source: What the file says.
-        text: What it is to say.
+        source: The content as it was read.
+        text: The new script.
 
     Raises:
         UnusableFileError: The encoding has no bytes for a character.
@@ -151,23 +152,23 @@ def encode(source: Source, text: str) -> bytes:
 
 
 def replace(path: str, before: bytes, after: bytes) -> None:
-    """Replace what a file says, whole or not at all.
+    """Replace the content of a file atomically.
 
-    The file keeps its permissions and, where that is allowed, its owner. Of a symbolic link the target is replaced.
+    The file keeps its permissions and, if the system allows it, its owner. For a symbolic link, the target is replaced.
     Another hard link to the file keeps the old content.
 
     Args:
-        path: The file.
-        before: Its bytes, as they were read.
-        after: Its new bytes.
+        path: The path of the file.
+        before: The bytes of the file as they were read.
+        after: The new bytes of the file.
 
     Raises:
-        UnusableFileError: It cannot be written, or it says something else by now. It is as it was then.
+        UnusableFileError: The file cannot be written, or it has changed since it was read. It is left unchanged.
     """
     target = os.path.realpath(path)
     try:
         status = os.stat(target)
-        # A directory lets its files be replaced even if they themselves are protected, and root may write all: that
+        # A file in a writable directory can be replaced even if it is read-only, and root can write every file. That
         # would be a surprise.
         writable = os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
         if not writable or not status.st_mode & _WRITABLE:
@@ -222,7 +223,7 @@ def _linked(path: str, real_top: str) -> Found:
     target = os.path.realpath(path)
     if target.startswith(real_top):
         return Found(path)
-    # What is edited should be what was given: this may be a file of others.
+    # Only files inside the given directory are edited: the target of this link may belong to somebody else.
     return Found(
         path, f"it is a link that leads out of the directory, to {target}: give it by name to have it followed"
     )

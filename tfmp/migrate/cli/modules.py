@@ -1,4 +1,4 @@
-"""Tells what a file imports, and whether it is run."""
+"""Finds the imports of a file, and the evidence that the file is run as a script."""
 
 import ast
 import builtins
@@ -12,9 +12,9 @@ class Import(NamedTuple):
     """An import statement, or one name of it.
 
     Attributes:
-        level: How many dots a relative one starts with.
-        names: What may be the module that it imports: `a.b` and `a` of `from a import b`.
-        line: The line.
+        level: The number of leading dots of a relative import; 0 for an absolute one.
+        names: The modules that the import may load: `a.b` and `a` for `from a import b`.
+        line: The line of the import.
     """
 
     level: int
@@ -23,12 +23,12 @@ class Import(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A file among the others of a project.
+    """The facts about a file that relate it to other files.
 
     Attributes:
-        imports: What it imports, in functions too.
-        has_main: Whether it has an `if __name__ == "__main__"`.
-        calls: Whether it calls something when it is imported, but for what belongs to what it imports.
+        imports: The imports of the file, including those inside functions.
+        has_main: True if the file has an `if __name__ == "__main__"`.
+        calls: True if the top level of the file calls functions of its own, beyond builtins and imported modules.
     """
 
     imports: tuple[Import, ...] = ()
@@ -37,10 +37,10 @@ class Module(NamedTuple):
 
 
 def read(tree: ast.Module) -> Module:
-    """Tell what a file imports, and whether it is run.
+    """Return the imports of a file, and the evidence that the file is run as a script.
 
     Args:
-        tree: The file.
+        tree: The syntax tree of the file.
 
     Example:
         >>> read(ast.parse('''from a import b
@@ -81,7 +81,7 @@ def _calls(tree: ast.Module) -> bool:
 
 
 def _works(node: ast.expr, imported: Collection[str]) -> bool:
-    """Tell whether a call does what a script is for: `registry.register(...)` and `print(...)` do not."""
+    """Tell whether a call does a script's own work. `registry.register(...)` and `print(...)` do not."""
     if isinstance(node, ast.Name):
         return node.id not in _BUILTINS
     is_run = isinstance(node, ast.Attribute) and node.attr == "run"

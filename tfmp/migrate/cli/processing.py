@@ -1,4 +1,4 @@
-"""Rewrites one file."""
+"""Rewrites one file and reports on it."""
 
 import contextlib
 import re
@@ -15,18 +15,18 @@ from tfmp.migrate.cli.unified_diff import unified_diff
 from tfmp.migrate.edits.results import Finding, Options
 from tfmp.migrate.edits.rewriting import Change, RewritingError, rewrite
 
-# LibCST visits a tree in Python, some calls for each level: 400 chained calls need 3,000. A stack of 8 MB holds more.
+# LibCST visits a tree recursively in Python: 400 chained calls need 3,000 levels. A stack of 8 MB holds more.
 _DEEPEST_CALLS = 5000
 
 
 class Job(NamedTuple):
-    """What to do to each file.
+    """The work to do on each file.
 
     Attributes:
-        options: What the rules are told.
-        write: Whether to edit the file in place.
-        diff: Whether to return a diff.
-        waits: Whether a file that tells no TensorFlow by itself is only looked at: others may tell it.
+        options: The options of the rules.
+        write: True to edit the file in place.
+        diff: True to return a diff.
+        waits: True to only read a file that does not show its TensorFlow version, because other files may show it.
     """
 
     options: Options = Options()
@@ -36,19 +36,19 @@ class Job(NamedTuple):
 
 
 class FileReport(NamedTuple):
-    """What became of a file.
+    """The report of one file.
 
     Attributes:
-        path: The file.
-        changes: What was changed, or would be. Their `line` is of the file as it is now.
-        findings: What was not changed, with lines of the file as it is now.
+        path: The path of the file.
+        changes: The edits that were made, or would be made. Their `line` is a line of the file as it is now.
+        findings: The findings, with lines of the file as it is now.
         diff: The unified diff, if one was asked for, in the encoding of the file.
-        encoding: That encoding.
-        error: Why nothing was done; None if the file was looked at.
-        error_line: The line that the error is about, if it is about one.
-        is_file: Whether it counts as a file: a directory that holds none does not.
-        module: What it imports; None if nothing was done.
-        role: What it is to other files, by what it said before it was edited; None if it is none of ours.
+        encoding: The encoding of the file.
+        error: The reason why the file was not processed; None if it was.
+        error_line: The line that caused the error; None if no line did.
+        is_file: False for a directory without Python files, which does not count as a file.
+        module: The imports of the file; None if it was not processed.
+        role: The role of the original file in its project; None if the file does not concern any rule.
     """
 
     path: str
@@ -64,7 +64,7 @@ class FileReport(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether other files may tell what it was written for."""
+        """Whether the file does not show its TensorFlow version, so that other files may decide it."""
         return self.role is not None and self.role.version in (TfVersion.AMBIGUOUS, TfVersion.NEUTRAL)
 
 
@@ -73,10 +73,10 @@ def process(found: files.Found, job: Job) -> FileReport:
 
     Args:
         found: The file.
-        job: What to do to it.
+        job: The work to do on the file.
 
     Returns:
-        What became of it. There is no file for which this raises.
+        The report of the file. This function raises for no file.
 
     Example:
         >>> process(files.Found("missing.py"), Job()).error
@@ -101,7 +101,7 @@ def process(found: files.Found, job: Job) -> FileReport:
 
 
 def _line(error: cst.ParserSyntaxError) -> int:
-    # At the end of a line its `raw_line` is the next one; its message says both right.
+    # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
     said = re.search(r"error at (\d+):", error.message)
     return int(said[1]) if said else error.raw_line
 
@@ -119,7 +119,7 @@ def _process(path: str, job: Job) -> FileReport:
         return report._replace(diff=unified_diff(path, before, after) if job.diff else b"")
     files.replace(path, before, after)
     changes = tuple(change._replace(line=change.written_line) for change in done.changes)
-    # What is left in the file as it is now: lines in the messages are of that too.
+    # The findings of the written file, so that all lines, also those in messages, are lines of the file as it is now.
     with _deep_calls():
         left = rewrite(done.text, job.options)
     module = modules.read(syntax.check(done.text))

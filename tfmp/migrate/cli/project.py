@@ -1,4 +1,4 @@
-"""Judges the files of a run by each other."""
+"""Relates the files of a run to each other: TensorFlow versions and findings that depend on several files."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,16 +11,16 @@ from tfmp.migrate.edits.results import Finding, Level
 
 RULE = "R1"
 _ADVICE = "tensorflow.compat.v1.disable_v2_behavior() before all else"
-# They follow those that import them. Others pass on what they are.
+# Files without a version of their own take the version of the files that import them. Other files pass theirs on.
 _FOLLOWING = frozenset((None, TfVersion.AMBIGUOUS, TfVersion.NEUTRAL))
 
 
 class _Edge(NamedTuple):
-    """An import of a file by another.
+    """An import of one file by another.
 
     Attributes:
-        target: The number of the file that is imported.
-        line: The line that imports it.
+        target: The number of the imported file.
+        line: The line of the import.
     """
 
     target: int
@@ -30,11 +30,11 @@ class _Edge(NamedTuple):
 class Project:
     """Files that import each other.
 
-    An import is looked for in the directory of the file that has it, then in those above, as Python finds it where a
-    script is run from one of these.
+    An import is searched for in the directory of the importing file, then in the directories above. Python finds it
+    there if a script is run from one of these directories.
 
     Args:
-        reports: What became of each file that was looked at.
+        reports: The report of each file.
     """
 
     def __init__(self, reports: Sequence[FileReport]) -> None:
@@ -44,10 +44,10 @@ class Project:
         self._imported = {edge.target for edges in self._edges for edge in edges}
 
     def tf_versions(self) -> dict[int, int]:
-        """Return the TensorFlow that files are of which do not tell it by themselves, 1 or 2, by their numbers.
+        """Return the TensorFlow version, 1 or 2, of files that do not show it themselves, keyed by the files' numbers.
 
-        Such a file is of what all are that import it, directly or not. A script that is run is of TensorFlow 1 if it
-        imports what does not run without the behaviour of TensorFlow 1.
+        Such a file takes the version of all files that import it, directly or indirectly, if these agree. A script that
+        is run is for TensorFlow 1 if it imports files that run only with the behavior of TensorFlow 1.
         """
         by = {each: self._passed_on(each) for each in TfVersion if each not in _FOLLOWING}
         unclear = (one for one in self._files() if self._version(one) is TfVersion.AMBIGUOUS)
@@ -61,11 +61,11 @@ class Project:
         return found | dict.fromkeys(self._scripts_of_old(), 1)
 
     def findings(self) -> Iterator[tuple[int, Finding]]:
-        """Return what is to be said of files in view of the others, each with the file's number.
+        """Yield the findings that depend on several files, each with the number of its file.
 
-        A script that runs what needs TensorFlow 1's behaviour and does not turn it on, does not run: that is left to
-        do. Where the files that need it are a library, whose scripts are elsewhere, nothing is to be changed in them,
-        and it is good to know; for one file alone it is not even said.
+        A script fails if it is run, imports files that need the behavior of TensorFlow 1, and does not turn that on:
+        this is left to do. If no script is given that imports such files, they are a library, which needs no change: a note
+        says what its scripts must call. A single file gets no such note.
         """
         left = dict(self._left())
         for number, needing in left.items():
@@ -76,7 +76,7 @@ class Project:
             yield needing[0], self._of_library(needing)
 
     def _left(self) -> Iterator[tuple[int, list[int]]]:
-        """Return the scripts that do not turn on what files need, with these files."""
+        """Yield the scripts that must turn on TensorFlow 1's behavior for the files they import, with these files."""
         for number in self._files():
             if self._is_script(number):
                 needing = [one for one in self._needing(self._reached([number])) if one != number]
@@ -84,18 +84,20 @@ class Project:
                     yield number, needing
 
     def _of_script(self, number: int, needing: Sequence[int]) -> Finding:
+        """Return the finding for a script that must turn on the behavior of TensorFlow 1."""
         line = next(edge.line for edge in self._edges[number] if self._reached([edge.target]) & {*needing})
         others = f" and {len(needing) - 1} more" if needing[1:] else ""
         message = (
-            f"this script is run, and imports {self._reports[needing[0]].path}{others}, of TensorFlow 1, whose "
-            f"behaviour nothing turns on: call {_ADVICE}."
+            f"this script is run, and imports {self._reports[needing[0]].path}{others}, which needs the behavior of "
+            f"TensorFlow 1, but nothing turns that on: call {_ADVICE}."
         )
         return Finding(RULE, line, Level.TODO, message)
 
     def _of_library(self, needing: Sequence[int]) -> Finding:
+        """Return the note for files of a library whose scripts must turn on the behavior of TensorFlow 1."""
         role = self._reports[needing[0]].role
         others = f", or {len(needing) - 1} more of TensorFlow 1" if needing[1:] else ""
-        message = f"no script here is run that imports this file{others}: one that does must call {_ADVICE}."
+        message = f"no script given here imports this file{others}: a script that does must call {_ADVICE}."
         return Finding(RULE, role.line if role is not None else 1, Level.NOTE, message)
 
     def _files(self) -> Iterable[int]:
@@ -106,15 +108,15 @@ class Project:
         return role.version if role is not None else None
 
     def _is_script(self, number: int) -> bool:
-        """Tell whether a file is run, for certain or since nothing else calls what it does."""
+        """Tell whether a file is run as a script: it has a main block, or it makes calls and no file imports it."""
         module = self._reports[number].module
         if module is None or module.has_main:
             return module is not None
-        # Python does not run a file that has relative imports.
+        # Python cannot run a file with relative imports as a script.
         return module.calls and number not in self._imported and not any(one.level for one in module.imports)
 
     def _scripts_of_old(self) -> Iterator[int]:
-        """Return the scripts that are certain to be run, and to need the call."""
+        """Yield the scripts with a main block that import files needing TensorFlow 1's behavior."""
         for number in self._files():
             report, version = self._reports[number], self._version(number)
             has_main = report.module is not None and report.module.has_main
@@ -124,20 +126,20 @@ class Project:
                     yield number
 
     def _needing(self, numbers: Collection[int]) -> list[int]:
-        """Return the files that need TensorFlow 1's behaviour; none if one of them settles it, or is of 2."""
+        """Return the files that need TensorFlow 1's behavior; none if a file selects a behavior or is for version 2."""
         roles = [(number, role) for number in sorted(numbers) if (role := self._reports[number].role) is not None]
         if any(role.settles_behavior or role.version is TfVersion.V2 for _, role in roles):
             return []
         return [number for number, role in roles if role.needs_behavior]
 
     def _passed_on(self, version: TfVersion) -> set[int]:
-        """Return the files that files of a generation import, directly or by files that tell none."""
+        """Return the files that files of a version import, directly or through files that do not show a version."""
         starts = [number for number in self._files() if self._version(number) is version]
         targets = [edge.target for start in starts for edge in self._edges[start]]
         return self._reached(targets, only_following=True)
 
     def _reached(self, starts: Iterable[int], *, only_following: bool = False) -> set[int]:
-        """Return files, and those that they import, directly or not."""
+        """Return files and all files that they import, directly or indirectly."""
         found: set[int] = set()
         stack = list(starts)
         while stack:
@@ -157,7 +159,7 @@ def _edges(report: FileReport, numbers: dict[str, int]) -> Iterator[_Edge]:
 
 
 def _targets(directory: str, one: Import, numbers: dict[str, int]) -> list[int]:
-    """Return the files that an import reads, in the nearest directory that has one."""
+    """Return the files that an import may load, from the nearest directory that has one."""
     for _ in range(one.level - 1):
         directory = os.path.dirname(directory)
     while True:

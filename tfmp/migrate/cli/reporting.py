@@ -1,4 +1,4 @@
-"""Words a report of what became of files."""
+"""Formats the reports of the files, as lines of text or as JSON."""
 
 import json
 import os
@@ -13,13 +13,13 @@ _LONGEST_TEXT = 60
 
 
 class RuleTotals(NamedTuple):
-    """What a rule came to.
+    """The totals of one rule.
 
     Attributes:
-        files: In how many files it had something to say.
-        lines: How many lines it rewrote or added.
-        todo: How many findings are left for a person.
-        note: How many findings are good to know.
+        files: The number of files that the rule changed or has findings in.
+        lines: The number of lines that the rule rewrote or added.
+        todo: The number of findings that a person must handle.
+        note: The number of findings that are only for information.
     """
 
     files: int
@@ -29,13 +29,13 @@ class RuleTotals(NamedTuple):
 
 
 class FileTotals(NamedTuple):
-    """What became of how many files.
+    """The totals of all files.
 
     Attributes:
-        files: All; a directory that holds none does not count.
-        changed: Those that were rewritten, or would be.
-        unchanged: Those in which nothing is to be rewritten.
-        not_done: Those that were passed over.
+        files: The number of files. A directory without Python files does not count.
+        changed: The number of files that were rewritten, or would be.
+        unchanged: The number of files in which no rule rewrites anything.
+        not_done: The number of files that were not processed.
     """
 
     files: int
@@ -45,10 +45,10 @@ class FileTotals(NamedTuple):
 
 
 def report_lines(reports: Iterable[FileReport]) -> Iterator[str]:
-    """Return a line for each thing that there is to say: `file:line: rule: what and why`.
+    """Yield a line for each change and finding: `file:line: rule: what and why`.
 
     Args:
-        reports: What became of the files.
+        reports: The reports of the files.
 
     Example:
         >>> print(*report_lines([FileReport("a.py", error="it is read-only")]))
@@ -66,11 +66,11 @@ def report_lines(reports: Iterable[FileReport]) -> Iterator[str]:
 
 
 def summary_lines(reports: Sequence[FileReport], *, written: bool) -> Iterator[str]:
-    """Return a table by rules, then a line about the files.
+    """Yield the lines of a table of the rules, then a line about the files.
 
     Args:
-        reports: What became of the files.
-        written: Whether what was rewritten was written.
+        reports: The reports of the files.
+        written: True if the changes were written to the files.
     """
     totals = rule_totals(reports)
     if totals:
@@ -81,11 +81,11 @@ def summary_lines(reports: Sequence[FileReport], *, written: bool) -> Iterator[s
 
 
 def files_line(reports: Iterable[FileReport], *, written: bool) -> str:
-    """Return a line about the files.
+    """Return a line with the numbers of files.
 
     Args:
-        reports: What became of the files.
-        written: Whether what was rewritten was written.
+        reports: The reports of the files.
+        written: True if the changes were written to the files.
 
     Example:
         >>> files_line([FileReport("a.py"), FileReport("b.py", error="it is read-only")], written=False)
@@ -98,7 +98,7 @@ def files_line(reports: Iterable[FileReport], *, written: bool) -> str:
 
 
 def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
-    r"""Return the report as one JSON document, for tools.
+    r"""Return the report as one JSON document for other tools.
 
     It is an object of two members. `files` has an object for each path:
 
@@ -112,8 +112,8 @@ def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
     `rules`, which has for each rule the members of `RuleTotals`.
 
     Args:
-        reports: What became of the files.
-        written: Whether what was rewritten was written.
+        reports: The reports of the files.
+        written: True if the changes were written to the files.
 
     Example:
         >>> json.loads(json_document([FileReport("a.py", error="no", error_line=2)], written=False))["files"]
@@ -128,10 +128,10 @@ def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
 
 
 def rule_totals(reports: Iterable[FileReport]) -> dict[str, RuleTotals]:
-    """Return what each rule came to, in the order of their numbers.
+    """Return the totals of each rule, in the order of the rules' numbers.
 
     Args:
-        reports: What became of the files.
+        reports: The reports of the files.
     """
     every = list(reports)
     rules = {change.rule for report in every for change in report.changes}
@@ -140,10 +140,10 @@ def rule_totals(reports: Iterable[FileReport]) -> dict[str, RuleTotals]:
 
 
 def file_totals(reports: Iterable[FileReport]) -> FileTotals:
-    """Return what became of how many files.
+    """Return the totals of all files.
 
     Args:
-        reports: What became of the files.
+        reports: The reports of the files.
     """
     every = [report for report in reports if report.is_file]
     not_done = sum(report.error is not None for report in every)

@@ -1,4 +1,4 @@
-"""Rewrites the files of a run, each as the others tell what it is."""
+"""Rewrites all files of a run. Files that do not show their TensorFlow version are judged by the files around them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,15 +9,15 @@ from tfmp.migrate.cli.workers import Outcome, process_all
 
 
 def process_run(found: Sequence[files.Found], job: Job, progress: Callable[[], object] = lambda: None) -> Outcome:
-    """Rewrite files: those that tell their TensorFlow by themselves, then the others by the files around them.
+    """Rewrite files: first those that show their TensorFlow version, then the others by the files around them.
 
     Args:
-        found: The files.
-        job: What to do to each.
-        progress: Called after each file, when it is looked at first.
+        found: The files to rewrite.
+        job: The work to do on each file.
+        progress: Called once for each file, after its first pass.
 
     Returns:
-        What became of the files, with what is to be said of each in view of the others.
+        The report of each file, with the findings that depend on other files.
 
     Example:
         >>> process_run([], Job())
@@ -40,7 +40,7 @@ def process_run(found: Sequence[files.Found], job: Job, progress: Callable[[], o
 def _again(
     reports: Sequence[FileReport], generations: Mapping[int, int | None], job: Job
 ) -> tuple[dict[int, FileReport], bool]:
-    """Process files for the TensorFlow that each is of; return their reports, and whether it was interrupted."""
+    """Process files again with their known TensorFlow versions; return the reports, and whether an interrupt came."""
     done: dict[int, FileReport] = {}
     for tensorflow in (1, 2, None):
         numbers = [number for number in sorted(generations) if generations[number] == tensorflow]

@@ -1,11 +1,11 @@
-"""Says why a text is not Python 3."""
+"""Checks that a text is Python 3, and explains why it is not."""
 
 import ast
 import re
 import sys
 import warnings
 
-# What Python 2 had. Looked for in the line that Python 3 stumbles over only, so it may be broad.
+# Syntax of Python 2. Only the line that Python 3 cannot parse is searched, so the patterns may be broad.
 _PYTHON_2 = re.compile(
     r"""\b(print|exec)\b\s*[^\s(=.,:)\]]
     | \bexcept\b[^:()]+,\s*\w+\s*:
@@ -20,7 +20,7 @@ _PYTHON_2 = re.compile(
     re.VERBOSE,
 )
 
-# Where they are no keywords: not before what they belong to, or behind a dot, or behind what names something.
+# `async` and `await` used as names: outside of their statements, after a dot, or where something is named.
 _KEYWORDS = re.compile(
     r"""\basync\b(?!\s+(def|for|with)\b)
     | \bawait\b\s*([=.,:)\]]|$)
@@ -31,10 +31,10 @@ _KEYWORDS = re.compile(
 
 
 class NotPythonError(Exception):
-    """A text that Python does not read.
+    """A text is not valid Python 3.
 
     Attributes:
-        line: The line that it stumbles over, from 1; None if it is none in particular.
+        line: The line that cannot be parsed, from 1; None if no single line is the cause.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:
@@ -43,16 +43,16 @@ class NotPythonError(Exception):
 
 
 def check(text: str) -> ast.Module:
-    """Return the syntax tree of a text; raise unless it is Python 3.
+    """Return the syntax tree of a text, or raise if it is not Python 3.
 
-    LibCST is no judge of that: it takes `except Error, name:` for Python 3, and expressions nested some thousand deep
+    LibCST cannot decide this: it accepts `except Error, name:`, and expressions nested several thousand levels deep
     end its process.
 
     Args:
         text: A script.
 
     Raises:
-        NotPythonError: It is not. The message says what it seems to be instead.
+        NotPythonError: The text is not Python 3. The message says what it seems to be instead.
 
     Example:
         >>> try:
@@ -63,7 +63,7 @@ def check(text: str) -> ast.Module:
     """
     try:
         with warnings.catch_warnings():
-            # Of an odd escape in a string, say: it is the script's own matter.
+            # Warnings about the script's own code, such as invalid escapes, must not appear.
             warnings.simplefilter("ignore")
             return ast.parse(text)
     except SyntaxError as error:

@@ -1,19 +1,19 @@
-"""The difference of two texts, as `diff -u` shows it."""
+"""Creates the unified diff of two texts."""
 
 import difflib
 import os
 
 
 def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
-    r"""Return what `patch -p0` and `git apply -p0` take.
+    r"""Return a unified diff for `patch -p0` and `git apply -p0`.
 
-    As for these programs a line ends at a newline only: carriage returns are part of the lines, and so is a byte order
-    mark. Bytes that are not rewritten are in the file's encoding, whatever it is, or no program would find them.
+    As in these programs, only a newline ends a line: carriage returns and a byte order mark are part of the lines. The
+    diff is made of bytes in the file's own encoding, because these programs compare bytes.
 
     Args:
         path: The file; without `./` in front, which git refuses.
-        before: What it says.
-        after: What it would say.
+        before: The current content.
+        after: The new content.
 
     Returns:
         The lines, each with its end; empty if the bytes are the same.
@@ -29,14 +29,14 @@ def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
         \ No newline at end of file
     """
     name = os.fsencode(os.path.normpath(path))
-    # A name ends at a space, unless a tab ends it.
+    # In a diff header, a name with a space must end with a tab.
     name += b"\t" if b" " in name else b""
     lines = difflib.diff_bytes(difflib.unified_diff, _lines(before), _lines(after), name, name)
     return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
 
 
 def _lines(content: bytes) -> list[bytes]:
-    # Not splitlines, for which carriage returns end lines too.
+    # Not splitlines(), which would also end lines at carriage returns.
     lines = [line + b"\n" for line in content.split(b"\n")]
     lines[-1] = lines[-1][:-1]
     return lines if lines[-1] else lines[:-1]

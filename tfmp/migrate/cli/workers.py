@@ -1,4 +1,4 @@
-"""Rewrites files, many at a time if they are many."""
+"""Rewrites many files, in several processes if that is worth their start."""
 
 import contextlib
 import gc
@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 from tfmp.migrate.cli import files
 from tfmp.migrate.cli.processing import FileReport, Job, process
 
-# A process takes some tenths of a second to start, which a few dozen files take too.
+# A process needs some tenths of a second to start, which is also the time for a few dozen files.
 _FILES_WORTH_PROCESSES = 48
-# How soon an interrupt is seen, and for how long the files that are being worked on are waited for then.
+# Seconds between two checks for an interrupt, and seconds to wait for unfinished files after one.
 _GLANCE = 0.1
 _PATIENCE = 2.0
 
 
 class Outcome(NamedTuple):
-    """What became of files.
+    """The reports of the files of a run.
 
     Attributes:
-        reports: What became of each, in the order of the files; of those that were looked at, if it was interrupted.
-        interrupted: Whether an interrupt ended it.
+        reports: One report for each file, in the order of the files. After an interrupt, only of the finished files.
+        interrupted: True if an interrupt ended the run.
     """
 
     reports: list[FileReport]
@@ -36,18 +36,18 @@ class Outcome(NamedTuple):
 
 
 def process_all(found: Sequence[files.Found], job: Job, progress: Callable[[], object] = lambda: None) -> Outcome:
-    """Rewrite files; where they are many, in as many processes as there are cores.
+    """Rewrite files. Many files are shared among as many processes as there are cores.
 
-    An interrupt (Ctrl-C) lets the files be finished that are being worked on, for some seconds, and no other be
-    started; a second one ends these too.
+    After an interrupt (Ctrl-C), no further file is started, and the unfinished files have some seconds to be finished.
+    A second interrupt ends them at once.
 
     Args:
-        found: The files.
-        job: What to do to each.
-        progress: Called after each file.
+        found: The files to rewrite.
+        job: The work to do on each file.
+        progress: Called after each finished file.
 
     Returns:
-        What became of the files.
+        The reports of the files, and whether the run was interrupted.
 
     Example:
         >>> process_all([], Job())
@@ -63,10 +63,10 @@ def process_all(found: Sequence[files.Found], job: Job, progress: Callable[[], o
         try:
             processes = min(_cores(), len(found) // (_FILES_WORTH_PROCESSES // 2))
             if processes > 1:
-                # There may be no room for another process.
+                # The system may refuse another process.
                 with contextlib.suppress(OSError):
                     _in_processes(processes, found, job, done, interrupts)
-            # All, if they are few; else what processes had that were ended from outside.
+            # All files if they are few; else only files whose process was killed.
             for number, one in enumerate(found):
                 if number not in reports and not interrupts.any:
                     done(number, process(one, job))
@@ -76,14 +76,14 @@ def process_all(found: Sequence[files.Found], job: Job, progress: Callable[[], o
 
 
 class _Interrupts:
-    """Notes the first interrupt, which is no exception then: that would come between a file and its report."""
+    """Records the first interrupt instead of raising: an exception could separate a written file from its report."""
 
     def __init__(self) -> None:
         self.any = False
         self._before: Any = None  # a handler is a function, a number, or an enumeration's member
 
     def __enter__(self) -> "_Interrupts":
-        # Only the main thread may; and whoever has interrupts ignored, as nohup does, wants them ignored.
+        # Only the main thread may set a handler. If interrupts are ignored, as under nohup, they stay ignored.
         if threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGINT)
             if before is signal.default_int_handler:
@@ -107,7 +107,7 @@ def _in_processes(
     done: Callable[[int, FileReport], None],
     interrupts: _Interrupts,
 ) -> None:
-    """Work in processes; a file whose process is ended from outside is left without a report."""
+    """Rewrite files in several processes. A file whose process is killed gets no report."""
     queue = iter(range(len(found)))
     busy: dict[Connection, int] = {}
     workers: list[multiprocessing.process.BaseProcess] = []
@@ -135,24 +135,24 @@ def _in_processes(
 
 
 def _started(job: Job) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    # Workers that are copies of this process would copy its threads' locks too.
+    # A forked worker would also copy the locks of this process's threads.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     worker = context.Process(target=_work, args=(theirs, job), daemon=True)
     with _held_interrupts():
         worker.start()
-    # Else a worker's end would not be seen: this process would hold its side open.
+    # While this process holds the worker's side open, it would not notice that the worker has ended.
     theirs.close()
     return worker, ours
 
 
 @contextlib.contextmanager
 def _held_interrupts() -> Iterator[None]:
-    """Hold interrupts back, in what is started too: they are for the parent to answer, from the first moment."""
+    """Block interrupts here and in processes started here: from their first moment, only the parent handles them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # It would let them through again if the first worker started it.
+    # If the first worker started the resource tracker, that would unblock interrupts again.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -166,7 +166,7 @@ def _give(pipe: Connection, queue: Iterator[int], found: Sequence[files.Found], 
     if number is None:
         return
     busy[pipe] = number
-    # A process that is gone is found out when its report is taken.
+    # A process that has ended is noticed when its report is received.
     with contextlib.suppress(OSError):
         pipe.send(found[number])
 
@@ -186,14 +186,14 @@ def _take(pipe: Connection, busy: dict[Connection, int], done: Callable[[int, Fi
 
 
 def _work(pipe: Connection, job: Job) -> None:
-    """Rewrite one file after another, until the parent has no more or is gone."""
+    """Rewrite one file after another until the parent sends no more files or has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Trees of some hundred thousand nodes, none of which is garbage before the file is done: a tenth of the time.
+    # A tree has some 100,000 nodes, and none is garbage before its file is done. This saves a tenth of the time.
     gc.set_threshold(200_000)
     with contextlib.suppress(EOFError, OSError):
         while True:
             found = pipe.recv()
-            # An exception lets a temporary file be removed. Elsewhere there is nothing to clear away.
+            # During the rewrite, SIGTERM raises an exception, so that a temporary file is removed.
             signal.signal(signal.SIGTERM, _leave)
             report = process(found, job)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Makes the edits of import statements."""
+"""Creates the edits of import statements."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from tfmp.migrate.edits.results import Edit, MovedNames, NeededImport
 
 
 def move_names(script: Script, every: Iterable[MovedNames]) -> Iterator[Edit]:
-    """Rewrite the `from` imports that names move out of, each once.
+    """Yield one edit for each `from` import that names move out of.
 
     Args:
-        script: The script.
-        every: What the rules move.
+        script: The parsed script.
+        every: The moved names that the rules yielded.
 
     Example:
         >>> script = Script("from a.b import X as Y, Z")
@@ -33,14 +33,14 @@ def move_names(script: Script, every: Iterable[MovedNames]) -> Iterator[Edit]:
 
 
 def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[Edit]) -> Iterator[Edit]:
-    r"""Import the modules that edits name, once each, above the first edit that does.
+    r"""Import each module that the edits use, once, above the first edit that uses it.
 
-    They stand below the first import of TensorFlow, where that stands on a line of its own at the top level.
+    The new import is below the first import of TensorFlow if that is alone on its line at the top level of the script.
 
     Args:
-        script: The script.
-        needed: The modules.
-        edits: What names them.
+        script: The parsed script.
+        needed: The modules that the edits use.
+        edits: All edits of the script.
 
     Example:
         >>> script = Script("import tensorflow as tf\nopt = tf.contrib.X(opt)")
@@ -65,12 +65,12 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
 
 
 def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
-    """Take away a statement with its line; nothing if it shares its line, or if its block would be empty.
+    """Remove a statement with its line. Yield nothing if it shares its line, or if its block would become empty.
 
     Args:
-        script: The script.
-        node: The statement.
-        rule: The rule that says so.
+        script: The parsed script.
+        node: The statement to remove.
+        rule: The rule that this result comes from.
     """
     line = script.parent(node)
     block = script.parent(line) if line is not None else None
@@ -80,7 +80,7 @@ def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -
 
 
 def _place_for_imports(script: Script, use: int) -> int:
-    """Return where to insert a line above a use, in characters."""
+    """Return the position at which to insert an import above a use, in characters."""
     tensorflows = (one.node for one in script.imports if one.name.split(".")[0] == "tensorflow")
     imports = [*tensorflows, *reversed(script.nodes(cst.Import, cst.ImportFrom))]
     ends = (script.end_of_line(node) for node in imports if script.is_top_level(node))
@@ -88,7 +88,7 @@ def _place_for_imports(script: Script, use: int) -> int:
 
 
 def _top(script: Script) -> int:
-    """Return where the first line stands that may be an import: below comments, docstring and `__future__`."""
+    """Return the position below the header comments, the docstring and the imports from `__future__`."""
     body = script.module.body
     place = script.start_of_line(body[0]) if body else len(script.text)
     for index, line in enumerate(body):
@@ -108,13 +108,13 @@ def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str
     moved = [alias for alias in node.names if dotted(alias.name) in targets]
     module = _one_module(node.names, targets)
     if module and node.module is not None:
-        # Parentheses, line breaks and comments stay.
+        # Only the module's name changes, so parentheses, line breaks and comments stay.
         return Edit(rule, *script.span(node.module), module)
     start, end = script.span(node)
     left, comments = _without_names(script, node, moved)
     statements = [left] if kept else []
     if kept and _is_alone(script, node):
-        # What follows on the line, as a comment, stays with the names that stay.
+        # The rest of the line, such as a comment, stays with the names that are not moved.
         rest = re.split(r"[\r\n]", script.text[end:], maxsplit=1)[0]
         statements, end = [f"{left}{rest}"], end + len(rest)
     statements.extend(_imports_of(moved, targets, comments if _is_alone(script, node) else {}))
@@ -124,7 +124,7 @@ def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str
 def _without_names(
     script: Script, node: cst.ImportFrom, moved: Sequence[cst.ImportAlias]
 ) -> tuple[str, dict[cst.ImportAlias, str]]:
-    """Return an import without some of its names, and the comments that stood behind these."""
+    """Return the code of an import without the moved names, and the comments that followed these."""
     aliases: list[cst.ImportAlias] = list(node.names)  # type: ignore[arg-type] # a star moves no names
     if node.lpar is None:
         kept = [alias for alias in aliases if alias not in moved]
@@ -146,7 +146,7 @@ def _without_names(
 
 
 def _closed_up(text: str, newline: str, below: str) -> str:
-    """Return what stands before a name that is taken out, and what stands below it, without a gap."""
+    """Join the text before a removed name with the text below it, without a gap."""
     line = _last_line(text)
     if not newline:
         return text
@@ -158,7 +158,7 @@ def _closed_up(text: str, newline: str, below: str) -> str:
 
 
 def _split_line(text: str) -> tuple[str, str, str]:
-    """Return the first line of a text, what ends it, and the rest."""
+    """Return the first line of a text, its line end, and the rest."""
     found = re.search(r"\r\n?|\n", text)
     return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
 
@@ -170,7 +170,7 @@ def _last_line(text: str) -> str:
 def _imports_of(
     moved: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]], comments: Mapping[cst.ImportAlias, str]
 ) -> Iterator[str]:
-    """Return the imports of names from where they moved to, with their comments."""
+    """Yield the imports of the moved names from their new modules, with their comments."""
     together: dict[tuple[str, str], list[cst.ImportAlias]] = {}
     for alias in moved:
         module, name = targets[dotted(alias.name)]
@@ -182,7 +182,7 @@ def _imports_of(
 
 
 def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]]) -> str:
-    """Return the module that all names move to without another name; else an empty text."""
+    """Return the module that all names move to unrenamed; empty if there is no such module."""
     words = [dotted(alias.name) for alias in names]
     modules = {targets[word][0] if word in targets and targets[word][1] == word else "" for word in words}
     return modules.pop() if len(modules) == 1 else ""

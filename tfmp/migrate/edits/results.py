@@ -1,4 +1,4 @@
-"""What a rule has to say about a script."""
+"""The results that a rule may yield: edits, moved names, needed imports, and findings."""
 
 import enum
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ import libcst as cst
 
 
 class Options(NamedTuple):
-    """What the user asked for.
+    """The options of the rewrite.
 
     Attributes:
-        to_tfmp: Whether the loss scales of TensorFlow's graph rewrite become tfmp's.
-        tensorflow: The generation of TensorFlow, 1 or 2, that a script is taken for which tells none by itself; None to
+        to_tfmp: True to replace the loss scales of TensorFlow's graph rewrite by managers of tfmp.
+        tensorflow: The TensorFlow version, 1 or 2, to assume for a script that does not show its version; None to
             leave such a script alone.
     """
 
@@ -21,13 +21,13 @@ class Options(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """A piece of text to be replaced.
+    """A replacement of a piece of text.
 
     Attributes:
-        rule: The rule that says so, as `R2`.
-        start: Where the piece starts, in characters from the start of the script.
-        end: Where it ends; the same as `start` to insert.
-        text: What takes its place.
+        rule: The rule that requires the edit, such as `R2`.
+        start: The start of the piece, in characters from the start of the script.
+        end: The end of the piece; equal to `start` for an insertion.
+        text: The new text.
     """
 
     rule: str
@@ -37,10 +37,10 @@ class Edit(NamedTuple):
 
 
 class NeededImport(NamedTuple):
-    """A module that an edit's text names, to be imported once: `import module`.
+    """A module that the text of an edit uses. It is imported once: `import module`.
 
     Attributes:
-        rule: The rule whose edit needs it.
+        rule: The rule whose edit uses the module.
         module: The dotted name of the module.
     """
 
@@ -49,14 +49,14 @@ class NeededImport(NamedTuple):
 
 
 class MovedNames(NamedTuple):
-    """Names of a `from` import that are to come from elsewhere; several rules may move names of one statement.
+    """Names of a `from` import that must be imported from another module.
 
-    The script calls them as before. Names that no rule moves stay.
+    The script uses the same names as before. Several rules may move names of one statement; other names stay.
 
     Attributes:
-        rule: The rule that says so.
-        statement: The import, which lists its names.
-        targets: For each name that moves its new module and its name there; the module is empty for a name that is a
+        rule: The rule that this result comes from.
+        statement: The import statement. It lists its names, without a star.
+        targets: For each moved name its new module and its name there; the module is empty for a name that is a
             module itself: `import name as bound`.
     """
 
@@ -68,20 +68,20 @@ class MovedNames(NamedTuple):
 class Level(enum.Enum):
     """How much a finding matters."""
 
-    #: The script does not run, or trains wrongly, until a person has changed it.
+    #: The script fails or trains wrongly until a person has changed it.
     TODO = "todo"
-    #: It runs; this is good to know.
+    #: The script runs; the finding is for information.
     NOTE = "note"
 
 
 class Finding(NamedTuple):
-    """Something that a tool does not change, said to the user.
+    """A message to the user about code that the rewriter does not change.
 
     Attributes:
-        rule: The rule that says so.
+        rule: The rule that this result comes from.
         line: The line of the script, from 1.
-        level: How much it matters.
-        message: What it is, why it matters, and what to do.
+        level: How much the finding matters.
+        message: What was found, why it matters, and what to do.
     """
 
     rule: str

@@ -12,19 +12,19 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
 from tfmp.migrate.rules import RULES
 
-# A script with none of these is none of ours.
+# A script without any of these words cannot concern a rule, and is not parsed.
 _WORDS = ("tensorflow", "npu_bridge", "hccl", "TF_ENABLE_AUTO_MIXED_PRECISION")
 
 
 class Change(NamedTuple):
-    """An edit, as it is shown.
+    """An edit as the report shows it.
 
     Attributes:
-        rule: The rule that says so.
-        line: The line of the script that it starts in, from 1.
-        before: The text that it takes away.
-        after: The text that it brings.
-        written_line: The line of the rewritten script that it starts in.
+        rule: The rule that this result comes from.
+        line: The line of the original script in which the edit starts, from 1.
+        before: The text that the edit removes.
+        after: The text that the edit inserts.
+        written_line: The line of the rewritten script in which the edit starts.
     """
 
     rule: str
@@ -35,17 +35,17 @@ class Change(NamedTuple):
 
 
 class RewritingError(Exception):
-    """A script that is left alone, by a fault of this package or of LibCST; the text says which."""
+    """A script cannot be rewritten because of a defect of this package or of LibCST; the message says which."""
 
 
 class Rewritten(NamedTuple):
-    """What became of a script.
+    """The result of rewriting one script.
 
     Attributes:
         text: The whole script, rewritten.
-        changes: What was changed, in the order of the text.
-        findings: What was not changed, in the order of the text. Lines are of the text that was given.
-        role: What the script that was given is to the others of its project; None if it is none of ours.
+        changes: The edits that were applied, in the order of the text.
+        findings: The findings, in the order of the text. Their lines are lines of the original text.
+        role: The role of the original script in its project; None if the script does not concern any rule.
     """
 
     text: str
@@ -55,18 +55,18 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
-    """Rewrite what is certain; list the rest.
+    """Apply all rules to a script: rewrite what is certain, and report the rest.
 
     Args:
-        text: The script.
-        options: What the user asked for.
+        text: The code of the script.
+        options: The options of the rewrite.
 
     Returns:
-        The script and what was done to it. It is the same text if there is nothing to do.
+        The rewritten script with its changes and findings. The text is the same if no rule edits it.
 
     Raises:
         libcst.ParserSyntaxError: It is not Python 3. A script that has nothing to do with TensorFlow is not parsed.
-        RewritingError: It is left alone, by a fault of this package or of LibCST.
+        RewritingError: The script cannot be rewritten because of a defect of this package or of LibCST.
 
     Example:
         >>> done = rewrite('''import tensorflow.compat.v1 as tf
@@ -103,9 +103,9 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
 
 
 def _check_positions(script: Script) -> None:
-    """Raise if LibCST does not give the text back: then its positions are not the text's either."""
+    """Raise if LibCST does not reproduce the text, because then its positions are wrong too."""
     code = script.module.code
-    # It drops a lone carriage return at the end, below all that has a position.
+    # LibCST drops a lone carriage return at the end of the text, which shifts no position.
     if script.text not in (code, f"{code}\r"):
         raise RewritingError(
             "LibCST, which parses it, does not give it back as it is; form feeds in its indentation may be why"
@@ -120,7 +120,7 @@ def _check_syntax(before: str, after: str) -> None:
 def _compiles(text: str) -> bool:
     try:
         with warnings.catch_warnings():
-            # What the script's author does with backslashes is no matter of ours.
+            # Warnings about the script's own code, such as invalid escapes, must not appear.
             warnings.simplefilter("ignore")
             compile(text, "<script>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
@@ -146,7 +146,7 @@ def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
     changes, moved = [], 0
     for edit in edits:
         before, line = text[edit.start : edit.end], _line(text, edit.start)
-        # A line that is added at the end of a text without a newline starts with that newline.
+        # If the text does not end with a newline, an inserted line starts with one.
         lead = 0 if before else _newlines(edit.text[: len(edit.text) - len(edit.text.lstrip("\r\n"))])
         changes.append(Change(edit.rule, line, before, edit.text, line + moved + lead))
         moved += _newlines(edit.text) - _newlines(before)
@@ -158,7 +158,7 @@ def _is_finding(result: results.Result) -> bool:
 
 
 def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[results.Finding]:
-    """Return what the script itself calls by a name that edits need: what they write would mean something else."""
+    """Return a finding for each name of the script that would hide a package which the edits import."""
     names = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
     own = list(own_names(script)) if names else []
     own += [(one.bound, one.node) for one in script.imports if one.raw.partition(".")[0] != one.bound]

@@ -1,4 +1,4 @@
-"""Where the names of the NPU bridge are found outside of the NPU."""
+"""Replacements of the names of the NPU bridge where there is no NPU."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ from tfmp.npu.advice import ADVICE
 LOSS_SCALES = frozenset(("NPULossScaleOptimizer", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager"))
 MODULES = frozenset(("npu_loss_scale_optimizer", "npu_loss_scale_manager"))
 STAR = "npu_bridge.npu_init"
-# The second is where they were before there was a bridge.
+# The second package had the loss scaling before the NPU bridge existed.
 _PACKAGES = ("npu_bridge.estimator.npu", "tensorflow.contrib.offline_train.python.npu")
 
 _PROTOBUF = "tensorflow.core.protobuf"
-# What `npu_bridge.npu_init` has from others, by the module that it is of; empty for a module of its own.
+# Names that `npu_bridge.npu_init` takes from other modules, with these modules; empty for a top-level module.
 _OF_OTHERS: Mapping[str, str] = MappingProxyType(
     {
         "os": "",
@@ -24,24 +24,24 @@ _OF_OTHERS: Mapping[str, str] = MappingProxyType(
         "session_run_hook": "tensorflow.python.training",
     }
 )
-# What the star import has brought, and is not about the NPU.
+# Advice for names of the star import that do not concern the NPU.
 _ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "tf": "write `import tensorflow.compat.v1 as tf`, and run this again",
         "backend": "use tf.compat.v1.keras.backend",
     }
 )
-# `inputs` and `INPUT_SIZE` hold "npu" too.
+# The pattern must not match `inputs` and `INPUT_SIZE`, which contain "npu" too.
 _OF_THE_BRIDGE = re.compile("(?<![A-Za-z])(?i:npu)|(?<=[a-z])N(PU|pu)|(?i:hccl)|^get_([a-z]+_)?rank_")
-#: What scripts call the bridge's pass over the graph, in the session's configuration: no name of Python.
+#: The string that names the bridge's graph optimizer in a session's configuration. It is not a Python name.
 GRAPH_PASS = "NpuOptimizer"
 
 
 def advice(name: str) -> str:
-    """Return what to do in place of a name of the bridge: the end of a sentence, without a full stop.
+    """Return the advice for a name of the bridge: the end of a sentence, without a full stop.
 
     Args:
-        name: The name; its module does not matter.
+        name: The name, with or without its module.
 
     Example:
         >>> advice("shutdown_resource")
@@ -54,7 +54,7 @@ def advice(name: str) -> str:
 
 
 def is_of_bridge(name: str) -> bool:
-    """Tell whether a name that nothing binds must be one of the bridge.
+    """Tell whether an unbound name must come from the bridge.
 
     Args:
         name: The name.
@@ -69,13 +69,13 @@ def is_of_bridge(name: str) -> bool:
 
 
 def target(name: str) -> tuple[str, str] | None:
-    """Return the module that has a name of the bridge outside of the NPU, with its name there.
+    """Return the module that provides a name of the bridge where there is no NPU, with its name there.
 
     Args:
-        name: The name in full, as `npu_bridge.npu_init.NPULossScaleOptimizer`.
+        name: The full name, such as `npu_bridge.npu_init.NPULossScaleOptimizer`.
 
     Returns:
-        Module and name; the module is empty for a module that is imported by `import name`. None if nothing has it.
+        Module and name; the module is empty if `import name` imports it. None if no module provides the name.
 
     Example:
         >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
@@ -93,10 +93,10 @@ def target(name: str) -> tuple[str, str] | None:
 
 
 def import_lines(names: Iterable[str]) -> list[str]:
-    """Return the imports that take the place of a star import.
+    """Return the imports that replace the star import of the bridge.
 
     Args:
-        names: The names that are used of it, without their module; those that have a target.
+        names: The used names that have a target, without their module.
 
     Example:
         >>> import_lines(["os", "NPULossScaleOptimizer", "FixedLossScaleManager"])
@@ -112,10 +112,10 @@ def import_lines(names: Iterable[str]) -> list[str]:
 
 
 def advised(names: Mapping[str, Sequence[int]]) -> str:
-    """Return what to do about names of the bridge: `npu_ops (lines 3, 4): leave it out; ...`.
+    """Return the advice for several names of the bridge: `npu_ops (lines 3, 4): leave it out; ...`.
 
     Args:
-        names: The names, with the lines that use them.
+        names: The names, each with the lines that use it.
 
     Example:
         >>> advised({"shutdown_resource": [3, 9]})
@@ -125,10 +125,10 @@ def advised(names: Mapping[str, Sequence[int]]) -> str:
 
 
 def in_lines(lines: Sequence[int]) -> str:
-    """Return lines as text.
+    """Return line numbers as text for a message.
 
     Args:
-        lines: The lines, from 1.
+        lines: The line numbers, from 1.
 
     Example:
         >>> in_lines([3]), in_lines([3, 9]), in_lines([])
