@@ -41,8 +41,8 @@ def _found(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[tuple[st
 def test_a_script_without_tensorflow_is_told_to_turn_the_behaviour_on(capsys: pytest.CaptureFixture[str]) -> None:
     _write({"main.py": "import os\nfrom model import train\n" + _MAIN, "model.py": _MODEL})
     message = (
-        "this script is run, and imports model.py, which needs the behavior of TensorFlow 1, but nothing turns that on: "
-        f"{_CALL}"
+        "this script is run, and imports model.py, which needs the behavior of TensorFlow 1, but nothing turns that "
+        f"on: {_CALL}"
     )
     for _ in range(2):  # the second time model.py is written by the first
         assert command.main(["main.py", "model.py"]) == 1

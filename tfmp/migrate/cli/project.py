@@ -64,8 +64,8 @@ class Project:
         """Yield the findings that depend on several files, each with the number of its file.
 
         A script fails if it is run, imports files that need the behavior of TensorFlow 1, and does not turn that on:
-        this is left to do. If no script is given that imports such files, they are a library, which needs no change: a note
-        says what its scripts must call. A single file gets no such note.
+        this is left to do. If no script is given that imports such files, they are a library, which needs no change:
+        a note says what its scripts must call. A single file gets no such note.
         """
         left = dict(self._left())
         for number, needing in left.items():
