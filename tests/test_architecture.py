@@ -40,7 +40,7 @@ _RULES = {
     for name in (
         *(f"contrib.{name}" for name in ("contrib_imports", "contrib_names", "indirect_access", "other_contrib")),
         *(f"loss_scaling.{name}" for name in ("environment", "graph_rewrite", "keras_experimental")),
-        *(f"loss_scaling.{name}" for name in ("manual_scaling", "openseq2seq", "storage_getters")),
+        *(f"loss_scaling.{name}" for name in ("manual_loss_scaling", "openseq2seq", "storage_getters")),
         "misuse",
         *(f"misuse.{name}" for name in ("attributes", "clipped", "doubled", "inner_optimizer_steps")),
         *(f"misuse.{name}" for name in ("subclasses", "unscaled_gradients", "wrapper_order")),
@@ -50,7 +50,8 @@ _RULES = {
     )
 }
 _TABLES = {
-    f"tfmp.migrate.tables.{name}" for name in ("api_names", "changed_positions", "contrib_successors", "npu_names")
+    f"tfmp.migrate.tables.{name}"
+    for name in ("api_names", "changed_positions", "contrib_successors", "npu_bridge_names")
 }
 _ANALYSIS = {
     f"tfmp.migrate.analysis.{name}"
@@ -59,12 +60,12 @@ _ANALYSIS = {
         "calls",
         "conditions",
         "data_flow",
+        "dotted_names",
         "global_step_updates",
         "gradient_values",
         "guarded_imports",
         "loss_scale_wrappers",
         "manual_scaling",
-        "names",
         "project_role",
         "return_values",
         "script",
@@ -226,11 +227,11 @@ _ALLOWED = {
     "tfmp.checkpoints.layouts": {"tfmp.checkpoints.files"},
     "tfmp.checkpoints.states": {"tfmp.checkpoints.files", "tfmp.checkpoints.layouts"},
     "tfmp.checkpoints.names": {"tfmp.checkpoints.files", "tfmp.core.graph_variables", "tfmp.core.lists"},
-    # Tables, what analyses scripts, rules, the program: each on those before it.
+    # Tables, analysis of scripts, rules, the command: each may import those before it.
     **{f"tfmp.migrate{package}": set() for package in ("", ".analysis", ".cli", ".edits", ".tables")},
     **{f"tfmp.migrate.rules.{group}": set() for group in ("contrib", "loss_scaling", "npu", "tensorflow1", "training")},
     **{table: set() for table in _TABLES},
-    "tfmp.migrate.tables.npu_names": {"tfmp.npu.advice"},
+    "tfmp.migrate.tables.npu_bridge_names": {"tfmp.npu.advice"},
     **{module: {*_ANALYSIS, *_TABLES} - {module} for module in _ANALYSIS},
     "tfmp.migrate.edits.results": set(),
     "tfmp.migrate.edits.import_edits": {"tfmp.migrate.edits.results", *_ANALYSIS},

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import last_word
-from tfmp.migrate.analysis.names import dotted
+from tfmp.migrate.analysis.dotted_names import dotted
 from tfmp.migrate.analysis.script import Script
 
 Branches: TypeAlias = Sequence[tuple[cst.If, bool]]

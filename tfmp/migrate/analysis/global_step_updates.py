@@ -7,7 +7,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.names import dotted
+from tfmp.migrate.analysis.dotted_names import dotted
 from tfmp.migrate.analysis.script import Script
 
 _ADDS = ("tensorflow.assign_add", "tensorflow.python.ops.state_ops.assign_add")

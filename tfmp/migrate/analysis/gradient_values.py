@@ -34,7 +34,7 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
         >>> [script.name_of(each.func) for each in gradients_behind(script, product) if isinstance(each, cst.Call)]
         ['tensorflow.gradients']
     """
-    is_end = script.cached(WrappedOptimizers).is_gradients
+    is_end = script.cached(WrappedOptimizers).computes_gradients
     return script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_beside, script))
 
 
@@ -49,7 +49,7 @@ def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
 
 
 def _is_computed(script: Script, node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Call) and script.cached(WrappedOptimizers).is_gradients(node)
+    return isinstance(node, cst.Call) and script.cached(WrappedOptimizers).computes_gradients(node)
 
 
 def _is_unknown(script: Script, node: cst.CSTNode) -> bool:
@@ -80,7 +80,7 @@ def _operation(script: Script, node: cst.CSTNode) -> cst.CSTNode:
 
 def _holds(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a value contains computed gradients."""
-    is_end = script.cached(WrappedOptimizers).is_gradients
+    is_end = script.cached(WrappedOptimizers).computes_gradients
     found = script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_apart, script))
     return any(_is_computed(script, each) for each in found)
 

@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import code
-from tfmp.migrate.analysis.names import dotted
+from tfmp.migrate.analysis.dotted_names import dotted
 from tfmp.migrate.analysis.script import Script
 
 _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")

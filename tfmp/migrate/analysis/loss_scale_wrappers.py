@@ -8,7 +8,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code, function_name, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.names import dotted
+from tfmp.migrate.analysis.dotted_names import dotted
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
@@ -97,7 +97,7 @@ class WrappedOptimizers:
         owner, name = method(call)
         return self.wrapping(owner) if name == "compute_gradients" else None
 
-    def is_gradients(self, call: cst.Call) -> bool:
+    def computes_gradients(self, call: cst.Call) -> bool:
         """Tell whether a call computes gradients: `compute_gradients` of any optimizer, or `tf.gradients`.
 
         Args:
@@ -108,14 +108,14 @@ class WrappedOptimizers:
             return name.startswith("tensorflow.") and name.endswith(".gradients")
         return method(call)[1] == "compute_gradients"
 
-    def applied(self) -> Iterable[tuple[cst.Call, Wrapping, list[cst.CSTNode]]]:
+    def applied_gradients(self) -> Iterable[tuple[cst.Call, Wrapping, list[cst.CSTNode]]]:
         """Yield each `apply_gradients` of a wrapped optimizer, with the wrapper and the nodes behind its gradients."""
         for call, owner in methods(self._script, "apply_gradients") if self.constructions else ():
             wrapping, grads = self.wrapping(owner), argument(call, 0, "grads_and_vars")
             if wrapping is not None and grads is not None:
-                yield call, wrapping, self._flow.nodes_behind(grads, self.is_gradients)
+                yield call, wrapping, self._flow.nodes_behind(grads, self.computes_gradients)
 
-    def differentiated(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
+    def gradient_computations(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
         """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""
         for call in self._script.nodes(cst.Call) if self.constructions else ():
             owner, name = method(call)
@@ -142,7 +142,7 @@ class WrappedOptimizers:
         known = imported.split(".")[0] in _MODULES_THAT_SUM if imported else name.split(".")[0] == "hvd"
         return argument(call, 0, "optimizer") if known or self._by_star(call) else None
 
-    def summing(self, node: cst.BaseExpression) -> cst.Call | None:
+    def distributed_call(self, node: cst.BaseExpression) -> cst.Call | None:
         """Return the call that constructs the outermost distributed optimizer around an optimizer; None without one.
 
         Args:
@@ -151,7 +151,7 @@ class WrappedOptimizers:
         calls = (each for each in (node, *self._flow.values(node).nodes) if isinstance(each, cst.Call))
         return next((each for each in calls if self.distributed_optimizer(each) is not None), None)
 
-    def said(self, node: cst.BaseExpression, wrapping: Wrapping) -> str:
+    def description(self, node: cst.BaseExpression, wrapping: Wrapping) -> str:
         """Return the words by which a message names a wrapped optimizer.
 
         Args:

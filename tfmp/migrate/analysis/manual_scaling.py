@@ -7,8 +7,8 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.dotted_names import dotted
 from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
 
 _MODULES = ("tensorflow", "tensorflow.math", "tensorflow.python.ops.math_ops")
@@ -120,7 +120,7 @@ def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpre
     """
     flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
     for node, dividend in divisions_by(script, factor):
-        if gradients in flow.nodes_behind(dividend, optimizers.is_gradients):
+        if gradients in flow.nodes_behind(dividend, optimizers.computes_gradients):
             return node
     return None
 

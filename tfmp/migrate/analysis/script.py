@@ -9,7 +9,15 @@ from typing import TypeVar
 import libcst as cst
 from libcst import metadata
 
-from tfmp.migrate.analysis.names import Imported, Use, dotted, imported_by, imported_from, one_tensorflow, root_of
+from tfmp.migrate.analysis.dotted_names import (
+    Imported,
+    Use,
+    dotted,
+    imported_by,
+    imported_from,
+    one_tensorflow,
+    root_of,
+)
 
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Made = TypeVar("_Made")

@@ -19,31 +19,34 @@ if TYPE_CHECKING:
 _FILES_WORTH_PROGRESS = 20
 
 _DESCRIPTION = """\
-Rewrites legacy TensorFlow 1 scripts where it is certain how, and lists what is left for a person. Needs no TensorFlow.
+Rewrites legacy TensorFlow 1 scripts where the rewrite is certain, and lists what is left for a person. TensorFlow is
+not needed.
 
 Without an option it prints a unified diff, then a line `file:line: rule: what and why` for each rewrite and each
-finding, then a summary. Nothing is written. Lines are those of the file as it is; with --write, as it is then."""
+finding, then a summary. It writes no file. Line numbers are those of the file as it is; with --write, those of the
+written file."""
 
 _EPILOG = """\
-A directory stands for all *.py below it, but for hidden files, hidden directories, __pycache__, build, node_modules
-and site-packages. A file that is named is always taken. What cannot be read or parsed is named and passed over.
-A link that is named is followed. Below a directory, links to files that lead out of it are named and passed over, and
-links to directories are passed over. Of a link --write edits the target; a hard link is broken: the other names of the
-file keep what it said.
-Running it twice changes nothing more. Lines that are not rewritten keep every byte: line ends, tabs, encoding.
+A directory stands for all *.py below it, except hidden files, hidden directories, __pycache__, build, node_modules and
+site-packages. A file that is given by its name is always taken. A file that cannot be read or parsed is listed and
+passed over.
+A link that is given by its name is followed. Below a directory, links to files outside of it are listed and passed
+over, and links to directories are passed over. With --write, the target of a link is edited. A hard link is broken:
+the other names of the file keep the old content.
+A second run changes nothing more. Lines that are not rewritten keep every byte: line ends, tabs, encoding.
 
 --json prints {"files": [FILE, ...], "summary": {"files", "changed", "unchanged", "not_done", "written", "rules": {"R1":
 {"files", "lines", "todo", "note"}, ...}}}, where FILE is {"path", "changed", "edits": [{"rule", "line", "before",
 "after"}, ...], "findings": [{"rule", "line", "level", "message"}, ...], "error", "error_line"}. A level is "todo" or
-"note"; an error is null for a file that was looked at.
+"note"; the error is null for a file that was processed.
 
 exit status:
-  0  nothing is left for a person. Findings marked "note:" are good to know, and do not count; nor do rewrites that are
-     shown and not written, as --write does them without a person's help.
-  1  something is left: a finding, or a file that was not done; or the report cannot be printed. With --check a rewrite
-     that is not written yet counts too: whoever checks asks whether --write is still to be run.
+  0  nothing is left for a person. Findings marked "note:" are for information and do not count. Rewrites that are
+     shown but not written do not count either, because --write makes them.
+  1  something is left: a finding, or a file that was not done; or the report cannot be printed. With --check, a
+     rewrite that is not written yet counts too.
   2  usage: an option that does not exist, options that exclude each other, an empty PATH, or a missing package.
-  130  it was interrupted (Ctrl-C): the report is about the files that were done by then."""
+  130  an interrupt (Ctrl-C) ended the run: the report covers the files that were finished by then."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -100,16 +100,16 @@ def files_line(reports: Iterable[FileReport], *, written: bool) -> str:
 def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
     r"""Return the report as one JSON document for other tools.
 
-    It is an object of two members. `files` has an object for each path:
+    The document is an object with two members. `files` has an object for each path:
 
     - `path`: a string; bytes in it that are not UTF-8 are written as `\xff`.
-    - `changed`: whether something was rewritten, or would be.
+    - `changed`: true if the file was rewritten, or would be.
     - `edits`: objects with `rule`, `line`, `before` and `after`.
     - `findings`: objects with `rule`, `line`, `level` (`todo` or `note`) and `message`.
-    - `error`: why nothing was done, or null; `error_line`: the line that it is about, or null.
+    - `error`: the reason why the file was not processed, or null; `error_line`: the line that caused it, or null.
 
-    Lines are numbers from 1, of the file as it is now. `summary` has the members of `FileTotals`, `written`, and
-    `rules`, which has for each rule the members of `RuleTotals`.
+    Lines are counted from 1 in the file as it is now. `summary` has the members of `FileTotals`, the member `written`,
+    and `rules`, which has the members of `RuleTotals` for each rule.
 
     Args:
         reports: The reports of the files.

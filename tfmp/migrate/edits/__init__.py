@@ -1,1 +1,1 @@
-"""What rules yield, and how it is applied to the text of a script."""
+"""The edits and findings that rules yield, and their application to the text of a script."""

@@ -10,7 +10,7 @@ from tfmp.migrate.rules.loss_scaling import (
     environment,
     graph_rewrite,
     keras_experimental,
-    manual_scaling,
+    manual_loss_scaling,
     openseq2seq,
     storage_getters,
 )
@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
     npu_star_import.rewrite,
     graph_rewrite.rewrite,
     keras_experimental.rewrite,
-    manual_scaling.report,
+    manual_loss_scaling.report,
     openseq2seq.report,
     storage_getters.report,
     step_counter.report,

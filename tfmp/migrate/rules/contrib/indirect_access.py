@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import code, literal_text
-from tfmp.migrate.analysis.names import Use, dotted, first_word, root_of, without_last_words
+from tfmp.migrate.analysis.dotted_names import Use, dotted, first_word, root_of, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, name_in_tensorflow
 from tfmp.migrate.edits.import_edits import without_statement

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import code, literal_text
+from tfmp.migrate.analysis.dotted_names import Use, without_last_words
 from tfmp.migrate.analysis.guarded_imports import is_guarded
-from tfmp.migrate.analysis.names import Use, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import code
+from tfmp.migrate.analysis.dotted_names import dotted
 from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Level
 
@@ -33,12 +33,12 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         # NPULossScaleOptimizer forwards unknown attributes to its inner optimizer; a Keras wrapper has most of them.
         if wrapping is None or optimizers.is_of_npu(wrapping.call) or _is_of_keras(script, wrapping.call):
             continue
-        around = optimizers.summing(node.value)
+        around = optimizers.distributed_call(node.value)
         # Horovod's DistributedOptimizer keeps its inner optimizer as _optimizer.
         if around is not None and (node.attr.value == "_optimizer" or "npu" in code(script, around.func).lower()):
             continue
         message = _MESSAGE if around is None else _OF_HOROVOD
-        name, said = code(script, node.value), optimizers.said(node.value, wrapping)
+        name, said = code(script, node.value), optimizers.description(node.value, wrapping)
         yield node, Level.TODO, message.format(optimizer=said, name=name, attribute=node.attr.value)
 
 

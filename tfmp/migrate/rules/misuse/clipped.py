@@ -19,7 +19,7 @@ _ASKING = ("is_finite", "is_inf", "is_nan")
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Report operations that make infinite gradients finite before a wrapped optimizer applies them."""
     optimizers, seen = script.cached(WrappedOptimizers), set()
-    for call, wrapping, _ in optimizers.applied():
+    for call, wrapping, _ in optimizers.applied_gradients():
         grads = argument(call, 0, "grads_and_vars")
         for node in gradients_behind(script, grads) if grads is not None else ():
             if not isinstance(node, cst.Call) or node in seen:
@@ -27,7 +27,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             message = _message(script, node)
             if message and not script.cached(DataFlow).is_exclusive(node, wrapping.call):
                 seen.add(node)
-                said = optimizers.said(method(call)[0], wrapping)
+                said = optimizers.description(method(call)[0], wrapping)
                 function = code(script, node.func)
                 yield node, Level.TODO, message.format(function=function, optimizer=said, line=script.line(call))
 

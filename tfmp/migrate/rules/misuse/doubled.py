@@ -28,14 +28,14 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             line = script.line(wrapping.call)
             yield construction, Level.TODO, _TWICE.format(line=line)
     yield from _with_tensorflows(script)
-    for call, owner, loss in optimizers.differentiated():
+    for call, owner, loss in optimizers.gradient_computations():
         wrapping = optimizers.wrapping(owner)
         if wrapping is None:
             continue
         multipliers = (each for each in loss_factors(script, loss) if not flow.is_exclusive(each, wrapping.call))
         scale = next((each for each in multipliers if _is_scale(script, call, wrapping.call, each)), None)
         if scale is not None:
-            said = optimizers.said(owner, wrapping)
+            said = optimizers.description(owner, wrapping)
             yield call, Level.TODO, _BY_HAND.format(scale=code(script, scale), optimizer=said)
 
 

@@ -50,7 +50,7 @@ def _of_wrapper(script: Script, call: cst.Call, around: Sequence[cst.Call]) -> c
     """Return the call of `compute_gradients` on one of these wrappers whose gradients the step applies; else None."""
     optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
-    for each in flow.calls_behind(grads, optimizers.is_gradients) if grads is not None else ():
+    for each in flow.calls_behind(grads, optimizers.computes_gradients) if grads is not None else ():
         wrapping = optimizers.computed_by_wrapper(each)
         if wrapping is not None and wrapping.certain and wrapping.call in around:
             return each

@@ -15,8 +15,8 @@ from tfmp.migrate.edits.results import Level
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Report wrapped optimizers that apply gradients from tf.gradients or from another optimizer."""
     optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
-    for call, wrapping, behind in optimizers.applied():
-        calls = [each for each in behind if isinstance(each, cst.Call) and optimizers.is_gradients(each)]
+    for call, wrapping, behind in optimizers.applied_gradients():
+        calls = [each for each in behind if isinstance(each, cst.Call) and optimizers.computes_gradients(each)]
         computed = [each for each in calls if not flow.is_exclusive(each, wrapping.call)]
         if not computed or any(_may_be_scaled(script, each) for each in computed):
             continue
@@ -25,7 +25,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         by_hand = find_manual_scaling(script, first)
         message = (_MESSAGE if by_hand is None else _BY_HAND).format(
             function=code(script, first.func),
-            optimizer=optimizers.said(optimizer, wrapping),
+            optimizer=optimizers.description(optimizer, wrapping),
             name=code(script, optimizer),
             line=script.line(call),
             scale=code(script, by_hand[0]) if by_hand is not None else "",

@@ -18,7 +18,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         inner = optimizers.distributed_optimizer(call)
         wrapping = optimizers.wrapping(inner)
         if wrapping is not None and inner is not None:
-            around, said = code(script, call.func), f"the wrapped {optimizers.said(inner, wrapping)}"
+            around, said = code(script, call.func), f"the wrapped {optimizers.description(inner, wrapping)}"
             said = said.replace("the wrapped the ", "the wrapped ")
             if around.split(".")[-1] != "DistributedOptimizer":
                 yield call, Level.TODO, _NPU.format(around=around, optimizer=said)
@@ -27,7 +27,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             elif not _agrees(script, wrapping.call):
                 yield call, Level.NOTE, _OUTSIDE.format(around=around, optimizer=said)
         elif last_word(script, call) == "allreduce" and _is_float16(script, call) and call.args:
-            behind = flow.calls_behind(call.args[0].value, optimizers.is_gradients)
+            behind = flow.calls_behind(call.args[0].value, optimizers.computes_gradients)
             if any(optimizers.computed_by_wrapper(each) is not None for each in behind):
                 yield call, Level.TODO, _FLOAT16.format(function=code(script, call.func))
 

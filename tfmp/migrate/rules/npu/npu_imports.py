@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
+from tfmp.migrate.analysis.dotted_names import Imported, dotted
 from tfmp.migrate.analysis.guarded_imports import is_guarded
-from tfmp.migrate.analysis.names import Imported, dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
-from tfmp.migrate.tables.npu_names import LOSS_SCALES, MODULES, STAR, advised, target
+from tfmp.migrate.tables.npu_bridge_names import LOSS_SCALES, MODULES, STAR, advised, target
 
 RULE = "R5"
 _PACKAGES = ("npu_bridge", "hccl", "tensorflow.contrib.offline_train")

@@ -8,7 +8,7 @@ from tfmp.migrate.analysis.calls import literal_text
 from tfmp.migrate.analysis.guarded_imports import is_guarded
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, Options, Result
-from tfmp.migrate.tables.npu_names import (
+from tfmp.migrate.tables.npu_bridge_names import (
     GRAPH_PASS,
     LOSS_SCALES,
     STAR,

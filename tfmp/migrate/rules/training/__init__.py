@@ -1,1 +1,1 @@
-"""Rules on what a training loop does with the global step, and with tensors by name."""
+"""Rules on training loops: the global step, and tensors that are fetched by name."""

@@ -8,6 +8,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.dotted_names import dotted
 from tfmp.migrate.analysis.global_step_updates import (
     GlobalStepUpdate,
     global_step_updates,
@@ -15,7 +16,6 @@ from tfmp.migrate.analysis.global_step_updates import (
     is_same_counter,
 )
 from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers, Wrapping
-from tfmp.migrate.analysis.names import dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
@@ -159,7 +159,7 @@ def _of_wrapped(
     """Return the level and the message for a step of a wrapped optimizer; None if the pair is correct."""
     words = {
         "counter": code(script, update.counter),
-        "optimizer": script.cached(WrappedOptimizers).said(step.optimizer, wrapping),
+        "optimizer": script.cached(WrappedOptimizers).description(step.optimizer, wrapping),
         "line": script.line(step.call),
         "here": script.line(update.call),
     }

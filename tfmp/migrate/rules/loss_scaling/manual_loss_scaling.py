@@ -23,9 +23,13 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     if any(name.value in _CHECKS or "float_status" in name.value.lower() for name in script.nodes(cst.Name)):
         return
     optimizers = script.cached(WrappedOptimizers)
-    checked = {node for _, _, behind in optimizers.applied() for node in behind}
+    checked = {node for _, _, behind in optimizers.applied_gradients() for node in behind}
     for call in script.nodes(cst.Call):
-        if not optimizers.is_gradients(call) or call in checked or optimizers.computed_by_wrapper(call) is not None:
+        if (
+            not optimizers.computes_gradients(call)
+            or call in checked
+            or optimizers.computed_by_wrapper(call) is not None
+        ):
             continue
         found = find_manual_scaling(script, call)
         if found is not None:

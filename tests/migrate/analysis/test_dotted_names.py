@@ -3,7 +3,7 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.names import imported_by, imported_from, one_tensorflow
+from tfmp.migrate.analysis.dotted_names import imported_by, imported_from, one_tensorflow
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import importlib
 
-from tfmp.migrate.tables.npu_names import LOSS_SCALES, MODULES, STAR, advice, import_lines, target
+from tfmp.migrate.tables.npu_bridge_names import LOSS_SCALES, MODULES, STAR, advice, import_lines, target
 
 
 def test_the_loss_scaling_names_are_in_tfmp() -> None:
