@@ -148,6 +148,6 @@ def one_tensorflow(name: str) -> str:
     """
     for module in _TENSORFLOW:
         if name == module or name.startswith(f"{module}."):
-            # `tf.compat.v1` has a `compat.v1` too.
+            # `tf.compat.v1` itself contains a `compat.v1`, so the prefix may occur twice.
             return one_tensorflow(f"tensorflow{name[len(module) :]}")
     return name

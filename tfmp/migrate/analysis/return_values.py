@@ -38,7 +38,7 @@ class ReturnValues:
                 self._returns.setdefault(above, []).append(node.value)
 
     def values(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
-        """Return what a function may return, or a method that is called on self; nothing if it is not known which.
+        """Return the values that a function, or a method of self, may return; empty if the called one is not known.
 
         Args:
             call: The call.

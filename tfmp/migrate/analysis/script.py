@@ -161,7 +161,7 @@ class Script:
         return {each.source for each in found} == {metadata.QualifiedNameSource.BUILTIN}
 
     def whole_name(self, root: cst.Name) -> cst.Name | cst.Attribute:
-        """Return the longest dotted name that starts with a word."""
+        """Return the dotted name that starts with a word, with all attributes that follow it."""
         node: cst.Name | cst.Attribute = root
         above = self.parent(node)
         while isinstance(above, cst.Attribute) and above.value is node:

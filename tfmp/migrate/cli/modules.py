@@ -9,7 +9,7 @@ _BUILTINS = frozenset(dir(builtins))
 
 
 class Import(NamedTuple):
-    """An import statement, or one name of it.
+    """One imported name of an import statement.
 
     Attributes:
         level: The number of leading dots of a relative import; 0 for an absolute one.

@@ -28,7 +28,7 @@ class _Edge(NamedTuple):
 
 
 class Project:
-    """Files that import each other.
+    """The files of a run, with the imports between them.
 
     An import is searched for in the directory of the importing file, then in the directories above. Python finds it
     there if a script is run from one of these directories.

@@ -123,7 +123,7 @@ def _replaced(script: Script, use: Use, word: str) -> list[Result]:
 
 
 def _suits(script: Script, node: cst.CSTNode, successor: Successor) -> bool:
-    """Tell whether the successor does the same with the arguments of a call."""
+    """Tell whether the successor accepts the arguments of a call with the same meaning."""
     if successor.keywords is None:
         return True
     call = script.call_of(node)
@@ -153,7 +153,7 @@ def _top_word(script: Script, word: _Word, uses: Sequence[Use]) -> str:
 
 
 def _reads(script: Script, bound: str) -> int:
-    """Count the places that use a word."""
+    """Return the number of uses of a word as a variable."""
     return sum(script.is_use(name) for name in script.nodes(cst.Name) if name.value == bound)
 
 

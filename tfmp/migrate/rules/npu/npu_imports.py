@@ -41,7 +41,7 @@ def _is_of_bridge(imported: Imported) -> bool:
 
 
 def _star(script: Script, node: cst.ImportFrom) -> Iterator[Finding]:
-    message = "a star import of the NPU bridge, which is not there outside of the NPU"
+    message = "a star import of the NPU bridge, which exists only on the NPU"
     free = [name for name in script.unbound_names if name in LOSS_SCALES]
     if free:
         message += f": write `from tfmp.npu import {', '.join(sorted(free))}` for the names that the script uses."
@@ -88,7 +88,7 @@ def _left(script: Script, node: cst.CSTNode, imported: Sequence[Imported]) -> It
     if not imported:
         return
     used = {_name(one): _lines_of(script, one) for one in imported}
-    message = "the NPU bridge is not there outside of the NPU"
+    message = "the NPU bridge exists only on the NPU"
     if any(used.values()):
         yield Finding(RULE, script.line(node), Level.TODO, f"{message}. {advised(used)}.")
     else:

@@ -60,7 +60,8 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
 def _of_bridge(names: Mapping[str, Sequence[int]], ours: Sequence[str]) -> str:
     rest = " and ".join(f"`{line}`" for line in import_lines(ours))
     instead = f"replace this line by {rest}" if rest else "remove this line"
-    return f"the script uses names of the NPU bridge that tfmp has not; replace them, then {instead}. {advised(names)}."
+    problem = "the script uses names of the NPU bridge that tfmp does not have"
+    return f"{problem}; replace them, then {instead}. {advised(names)}."
 
 
 def _of_nobody(script: Script, names: Mapping[str, Sequence[int]], ours: Sequence[str]) -> str:
@@ -69,7 +70,7 @@ def _of_nobody(script: Script, names: Mapping[str, Sequence[int]], ours: Sequenc
     by = f"only the star import of {', '.join(stars)} may bind" if stars else "nothing in the script binds"
     rest = " and ".join(f"`{line}`" for line in import_lines(ours))
     instead = f"replace this line by {rest}" if rest else "remove this line"
-    return f"{by} {listed}. If they are not of the NPU bridge, {instead}."
+    return f"{by} {listed}. If they do not come from the NPU bridge, {instead}."
 
 
 def _names_in_text(script: Script) -> list[str]:

@@ -258,11 +258,11 @@ def _last_word(script: Script, node: cst.BaseExpression) -> str:
 
 
 _IF_BOTH = "if this is run together with line {line}, "
-_TWICE = "{counter} is counted twice: {optimizer}, which is given it on line {line}, moves it too. {mend}"
+_TWICE = "{counter} is counted twice: {optimizer}, which receives it on line {line}, increments it too. {mend}"
 _DELETE_THIS = "Delete this increment."
 _OR_LEAVE_OUT = "Delete this increment, or leave global_step out there."
 _WRAPPED = (
-    "{counter} is counted twice where a step is applied: {optimizer}, which is given it on line {line}, moves it by "
+    "{counter} is counted twice where a step is applied: {optimizer}, which receives it on line {line}, moves it by "
     "one for each applied step, and the order of the two increments is undefined. "
 )
 _DELETE = "Delete this increment on line {here}."
