@@ -2,7 +2,7 @@
 
 import sys
 
-from tfmp.migrate.command import main
+from tfmp.migrate.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

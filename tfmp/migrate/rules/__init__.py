@@ -1,31 +1,24 @@
-"""The rules, in the order of their numbers."""
+"""All rules, in the order of their numbers."""
 
 from collections.abc import Callable, Iterator
 
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.results import Options, Result
-from tfmp.migrate.rules import (
-    contrib_imports,
-    contrib_names,
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Options, Result
+from tfmp.migrate.rules import misuse
+from tfmp.migrate.rules.contrib import contrib_imports, contrib_names, indirect_access, other_contrib
+from tfmp.migrate.rules.loss_scaling import (
     environment,
-    fetches,
     graph_rewrite,
-    hand_scaling,
-    indirect_access,
     keras_experimental,
-    misuse,
-    npu_imports,
-    npu_star_import,
+    manual_loss_scaling,
     openseq2seq,
-    other_contrib,
-    step_counter,
     storage_getters,
-    unknown_names,
-    v1_behavior,
-    without_estimator,
 )
+from tfmp.migrate.rules.npu import npu_imports, npu_star_import
+from tfmp.migrate.rules.tensorflow1 import unknown_names, v1_behavior, without_estimator
+from tfmp.migrate.rules.training import fetches, step_counter
 
-#: A rule looks at a script and yields what it has to say: `rewrite` edits, `report` does not.
+#: A rule reads a script and yields edits and findings. It is named `rewrite` if it may edit, else `report`.
 Rule = Callable[[Script, Options], Iterator[Result]]
 
 RULES: tuple[Rule, ...] = (
@@ -37,7 +30,7 @@ RULES: tuple[Rule, ...] = (
     npu_star_import.rewrite,
     graph_rewrite.rewrite,
     keras_experimental.rewrite,
-    hand_scaling.report,
+    manual_loss_scaling.report,
     openseq2seq.report,
     storage_getters.report,
     step_counter.report,

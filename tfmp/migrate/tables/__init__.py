@@ -1,1 +1,1 @@
-"""What rules know of TensorFlow and of the NPU bridge."""
+"""Tables of the names of TensorFlow, of tf.contrib and of the NPU bridge."""

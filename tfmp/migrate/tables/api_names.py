@@ -1,6 +1,6 @@
-"""Knows which public names TensorFlow 2.15 has, as `tf` or as `tf.compat.v1`.
+"""The public names of TensorFlow 2.15, below `tf` and below `tf.compat.v1`.
 
-`tools/api_names.py` writes the table, so that a script can be judged where TensorFlow is not.
+`tools/api_names.py` writes the table, so that the rewriter runs where TensorFlow is not installed.
 """
 
 import enum
@@ -10,27 +10,27 @@ from importlib import resources
 
 
 class Standing(enum.Enum):
-    """Where a name is found."""
+    """Below which module a name is found."""
 
-    #: Only in `tf.compat.v1`: who uses it means TensorFlow 1.
+    #: Only in `tf.compat.v1`: a script that uses it was written for TensorFlow 1.
     OLD = "1"
-    #: Only in `tf`: who uses it means TensorFlow 2.
+    #: Only in `tf`: a script that uses it was written for TensorFlow 2.
     NEW = "2"
-    #: In both, for two things.
+    #: In both, for two different objects.
     AMBIGUOUS = "!"
-    #: In both, for one thing.
+    #: In both, for the same object.
     SAME = "="
-    #: A module, or something below one whose names are not listed.
+    #: A module, or a name below a module whose names the table does not list.
     UNTOLD = "."
     #: In neither.
     MISSING = ""
 
 
 def standing(name: str) -> Standing:
-    """Tell where the name is found that a dotted name starts with.
+    """Return the standing of the shortest part of a dotted name that decides it.
 
     Args:
-        name: What follows `tf.`, as `train.AdamOptimizer.minimize`.
+        name: The words after `tf.`, such as `train.AdamOptimizer.minimize`.
 
     Example:
         >>> standing("train.AdamOptimizer.minimize"), standing("train.AdamOptimiser")
@@ -48,10 +48,10 @@ def standing(name: str) -> Standing:
 
 
 def differs(name: str) -> bool:
-    """Tell whether a name, or one below a module, is another thing in `tf.compat.v1` than in `tf`.
+    """Tell whether a name, or a name below a module, is a different object in `tf.compat.v1` than in `tf`.
 
     Args:
-        name: What follows `tf.`, as `train` or `train.AdamOptimizer`.
+        name: The words after `tf.`, such as `train` or `train.AdamOptimizer`.
 
     Example:
         >>> differs("train"), differs("train.AdamOptimizer"), differs("bitwise"), differs("float32")

@@ -1,6 +1,6 @@
-"""Names whose arguments, given by position, mean one thing in TensorFlow 1 and another in TensorFlow 2."""
+"""Functions whose positional arguments have another order in TensorFlow 2 than in TensorFlow 1."""
 
-# By name the first position, from 0, whose argument is another one. Names that others of these are, too, are here.
+# For each name the first position, from 0, with a different argument. Aliases of a function have entries of their own.
 FIRST_CHANGED = {
     "argmax": 2,
     "argmin": 2,

@@ -1,7 +1,7 @@
-"""Knows what became of the names of `tf.contrib`.
+"""The successors of the names of `tf.contrib`.
 
-The successors take the arguments that the names took in TensorFlow 1.15; they are below `tf.compat.v1`. Those of
-`estimator` are in TensorFlow 2.15 alone; those of `nn.rnn_cell` want Keras 2 or tf_keras.
+The successors are below `tf.compat.v1` and take the arguments that the names took in TensorFlow 1.15. Successors below
+`estimator` exist only in TensorFlow 2.15; those below `nn.rnn_cell` need Keras 2 or tf_keras.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Successor(NamedTuple):
-    """What a name of `tf.contrib` is called now.
+    """The successor of a name of `tf.contrib`.
 
     Attributes:
-        name: What follows `tf.`; or what follows nothing, if `module` is given.
-        module: A module to be imported, which has the name; empty for `tf.compat.v1`.
-        keywords: The only arguments that a call may name for the successor to be the same; None for any.
-        positional: How many arguments may come without their names; None for any number.
-        minus_ones: Keywords that a call must give, as -1.
+        name: The name below `tf`, or below `module` if that is given.
+        module: The module to import, which has the name; empty for `tf.compat.v1`.
+        keywords: The only keyword arguments with which a call may be rewritten; None allows all.
+        positional: The largest number of positional arguments with which a call may be rewritten; None allows all.
+        minus_ones: Keyword arguments that a call must give with the value -1.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Successor(NamedTuple):
 
     @property
     def is_checked(self) -> bool:
-        """Whether only a call whose arguments are known can be rewritten."""
+        """Whether a use can be rewritten only if it is a call whose arguments the table allows."""
         return self.keywords is not None
 
 
@@ -37,14 +37,14 @@ def _same(old: str, new: str, names: str) -> dict[str, Successor]:
 
 
 def _by_position(old: str, new: str, names: Mapping[str, int]) -> dict[str, Successor]:
-    """Return successors whose arguments have other names."""
+    """Return successors whose arguments have other names, so that calls must give them by position."""
     return {f"{old}.{name}": Successor(f"{new}.{name}", "", frozenset(), count) for name, count in names.items()}
 
 
 _XAVIER = Successor("glorot_uniform_initializer", "", frozenset(("seed", "dtype")), 0)
 _BOTH_LAST = frozenset(("begin_norm_axis", "begin_params_axis"))
 
-#: What follows `tf.contrib.`, and its successor.
+#: The successors, by the words after `tf.contrib.`.
 SUCCESSORS: Mapping[str, Successor] = MappingProxyType(
     {
         **_same(
@@ -69,7 +69,7 @@ SUCCESSORS: Mapping[str, Successor] = MappingProxyType(
             "distribute.cluster_resolver",
             "ClusterResolver TPUClusterResolver SimpleClusterResolver TFConfigClusterResolver GCEClusterResolver",
         ),
-        # Imported by their names, these are TensorFlow's own copies, which do without Keras and name variables alike.
+        # An import of these names gives TensorFlow's own copies, which need no Keras and name variables as before.
         **_same(
             "rnn",
             "nn.rnn_cell",
@@ -118,7 +118,7 @@ SUCCESSORS: Mapping[str, Successor] = MappingProxyType(
     }
 )
 
-_ADDONS = "tensorflow-addons, which has come to its end, has it in part for TensorFlow 2"
+_ADDONS = "the discontinued package tensorflow-addons has part of it for TensorFlow 2"
 _SLIM = "the package tf_slim has it: `import tf_slim`, and write tf_slim.{name}"
 _SLIM_FRAMEWORK = (
     "add_arg_scope add_model_variable arg_scope arg_scope_func_key arg_scoped_arguments assert_or_get_global_step "
@@ -138,7 +138,7 @@ _SLIM_LAYERS = (
 _BATCH_NORM = "write tf.layers.batch_normalization; tf_slim's batch_norm fails on TensorFlow 2.15"
 _HALF = "write tf.keras.regularizers.{name}({amount}) if the scale is a number"
 
-#: What a person can do about a name that has no successor, or whose arguments are others; `{name}` is its last word.
+#: Advice for names that have no successor, or one with other arguments; `{name}` stands for the last word.
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "slim": "the package tf_slim has it: `import tf_slim as slim`. Its batch_norm fails on TensorFlow 2.15",
@@ -191,10 +191,10 @@ ADVICE: Mapping[str, str] = MappingProxyType(
 
 
 def find_successor(name: str) -> tuple[str, Successor] | None:
-    """Return the part of a dotted name that has a successor, with that successor.
+    """Return the longest part of a dotted name that has a successor, with the successor; None without one.
 
     Args:
-        name: What follows `tf.contrib.`.
+        name: The words after `tf.contrib.`.
 
     Example:
         >>> find_successor("tpu.InputPipelineConfig.PER_HOST_V2")[0]
@@ -206,10 +206,10 @@ def find_successor(name: str) -> tuple[str, Successor] | None:
 
 
 def advice(name: str) -> str:
-    """Tell what a person can do about a name; empty if nothing is known.
+    """Return the advice for a name: the end of a sentence, without a full stop; empty if there is none.
 
     Args:
-        name: What follows `tf.contrib.`.
+        name: The words after `tf.contrib.`.
     """
     words = name.split(".")
     names = (".".join(words[:count]) for count in range(len(words), 0, -1))

@@ -1,17 +1,25 @@
-"""R12: uses of loss scaling that train wrongly, or that tfmp does not take."""
+"""R12: uses of loss scaling that train wrongly, or that tfmp rejects."""
 
 from collections.abc import Iterator
 
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.results import Finding, Options, Result
-from tfmp.migrate.rules.misuse import attributes, bypassed, clipped, doubled, inner_steps, outside, subclasses
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Finding, Options, Result
+from tfmp.migrate.rules.misuse import (
+    attributes,
+    clipped,
+    doubled,
+    inner_optimizer_steps,
+    subclasses,
+    unscaled_gradients,
+    wrapper_order,
+)
 
 RULE = "R12"
-_MISUSES = (subclasses, bypassed, inner_steps, doubled, outside, clipped, attributes)
+_MISUSES = (subclasses, unscaled_gradients, inner_optimizer_steps, doubled, wrapper_order, clipped, attributes)
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
-    """Tell of each misuse."""
+    """Report every misuse in a script."""
     del options
     if "LossScale" not in script.text:
         return

@@ -1,16 +1,16 @@
-"""Finds attributes that a script expects of a wrapper and that the wrapped optimizer has."""
+"""Finds attributes that a script reads from a wrapper although only the wrapped optimizer has them."""
 
 from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import code
-from tfmp.migrate.reading.names import dotted
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import WrappedOptimizers
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.calls import code
+from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
-# Of tf.train's optimizers, which set them or take them as arguments.
+# Attributes and constructor arguments of the optimizers in tf.train.
 _OF_INNER = frozenset(
     (
         *("_lr", "_lr_t", "_learning_rate", "_learning_rate_tensor", "learning_rate", "lr"),
@@ -22,28 +22,28 @@ _OF_INNER = frozenset(
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of the inner optimizer's attributes that are read of the wrapper."""
-    optimizers = script.once(WrappedOptimizers)
-    # Whoever sets an attribute of the wrapper has it.
+    """Report attributes of the inner optimizer that the script reads from the wrapper."""
+    optimizers = script.cached(WrappedOptimizers)
+    # An attribute that the script sets on the wrapper does exist there.
     set_here = {dotted(target.target) for target in script.nodes(cst.AssignTarget)}
     for node in script.nodes(cst.Attribute) if optimizers.constructions else ():
         if node.attr.value not in _OF_INNER or not dotted(node.value) or dotted(node) in set_here:
             continue
         wrapping = optimizers.wrapping(node.value)
-        # The NPU bridge's wrapper, and tfmp's of that name, hand on what they do not have; Keras' have most.
+        # NPULossScaleOptimizer forwards unknown attributes to its inner optimizer; a Keras wrapper has most of them.
         if wrapping is None or optimizers.is_of_npu(wrapping.call) or _is_of_keras(script, wrapping.call):
             continue
-        around = optimizers.summing(node.value)
-        # Horovod's keeps the optimizer that it is around as _optimizer.
+        around = optimizers.distributed_call(node.value)
+        # Horovod's DistributedOptimizer keeps its inner optimizer as _optimizer.
         if around is not None and (node.attr.value == "_optimizer" or "npu" in code(script, around.func).lower()):
             continue
         message = _MESSAGE if around is None else _OF_HOROVOD
-        name, said = code(script, node.value), optimizers.said(node.value, wrapping)
+        name, said = code(script, node.value), optimizers.description(node.value, wrapping)
         yield node, Level.TODO, message.format(optimizer=said, name=name, attribute=node.attr.value)
 
 
 def _is_of_keras(script: Script, construction: cst.Call) -> bool:
-    """Tell whether a wrapper may be around an optimizer of Keras."""
+    """Tell whether a wrapper may wrap a Keras optimizer."""
     return any(".keras." in f".{use.name}." or use.name.startswith("tf_keras") for use in script.uses) and (
         script.name_of(construction.func).startswith("tfmp.")
     )

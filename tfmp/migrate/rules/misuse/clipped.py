@@ -1,39 +1,39 @@
-"""Finds what hides overflow from a wrapper."""
+"""Finds operations that make infinite gradients finite, so that the wrapper sees no overflow."""
 
 from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, method
-from tfmp.migrate.reading.data_flow import DataFlow
-from tfmp.migrate.reading.elementwise import gradients_behind, may_be_gradient
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import WrappedOptimizers
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.calls import argument, code, method
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.gradient_values import gradients_behind, may_be_gradient
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
-# Either of them around the other does what tf.clip_by_value does.
+# Together, tf.minimum and tf.maximum clip as tf.clip_by_value does.
 _LIMITS = {"minimum": "maximum", "maximum": "minimum"}
 _ASKING = ("is_finite", "is_inf", "is_nan")
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of what makes infinite gradients finite before a wrapped optimizer applies them."""
-    optimizers, seen = script.once(WrappedOptimizers), set()
-    for call, wrapping, _ in optimizers.applied():
+    """Report operations that make infinite gradients finite before a wrapped optimizer applies them."""
+    optimizers, seen = script.cached(WrappedOptimizers), set()
+    for call, wrapping, _ in optimizers.applied_gradients():
         grads = argument(call, 0, "grads_and_vars")
         for node in gradients_behind(script, grads) if grads is not None else ():
             if not isinstance(node, cst.Call) or node in seen:
                 continue
             message = _message(script, node)
-            if message and not script.once(DataFlow).is_exclusive(node, wrapping.call):
+            if message and not script.cached(DataFlow).is_exclusive(node, wrapping.call):
                 seen.add(node)
-                said = optimizers.said(method(call)[0], wrapping)
+                said = optimizers.description(method(call)[0], wrapping)
                 function = code(script, node.func)
                 yield node, Level.TODO, message.format(function=function, optimizer=said, line=script.line(call))
 
 
 def _message(script: Script, call: cst.Call) -> str:
-    """Return what there is to say about a call that gradients go through."""
+    """Return the message template for a call that hides an overflow; empty for any other call."""
     name = script.name_of(call.func)
     last = name.split(".")[-1] if name.startswith("tensorflow.") else ""
     if last == "clip_by_value" and call.args and may_be_gradient(script, call.args[0].value):
@@ -46,18 +46,18 @@ def _message(script: Script, call: cst.Call) -> str:
 
 
 def _is_limited(script: Script, node: cst.BaseExpression, other: str) -> bool:
-    """Tell whether this is a gradient that is limited on the other side."""
-    values = (node, *script.once(DataFlow).values(node).nodes)
+    """Tell whether this is a gradient that the other of tf.minimum and tf.maximum already limits."""
+    values = (node, *script.cached(DataFlow).values(node).nodes)
     calls = (each for each in values if isinstance(each, cst.Call))
     return any(script.name_of(each.func).split(".")[-1] == other for each in calls) and may_be_gradient(script, node)
 
 
 def _replaces(script: Script, choice: cst.Call) -> bool:
-    """Tell whether gradients that are not finite are given up for something else."""
+    """Tell whether `tf.where` or `tf.cond` replaces gradients that are not finite by another value."""
     if len(choice.args) != 3:
         return False
     condition, *results = (arg.value for arg in choice.args)
-    asked = script.once(DataFlow).calls_behind(condition, lambda each: False)
+    asked = script.cached(DataFlow).calls_behind(condition, lambda each: False)
     if not any(script.name_of(each.func).split(".")[-1] in _ASKING for each in asked):
         return False
     return [may_be_gradient(script, result) for result in results].count(True) == 1

@@ -4,21 +4,21 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.calls import argument, code, last_word, method
-from tfmp.migrate.reading.data_flow import DataFlow
-from tfmp.migrate.reading.hand_scaled import division_after, factors, is_same_number
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import WrappedOptimizers
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.calls import argument, code, last_word, method
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.manual_scaling import gradient_division, is_same_number, loss_factors
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
-# The managers, with what their scale is called, or the one that they begin with.
+# The managers, with the name of the argument that holds their constant or first scale.
 _SCALES = {"FixedLossScaleManager": "loss_scale", "ExponentialUpdateLossScaleManager": "init_loss_scale"}
 _OF_TENSORFLOW = ("MixedPrecisionLossScaleOptimizer", "enable_mixed_precision_graph_rewrite")
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of a scaled loss that a wrapped optimizer scales again, and of a wrapper around a wrapper."""
-    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    """Report losses that a script scales before a wrapper scales them again, and wrappers around wrappers."""
+    optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for construction in optimizers.constructions:
         inner = optimizers.inner(construction)
         wrapping = optimizers.wrapping(inner)
@@ -28,20 +28,20 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             line = script.line(wrapping.call)
             yield construction, Level.TODO, _TWICE.format(line=line)
     yield from _with_tensorflows(script)
-    for call, owner, loss in optimizers.differentiated():
+    for call, owner, loss in optimizers.gradient_computations():
         wrapping = optimizers.wrapping(owner)
         if wrapping is None:
             continue
-        multipliers = (each for each in factors(script, loss) if not flow.is_exclusive(each, wrapping.call))
+        multipliers = (each for each in loss_factors(script, loss) if not flow.is_exclusive(each, wrapping.call))
         scale = next((each for each in multipliers if _is_scale(script, call, wrapping.call, each)), None)
         if scale is not None:
-            said = optimizers.said(owner, wrapping)
+            said = optimizers.description(owner, wrapping)
             yield call, Level.TODO, _BY_HAND.format(scale=code(script, scale), optimizer=said)
 
 
 def _with_tensorflows(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell of TensorFlow's own loss scaling around a wrapper, or inside one."""
-    optimizers, flow = script.once(WrappedOptimizers), script.once(DataFlow)
+    """Yield each loss-scaling optimizer of TensorFlow that is around a wrapper or inside one."""
+    optimizers, flow = script.cached(WrappedOptimizers), script.cached(DataFlow)
     for call in script.nodes(cst.Call) if optimizers.constructions else ():
         wrapping = optimizers.wrapping(argument(call, 0, "opt")) if _is_tensorflows(script, call) else None
         if wrapping is not None and (wrapping.certain or not flow.is_conditional(call, wrapping.call)):
@@ -62,22 +62,22 @@ def _is_tensorflows(script: Script, call: cst.Call) -> bool:
 
 
 def _is_scale(script: Script, call: cst.Call, construction: cst.Call, factor: cst.BaseExpression) -> bool:
-    """Tell whether a factor of the loss is a manager's scale, or one that the gradients are divided by again."""
-    values = (factor, *script.once(DataFlow).values(factor).nodes)
+    """Tell whether a factor of the loss is a manager's scale, or a number that also divides the gradients."""
+    values = (factor, *script.cached(DataFlow).values(factor).nodes)
     if any(isinstance(each, cst.Call) and method(each)[1] == "get_loss_scale" for each in values):
         return True
     named = (each for each in values if isinstance(each, cst.Attribute) and each.attr.value == "loss_scale")
-    if any(script.once(WrappedOptimizers).wrapping(each.value) is not None for each in named):
+    if any(script.cached(WrappedOptimizers).wrapping(each.value) is not None for each in named):
         return True
     if any(is_same_number(script, factor, each) for each in _scales(script, construction)):
         return True
-    return division_after(script, call, factor) is not None
+    return gradient_division(script, call, factor) is not None
 
 
 def _scales(script: Script, construction: cst.Call) -> Iterator[cst.BaseExpression]:
-    """Return the scale that a wrapper's manager is made with."""
+    """Yield the scale that the manager of a wrapper is constructed with."""
     manager = argument(construction, 1, "loss_scale_manager")
-    made = (manager, *script.once(DataFlow).values(manager).nodes) if manager is not None else ()
+    made = (manager, *script.cached(DataFlow).values(manager).nodes) if manager is not None else ()
     for each in (node for node in made if isinstance(node, cst.Call)):
         keyword = _SCALES.get(last_word(script, each), "")
         scale = argument(each, 0, keyword) if keyword else None

@@ -1,17 +1,17 @@
-"""Finds subclasses of managers and wrappers."""
+"""Finds subclasses of loss scale managers and wrappers."""
 
 from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.reading.script import Script
-from tfmp.migrate.reading.wrapped import PACKAGES
-from tfmp.migrate.results import Level
+from tfmp.migrate.analysis.loss_scale_wrappers import PACKAGES
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Level
 
 _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")
 _OPTIMIZERS = ("LossScaleOptimizer",)
 _PROTOCOL = ("get_loss_scale", "update_loss_scale")
-# What tf.contrib's managers kept in them.
+# Private attributes in which the managers of tf.contrib kept their state.
 _OF_CONTRIB = (
     "_loss_scale",
     "_num_good_steps",
@@ -24,7 +24,7 @@ _OF_CONTRIB = (
 
 
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
-    """Tell what of a subclass works with tfmp."""
+    """Report, for each subclass of a manager or wrapper, whether it works with tfmp."""
     for node in script.nodes(cst.ClassDef):
         for base in node.bases:
             name = script.name_of(base.value)

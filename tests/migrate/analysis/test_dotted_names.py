@@ -1,0 +1,27 @@
+"""The imports and the dotted names of a script."""
+
+import libcst as cst
+import pytest
+
+from tfmp.migrate.analysis.dotted_names import imported_by, imported_from, one_tensorflow
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import tensorflow.compat.v1 as tf", [("tensorflow", "tensorflow.compat.v1", "tf")]),
+        ("import os.path, sys", [("os.path", "os.path", "os"), ("sys", "sys", "sys")]),
+        ("from tensorflow import keras as k", [("tensorflow.keras", "tensorflow.keras", "k")]),
+        ("from tensorflow import *", [("tensorflow", "tensorflow", "")]),
+        ("from . import layers", []),
+    ],
+)
+def test_imports_are_read_with_the_names_that_they_bind(text: str, names: list[tuple[str, str, str]]) -> None:
+    node = cst.ensure_type(cst.parse_module(text).body[0], cst.SimpleStatementLine).body[0]
+    found = imported_by(node) if isinstance(node, cst.Import) else imported_from(cst.ensure_type(node, cst.ImportFrom))
+    assert [(one.name, one.raw, one.bound) for one in found] == names
+
+
+def test_only_whole_words_are_tensorflow() -> None:
+    assert one_tensorflow("tensorflow_core.compat.v1.nn") == one_tensorflow("tensorflow_core.nn") == "tensorflow.nn"
+    assert one_tensorflow("tensorflow_corex.nn") == "tensorflow_corex.nn"

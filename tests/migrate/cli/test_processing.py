@@ -1,0 +1,112 @@
+"""One file is rewritten, and the lines that no rule changes keep their bytes."""
+
+import codecs
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfmp.migrate.cli import files
+from tfmp.migrate.cli.processing import FileReport, Job, process
+from tfmp.migrate.edits.rewriting import rewrite
+
+_SCRIPT = b"import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
+_REWRITTEN = b"import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
+
+
+def _written(path: Path, content: bytes) -> FileReport:
+    path.write_bytes(content)
+    return process(files.Found(str(path)), Job(write=True))
+
+
+def test_some_hundred_chained_calls_are_not_too_deep(tmp_path: Path) -> None:
+    limit = sys.getrecursionlimit()
+    report = _written(tmp_path / "a.py", _SCRIPT + b"x = f()" + b".g()" * 400 + b"\n")
+    assert report.error is None
+    assert len(report.changes) == 2
+    assert sys.getrecursionlimit() == limit
+
+
+@pytest.mark.parametrize(
+    ("lead", "end"),
+    [
+        (b"", b"\n"),
+        (b"", b"\r\n"),
+        (b"", b"\r"),
+        (codecs.BOM_UTF8, b"\n"),
+        (b"\f", b"\n"),
+        ("# coding: latin-1\n# \u00e9\n".encode("latin-1"), b"\r\n"),
+        ("# -*- coding: gbk -*-\n# \u6df7\u5408\n".encode("gbk"), b"\n"),
+    ],
+)
+def test_bytes_that_are_not_rewritten_stay(lead: bytes, end: bytes, tmp_path: Path) -> None:
+    before, after = (lead + script.replace(b"\n", end) for script in (_SCRIPT, _REWRITTEN))
+    if lead.startswith(b"#"):
+        # A line that is added ends as the file's first line does.
+        after = after.replace(b"import tfmp" + end, b"import tfmp\n")
+    report = _written(tmp_path / "a.py", before)
+    assert report.error is None
+    assert (tmp_path / "a.py").read_bytes() == after
+
+
+def test_form_feeds_that_libcst_moves_leave_the_file_alone(tmp_path: Path) -> None:
+    content = _SCRIPT + b"if manager:\n\f    x = 1\n    y = 2\n"
+    report = _written(tmp_path / "a.py", content)
+    assert "form feeds in its indentation" in str(report.error)
+    assert (tmp_path / "a.py").read_bytes() == content
+
+
+_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+_LINES = st.sampled_from(
+    [
+        "",
+        "\f",
+        "   ",
+        "x = 1  ",
+        "if x:\n\ty = '''\r\n\t'''\n",
+        "# \u00e9\f\u00fc",
+        "z = 'a\\\nb'",
+        "def f(a,\tb):\treturn a",
+        "\u00e9 = {1:2,}",
+        "s = '\u2028'; t = 1;",
+    ]
+)
+
+
+@given(
+    lines=st.lists(st.tuples(_LINES, _ENDS), max_size=8),
+    place=st.integers(0, 8),
+    end=_ENDS,
+    last_end=st.sampled_from(["", "\n", "\r\n", "\r"]),
+    bom=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_untouched_lines_keep_their_bytes(
+    lines: list[tuple[str, str]], place: int, end: str, last_end: str, *, bom: bool
+) -> None:
+    written = [line + line_end for line, line_end in lines]
+    script = [
+        "import tensorflow.compat.v1 as tf" + end,
+        "m = tf.contrib.mixed_precision.FixedLossScaleManager(8)" + end,
+    ]
+    before = "".join([*written[:place], *script, *written[place:], "last = 1", last_end])
+    source = files.decode((codecs.BOM_UTF8 if bom else b"") + before.encode())
+    after = files.encode(source, rewrite(source.text).text).decode("utf-8-sig")
+    added = re.findall(r"import tfmp(?:\r\n|\r|\n)", after)
+    assert len(added) == 1
+    assert after.replace(added[0], "", 1).replace("tfmp.", "tf.contrib.mixed_precision.") == before
+
+
+def test_what_is_said_of_a_written_file_has_the_lines_of_that_file(tmp_path: Path) -> None:
+    unknown = "x = tf.contrib.mixed_precision.Nothing\n"
+    path = tmp_path / "script.py"
+    path.write_text("import tensorflow as tf\n" + unknown + _SCRIPT.decode() + unknown)
+    report = process(files.Found(str(path)), Job(write=True))
+    lines = path.read_text().splitlines()
+    assert [finding.line for finding in report.findings] == [3, 6]
+    assert all("Nothing" in lines[finding.line - 1] for finding in report.findings)
+    assert [change.line for change in report.changes] == [2, 5]
+    assert all("tfmp" in lines[change.line - 1] for change in report.changes)

@@ -1,0 +1,163 @@
+"""What files are by the others of a run, and what is said of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tfmp.migrate.cli import command
+
+_MODEL = "import tensorflow as tf\n\n\ndef train():\n    return tf.Session().run(tf.placeholder(tf.float32))\n"
+_NEW_MODEL = "import tensorflow as tf\n\n\n@tf.function\ndef train():\n    return 1\n"
+_LAYERS = "import tensorflow as tf\n\n\ndef drop(x, keep):\n    return tf.nn.dropout(x, keep)\n"
+_MAIN = "\nif __name__ == '__main__':\n    train()\n"
+_OLD = "import tensorflow.compat.v1 as tf\n"
+_UPGRADE = ("import tensorflow as tf\n", _OLD)
+_IMPORTS = "import layers\n"
+_CALL = "call tensorflow.compat.v1.disable_v2_behavior() before all else."
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _write(texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _found(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[tuple[str, int, str, str]]:
+    """Run the command; return its findings."""
+    command.main([*arguments, "--json"])
+    reports = json.loads(capsys.readouterr().out)["files"]
+    return [
+        (report["path"], one["line"], one["level"], one["message"]) for report in reports for one in report["findings"]
+    ]
+
+
+def test_a_script_without_tensorflow_is_told_to_turn_the_behaviour_on(capsys: pytest.CaptureFixture[str]) -> None:
+    _write({"main.py": "import os\nfrom model import train\n" + _MAIN, "model.py": _MODEL})
+    message = (
+        "this script is run, and imports model.py, which needs the behavior of TensorFlow 1, but nothing turns that "
+        f"on: {_CALL}"
+    )
+    for _ in range(2):  # the second time model.py is written by the first
+        assert command.main(["main.py", "model.py"]) == 1
+        assert f"main.py:2: R1: {message}\n" in capsys.readouterr().out
+        assert _found(capsys, "--write", "main.py", "model.py") == [("main.py", 2, "todo", message)]
+    assert Path("model.py").read_text().startswith(_OLD)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "import tensorflow as tf\ntf.compat.v1.disable_eager_execution()\nx = tf.compat.v1.placeholder('float')\n",
+        "import tensorflow as tf\ntf.enable_eager_execution()\nx = tf.get_variable('x', [])\n",
+        _MODEL + _MAIN,
+        _NEW_MODEL,
+        "import tensorflow as tf\ntf.logging.info('read')\n",
+    ],
+    ids=["eager is off", "eager is on", "it has the call", "of TensorFlow 2", "nothing that needs a graph"],
+)
+def test_a_script_that_needs_no_call_is_told_nothing(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _write({"main.py": "from model import train\n" + _MAIN, "model.py": model})
+    assert [message for path, *_, message in _found(capsys, ".") if path == "./main.py"] == []
+
+
+def test_a_script_of_neither_gets_the_call_if_what_it_imports_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    main = "import tensorflow as tf\nfrom model import train\n\ntf.get_logger().info('go')\n" + _MAIN
+    _write(
+        {"main.py": main, "upgraded.py": main.replace("tf.get_logger", "tf.compat.v1.get_logger"), "model.py": _MODEL}
+    )
+    assert _found(capsys, "--write", ".") == []
+    rest = main.partition("\n")[2]
+    assert Path("main.py").read_text() == f"{_OLD}tf.disable_v2_behavior()\n{rest}"
+    # What is of TensorFlow 1 it says already: its other names may be of TensorFlow 2.
+    assert Path("upgraded.py").read_text().startswith("import tensorflow as tf\ntf.compat.v1.disable_v2_behavior()\n")
+    assert _found(capsys, ".") == []
+
+
+def test_a_script_may_be_known_by_what_it_does_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(
+        {
+            "predict.py": "from model import train\nresult = train()\nresult.show()\n",
+            "registered.py": "import registry\nfrom model import train\nregistry.register(train)\n",
+            "config.py": "from model import train\nsteps = 3\n",
+            "model.py": _MODEL,
+        }
+    )
+    assert [(path, line) for path, line, *_ in _found(capsys, ".")] == [("./predict.py", 1)]
+
+
+def test_a_library_is_told_of_once_and_only_if_it_is_more_than_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    _write({"library/model.py": _MODEL, "library/other.py": f'"""Other."""\n{_MODEL}'})
+    assert command.main(["library"]) == 0
+    assert (
+        "library/model.py:1: R1: note: no script given here imports this file, or 1 more of TensorFlow 1: "
+        f"a script that does must {_CALL}\n"
+    ) in capsys.readouterr().out
+    assert len(_found(capsys, "library")) == 1
+    assert _found(capsys, "library/model.py") == []
+
+
+def test_what_a_script_of_tensorflow_1_imports_is_of_tensorflow_1(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(
+        {
+            "train.py": "from nets import layers\n" + _MODEL + _MAIN,
+            "nets/__init__.py": "",
+            "nets/layers.py": "from . import basic\n" + _LAYERS,
+            "nets/basic.py": _LAYERS,
+            "nets/unused.py": _LAYERS,
+        }
+    )
+    found = _found(capsys, "--write", ".")
+    assert [(path, line, level) for path, line, level, _ in found] == [("./nets/unused.py", 5, "todo")]
+    assert Path("nets/layers.py").read_text() == "from . import basic\n" + _LAYERS.replace(*_UPGRADE)
+    assert Path("nets/basic.py").read_text() == _LAYERS.replace(*_UPGRADE)
+    assert Path("nets/unused.py").read_text() == _LAYERS
+    assert _found(capsys, "--write", ".") == found
+    assert Path("nets/layers.py").read_text() == "from . import basic\n" + _LAYERS.replace(*_UPGRADE)
+
+
+@pytest.mark.parametrize(
+    ("others", "left"),
+    [
+        ({"new.py": _IMPORTS + _NEW_MODEL}, []),
+        (
+            {"new.py": _IMPORTS + _NEW_MODEL, "old.py": _IMPORTS + _MODEL},
+            [("./layers.py", 5, "todo")],
+        ),
+        ({"old.py": _IMPORTS + _MODEL.replace(*_UPGRADE)}, [("./layers.py", 5, "todo")]),
+        ({"elsewhere/old.py": "import other\n" + _MODEL}, [("./layers.py", 5, "todo")]),
+    ],
+    ids=["of TensorFlow 2", "of both", "upgraded", "none"],
+)
+def test_what_scripts_around_it_do_not_tell_is_left(
+    others: dict[str, str], left: list[tuple[str, int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write({"layers.py": _LAYERS, **others})
+    found = _found(capsys, "--write", ".")
+    assert [tuple(one[:3]) for one in found if one[0] == "./layers.py"] == left
+    assert Path("layers.py").read_text() == _LAYERS
+
+
+def test_what_is_told_by_others_is_reported_with_all_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = "tf.keras.mixed_precision.experimental.set_policy('mixed_float16')\n"
+    _write({"train.py": _IMPORTS + _MODEL, "layers.py": _LAYERS + policy, "alone.py": _LAYERS + policy})
+    command.main(["--write", "--json", "layers.py", "train.py", "alone.py"])
+    layers, _, alone = json.loads(capsys.readouterr().out)["files"]
+    assert [edit["rule"] for edit in layers["edits"]] == ["R1", "R7"]
+    assert [edit["rule"] for edit in alone["edits"]] == ["R7"]
+    assert "set_global_policy" in Path("alone.py").read_text()
+
+
+def test_many_processes_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    _write({f"p{number}/main.py": "from model import train\n" + _MAIN for number in range(40)})
+    _write({f"p{number}/model.py": _IMPORTS + _MODEL for number in range(40)})
+    _write({f"p{number}/layers.py": _LAYERS for number in range(40)})
+    found = _found(capsys, "--write", *(f"p{number}" for number in range(40)))
+    assert [one[:3] for one in found] == [(f"p{number}/main.py", 1, "todo") for number in range(40)]
+    assert all(Path(f"p{number}/layers.py").read_text().startswith(_OLD) for number in range(40))

@@ -1,0 +1,158 @@
+"""Many files are rewritten in several processes, and an interrupt ends them in order."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.cli import command, workers
+from tfmp.migrate.edits import rewriting
+from tfmp.migrate.edits.results import Edit, Options, Result
+
+_SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
+_REWRITTEN = "import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
+_INTERRUPTED = "interrupted: what was done so far is in the report; run it again for the rest.\n"
+_ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _write(**texts: str) -> None:
+    for name, text in texts.items():
+        Path(f"{name}.py").write_text(text)
+
+
+def _edits_import(script: Script, options: Options) -> Iterator[Result]:
+    del script, options
+    yield Edit("R1", 0, 6, "import  ")
+
+
+def test_many_files_are_shared_among_processes_in_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_cores", lambda: 2)
+    _write(**{f"f{number:02}": "print 'x'\n" if number == 7 else "x = 1\n" for number in range(48)}, g=_SCRIPT)
+    assert command.main(["--write", "."]) == 1
+    assert Path("g.py").read_text() == _REWRITTEN
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "./f07.py:1: not done: Python 2: run 2to3 or futurize first."
+    assert shown.out.splitlines()[-1] == "49 files: 1 rewritten, 47 unchanged, 1 not done"
+    # Progress is for terminals.
+    assert shown.err == ""
+
+
+def test_an_interrupt_ends_it_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(script: Script, options: Options) -> Iterator[Result]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rewriting, "RULES", (interrupted,))
+    _write(a=_SCRIPT)
+    assert command.main(["--write", "a.py"]) == 130
+    assert capsys.readouterr().err == _INTERRUPTED
+
+
+def _interrupting(script: Script, options: Options) -> Iterator[Result]:
+    # Once: a file that was written is looked at again.
+    if script.text == _SCRIPT:
+        os.kill(os.getpid(), signal.SIGINT)
+    yield from _edits_import(script, options)
+
+
+@pytest.fixture
+def _takes_interrupts() -> Iterator[None]:
+    # A shell without job control starts what is in its background with interrupts ignored, and so these tests.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_takes_interrupts")
+def test_an_interrupt_lets_files_be_finished_and_tells_of_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
+    _write(a=_SCRIPT, b=_SCRIPT)
+    assert command.main(["--write", "a.py", "b.py"]) == 130
+    shown = capsys.readouterr()
+    assert shown.out.endswith("\n1 file: 1 rewritten, 0 unchanged, 0 not done\n")
+    assert shown.err == _INTERRUPTED
+    assert Path("a.py").read_text() != _SCRIPT
+    assert Path("b.py").read_text() == _SCRIPT
+
+
+@pytest.mark.usefixtures("_takes_interrupts")
+def test_what_was_started_to_ignore_interrupts_does_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
+    _write(a=_SCRIPT, b=_SCRIPT)
+    assert command.main(["--write", "a.py", "b.py"]) == 0
+    assert capsys.readouterr().out.endswith("\n2 files: 2 rewritten, 0 unchanged, 0 not done\n")
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+# Its files take some seconds: it is interrupted, or loses a process, in the midst of them.
+def _busy_process() -> "subprocess.Popen[str]":
+    Path("many").mkdir()
+    for number in range(60):
+        Path(f"many/f{number:03}.py").write_text(_SCRIPT * 6)
+    script = (
+        "import signal, sys; from tfmp.migrate.cli import command, workers; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "workers._cores = lambda: 2; sys.exit(command.main(sys.argv[1:]))"
+    )
+    command_line = [sys.executable, "-c", script, "--write", "many"]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    process = subprocess.Popen(
+        command_line,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not _rewritten_ones() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return process
+
+
+def _rewritten_ones() -> set[str]:
+    return {f"many/{path.name}" for path in Path("many").glob("*.py") if "import tfmp" in path.read_text()}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs groups of processes")
+def test_an_interrupt_ends_all_processes_and_tells_what_was_written() -> None:
+    process = _busy_process()
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors == _INTERRUPTED
+    written = {line.partition(":")[0] for line in output.splitlines() if ": added `import tfmp`" in line}
+    assert 0 < len(written) < 60
+    assert written == _rewritten_ones()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a process's children in /proc")
+def test_a_process_that_is_ended_from_outside_costs_no_file() -> None:
+    process = _busy_process()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(workers) == 2
+    os.kill(int(workers[0]), signal.SIGKILL)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert "not done:" not in output
+    assert len(_rewritten_ones()) == 60

@@ -1,0 +1,31 @@
+"""All rules, applied to one script."""
+
+import pytest
+
+from tfmp.migrate.edits.rewriting import RewritingError, rewrite
+
+_USE = "opt = tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)\n"
+
+
+def test_a_script_without_tensorflow_is_not_parsed() -> None:
+    assert rewrite("print 1\n").text == "print 1\n"
+
+
+def test_changes_have_the_lines_of_both_texts() -> None:
+    done = rewrite(f"import tensorflow.compat.v1 as tf\n{_USE}")
+    assert [(change.line, change.written_line, change.after) for change in done.changes] == [
+        (2, 2, "import tfmp\n"),
+        (2, 3, "tfmp.LossScaleOptimizer"),
+    ]
+
+
+def test_a_script_that_uses_the_name_of_a_needed_package_is_left_alone() -> None:
+    text = f"import tensorflow.compat.v1 as tf\ntfmp = 1\n{_USE}"
+    done = rewrite(text)
+    assert done.text == text
+    assert [finding.line for finding in done.findings] == [2]
+
+
+def test_a_text_that_libcst_changes_is_refused() -> None:
+    with pytest.raises(RewritingError, match="does not give it back"):
+        rewrite(f"import tensorflow.compat.v1 as tf\n{_USE}if opt:\n\f    x = 1\n    y = 2\n")

@@ -1,0 +1,120 @@
+"""Finds the assignments of a script, including loops, parameters and list operations."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import libcst as cst
+
+from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.script import Script
+
+Scope: TypeAlias = cst.CSTNode
+#: Nodes that have variables of their own besides functions, classes and lambdas.
+COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
+_SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
+_ADDING = ("append", "extend", "insert", "add")
+
+
+class Binding(NamedTuple):
+    """One assignment of a value to a name.
+
+    Attributes:
+        scope: The function, lambda, class, comprehension or module that the name belongs to.
+        name: The name, or `self.name` for an attribute of a class.
+        value: The assigned expression. For a part of a value that is unpacked, the whole value; for a parameter, None.
+        node: The statement, parameter or comprehension that assigns.
+        place: The position after which the value holds, in characters from the start of the script.
+        replaces: False if the earlier value still matters, as after `+=` or `append`.
+    """
+
+    scope: Scope
+    name: str
+    value: cst.BaseExpression | None
+    node: cst.CSTNode
+    place: int
+    replaces: bool
+
+
+def bindings_of(script: Script) -> Iterator[Binding]:
+    """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists.
+
+    Args:
+        script: The parsed script.
+
+    Example:
+        >>> [binding.name for binding in bindings_of(Script("a, b = f(); c.append(b)"))]
+        ['a', 'b', 'c']
+    """
+    kinds = (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.CompFor, cst.WithItem)
+    for node in script.nodes(*kinds, cst.Expr, cst.Param):
+        if isinstance(node, cst.Param):
+            above = next(each for each in script.ancestors(node) if isinstance(each, cst.FunctionDef | cst.Lambda))
+            yield Binding(above, node.name.value, None, node, script.span(node)[1], True)
+            continue
+        for target, value, replaces in _assigned(node):
+            yield from _bound(script, node, target, value, replaces)
+
+
+def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
+    """Yield the names that a script binds by other means than imports, each with the statement that binds it.
+
+    Args:
+        script: The parsed script.
+
+    Example:
+        >>> [name for name, _ in own_names(Script('''import a
+        ... b = a
+        ... def c(d): pass'''))]
+        ['b', 'd', 'c']
+    """
+    yield from ((binding.name, binding.node) for binding in bindings_of(script))
+    yield from ((node.name.value, node) for node in script.nodes(cst.FunctionDef))
+    yield from ((node.name.value, node) for node in script.nodes(cst.ClassDef))
+
+
+def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None, bool]]:
+    """Yield the targets of a statement, each with its value and with whether the value replaces the earlier one."""
+    if isinstance(node, cst.Assign):
+        yield from ((each.target, node.value, True) for each in node.targets)
+    elif isinstance(node, cst.AnnAssign | cst.NamedExpr) and node.value is not None:
+        yield node.target, node.value, True
+    elif isinstance(node, cst.AugAssign):
+        yield node.target, node.value, False
+    elif isinstance(node, cst.For | cst.CompFor):
+        yield node.target, node.iter, True
+    elif isinstance(node, cst.WithItem) and node.asname is not None:
+        yield node.asname.name, node.item, True
+    elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Call) and node.value.args:
+        func = node.value.func
+        if isinstance(func, cst.Attribute) and func.attr.value in _ADDING:
+            yield func.value, node.value.args[-1].value, False
+
+
+def _bound(
+    script: Script, node: cst.CSTNode, target: cst.BaseExpression, value: cst.BaseExpression | None, replaces: bool
+) -> Iterator[Binding]:
+    """Yield the assignments to a target, which may be a tuple, an item or an attribute."""
+    if isinstance(target, cst.Tuple | cst.List):
+        parts = value.elements if isinstance(value, cst.Tuple | cst.List) else ()
+        paired = len(parts) == len(target.elements)
+        for index, element in enumerate(target.elements):
+            yield from _bound(script, node, element.value, parts[index].value if paired else value, replaces)
+        return
+    while isinstance(target, cst.Subscript):
+        target, replaces = target.value, False
+    name = dotted(target)
+    if not name or (isinstance(target, cst.Attribute) and not name.startswith("self.")):
+        return
+    place = script.span(node.iter if isinstance(node, cst.For | cst.CompFor) else node)[1]
+    yield Binding(_scope(script, node, name), name, value, node, place, replaces)
+
+
+def _scope(script: Script, node: cst.CSTNode, name: str) -> Scope:
+    """Return the node whose variable an assigned name is."""
+    for above in script.ancestors(node):
+        if name.startswith("self."):
+            if isinstance(above, cst.ClassDef):
+                return above
+        elif isinstance(above, COMPREHENSIONS if isinstance(node, cst.CompFor) else _SCOPES):
+            return above
+    return script.module

@@ -1,0 +1,194 @@
+"""Decides from the conditions of a script which of its nodes can run together."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import libcst as cst
+
+from tfmp.migrate.analysis.calls import last_word
+from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.script import Script
+
+Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
+_Answers: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
+_Question: TypeAlias = tuple[str, tuple[int, ...]]
+_CONDS = ("cond", "smart_cond")
+_FUNCTIONS, _LOOPS = (cst.FunctionDef,), (cst.For, cst.While)
+# The node that each of these statements ends or leaves.
+_LEFT: Mapping[type, tuple[type[cst.CSTNode], ...]] = {
+    cst.Return: _FUNCTIONS,
+    cst.Raise: _FUNCTIONS,
+    cst.Continue: _LOOPS,
+    cst.Break: _LOOPS,
+}
+
+
+class Conditions:
+    """Tells which nodes never run together, because of `if`, `x if y else z`, early returns, or `tf.cond`.
+
+    Args:
+        script: The parsed script.
+        assigned: Returns how often a name was assigned before the place where it is read. Two equal conditions are only
+            the same condition if this number is equal for each of their names.
+
+    Example:
+        >>> script = Script('''
+        ... def f():
+        ...     if not a:
+        ...         return b()
+        ...     if c and d:
+        ...         e()
+        ... ''')
+        >>> conditions = Conditions(script, lambda name: 0)
+        >>> one, other = script.nodes(cst.Call)
+        >>> [(script.text[slice(*script.span(test))], answer) for test, answer in conditions.of(other)]
+        [('c and d', True), ('c', True), ('d', True), ('a', True)]
+        >>> conditions.is_exclusive(one, other)
+        True
+    """
+
+    def __init__(self, script: Script, assigned: Callable[[cst.BaseExpression], int]) -> None:
+        self._script = script
+        self._assigned = assigned
+        self._branches_of: dict[cst.CSTNode, Branches] = {}
+        self._arms_of: dict[cst.CSTNode, Sequence[tuple[cst.CSTNode, cst.CSTNode]]] = {}
+        self._conditions_of: dict[cst.CSTNode, _Answers] = {}
+        self._answers_of: dict[cst.CSTNode, Mapping[_Question, bool]] = {}
+        self._known_in: dict[cst.CSTNode, Sequence[tuple[int, cst.BaseExpression, bool]]] = {}
+
+    def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Tell whether no run of the code, or of the graph, executes both of two nodes.
+
+        Args:
+            one: A node of the script.
+            other: Another node of the script.
+        """
+        arms = dict(self._arms(one))
+        if any(arms.get(each, where) is not where for each, where in self._arms(other)):
+            return True
+        answers = self._answers(one)
+        if any(answers.get(question, answer) != answer for question, answer in self._answers(other).items()):
+            return True
+        return self._is_left(one, other) or self._is_left(other, one)
+
+    def of(self, node: cst.CSTNode) -> _Answers:
+        """Return the conditions that hold where a node stands, each with True or False.
+
+        `not` is removed. For an `and` that is true and an `or` that is false, the operands are returned too.
+
+        Args:
+            node: A node of the script.
+        """
+        if node not in self._conditions_of:
+            found, below = [], node
+            for above in self._script.ancestors(node):
+                if isinstance(above, cst.If | cst.IfExp) and below is not above.test:
+                    found.append((above.test, below is above.body))
+                elif isinstance(above, cst.IndentedBlock | cst.Module):
+                    start = self._script.span(below)[0]
+                    found += [(test, answer) for end, test, answer in self._known(above) if end <= start]
+                below = above
+            self._conditions_of[node] = [part for test, answer in found for part in _parts(test, answer)]
+        return self._conditions_of[node]
+
+    def branches(self, node: cst.CSTNode) -> Branches:
+        """Return the `if` statements around a node, the outermost first, each with whether the node is in its body.
+
+        Args:
+            node: A node of the script.
+        """
+        if node in self._branches_of:
+            return self._branches_of[node]
+        found, below = [], node
+        for above in self._script.ancestors(node):
+            if isinstance(above, cst.If) and below is not above.test:
+                found.append((above, below is above.body))
+            below = above
+        self._branches_of[node] = found[::-1]
+        return self._branches_of[node]
+
+    def _answers(self, node: cst.CSTNode) -> Mapping[_Question, bool]:
+        """Return the conditions that hold at a node, in a form that can be compared."""
+        if node not in self._answers_of:
+            self._answers_of[node] = {self._question(test): answer for test, answer in self.of(node)}
+        return self._answers_of[node]
+
+    def _question(self, test: cst.BaseExpression) -> _Question:
+        """Return a condition in a form that can be compared: its code, and how often its names were assigned before."""
+        versions: list[int] = []
+        stack: list[cst.CSTNode] = [test]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, cst.Name | cst.Attribute) and dotted(node):
+                versions.append(self._assigned(node))
+            else:
+                stack.extend(node.children)
+        return self._script.text[slice(*self._script.span(test))], tuple(versions)
+
+    def _known(self, block: cst.IndentedBlock | cst.Module) -> Sequence[tuple[int, cst.BaseExpression, bool]]:
+        """Return the conditions that hold after an `if` that returns: the position, the condition, and its value."""
+        if block not in self._known_in:
+            branchings = [each for each in block.body if isinstance(each, cst.If)]
+            self._known_in[block] = [
+                (self._script.span(each)[1], test, answer) for each in branchings for test, answer in _known_below(each)
+            ]
+        return self._known_in[block]
+
+    def _is_left(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Tell whether a node is in a branch that returns, breaks or continues before another node is reached."""
+        shared = self.branches(other)
+        for above, in_body in self.branches(one):
+            last = None if (above, in_body) in shared else _last(above, in_body)
+            left = _LEFT.get(type(last))
+            if last is None or left is None or self._script.span(above)[1] > self._script.span(other)[0]:
+                continue
+            around = next(each for each in self._script.ancestors(last) if isinstance(each, (*left, cst.Module)))
+            if around in self._script.ancestors(other):
+                return True
+        return False
+
+    def _arms(self, node: cst.CSTNode) -> Sequence[tuple[cst.CSTNode, cst.CSTNode]]:
+        """Return the `tf.cond` calls around a node, each with the argument that contains the node."""
+        if node in self._arms_of:
+            return self._arms_of[node]
+        found, below = [], node
+        for above in self._script.ancestors(node):
+            if isinstance(above, cst.Call) and isinstance(below, cst.Arg) and self._is_arm(above, below):
+                found.append((above, below))
+            if isinstance(above, cst.FunctionDef):
+                break
+            below = above
+        self._arms_of[node] = found
+        return found
+
+    def _is_arm(self, call: cst.Call, arg: cst.Arg) -> bool:
+        return last_word(self._script, call) in _CONDS and isinstance(arg.value, cst.Lambda)
+
+
+def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    """Yield the conditions that follow from one condition: without `not`, and for the operands of `and` and `or`."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        yield from _parts(test.expression, not answer)
+        return
+    yield test, answer
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And if answer else cst.Or):
+        yield from _parts(test.left, answer)
+        yield from _parts(test.right, answer)
+
+
+def _known_below(above: cst.If) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    """Yield the conditions that hold after an `if` because one of its branches returns."""
+    if _LEFT.get(type(_last(above, True))) is _FUNCTIONS:
+        yield above.test, False
+        if isinstance(above.orelse, cst.If):
+            yield from _known_below(above.orelse)
+    elif _LEFT.get(type(_last(above, False))) is _FUNCTIONS:
+        yield above.test, True
+
+
+def _last(above: cst.If, in_body: bool) -> cst.CSTNode | None:
+    """Return the last statement of a branch; its small statement if it is a simple line."""
+    block = above.body if in_body else above.orelse.body if isinstance(above.orelse, cst.Else) else None
+    last = block.body[-1] if block is not None and block.body else None
+    # In `if a: return`, the body itself holds the small statement.
+    return last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last

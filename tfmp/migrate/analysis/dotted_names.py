@@ -1,0 +1,153 @@
+"""Dotted names in a script: as its imports bind them and as its expressions use them."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import libcst as cst
+
+# Module names that mean the same TensorFlow 1 API; the longest come first.
+_TENSORFLOW = ("tensorflow_core.compat.v1", "tensorflow.compat.v1", "tensorflow_core")
+
+
+class Use(NamedTuple):
+    """A dotted name in an expression that starts at an imported name, as `tf.contrib.layers`.
+
+    Attributes:
+        node: The whole name.
+        name: Its full meaning: `tensorflow.contrib.layers`. `tensorflow.compat.v1` is written as `tensorflow` here.
+        root: The full meaning of its first word: `tensorflow`.
+        raw: The same as `name`, but with the module as the script imports it: `tensorflow.compat.v1.layers`.
+    """
+
+    node: cst.Name | cst.Attribute
+    name: str
+    root: str
+    raw: str
+
+
+class Imported(NamedTuple):
+    """One name that an import statement imports.
+
+    Attributes:
+        node: The statement, `import ...` or `from ... import ...`.
+        name: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`. For a star
+            import it is the module.
+        raw: The full name as the script writes it.
+        bound: The name that the script uses for it; empty for a star import.
+    """
+
+    node: cst.Import | cst.ImportFrom
+    name: str
+    raw: str
+    bound: str
+
+
+def dotted(node: cst.BaseExpression | None) -> str:
+    """Return a dotted name as it is written: `tf.contrib`. Empty for any other expression.
+
+    Args:
+        node: Any expression.
+
+    Example:
+        >>> dotted(cst.parse_expression("tf.contrib")), dotted(cst.parse_expression("tf().contrib"))
+        ('tf.contrib', '')
+    """
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr.value}" if before else ""
+    return ""
+
+
+def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name | cst.Attribute:
+    """Return a dotted name without its last words.
+
+    Args:
+        node: A dotted name, such as `tf.contrib.layers`.
+        count: The number of words to leave out. It must be less than the number of words.
+
+    Example:
+        >>> dotted(without_last_words(cst.parse_expression("tf.contrib.layers"), 1))
+        'tf.contrib'
+    """
+    for _ in range(count):
+        node = node.value  # type: ignore[assignment] # that many words are attributes
+    return node
+
+
+def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the expression in front of all attributes, which is the first word of a dotted name.
+
+    Args:
+        node: Any expression.
+
+    Example:
+        >>> root_of(cst.parse_expression("tf.contrib.layers")).value
+        'tf'
+    """
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return node
+
+
+def first_word(node: cst.Name | cst.Attribute) -> str:
+    """Return the first word of a dotted name.
+
+    Args:
+        node: A dotted name, such as `tf.contrib.layers`.
+
+    Example:
+        >>> first_word(cst.parse_expression("tf.contrib.layers"))
+        'tf'
+    """
+    return dotted(node).partition(".")[0]
+
+
+def imported_by(node: cst.Import) -> Iterator[Imported]:
+    """Yield the names that an `import` statement imports.
+
+    Args:
+        node: The import statement.
+    """
+    for alias in node.names:
+        name = dotted(alias.name)
+        yield Imported(node, one_tensorflow(name), name, _bound_as(alias) or name.split(".")[0])
+
+
+def imported_from(node: cst.ImportFrom) -> Iterator[Imported]:
+    """Yield the names that a `from` import imports; none for a relative import.
+
+    Args:
+        node: The import statement.
+    """
+    module = dotted(node.module)
+    if node.relative or not module:
+        return
+    if isinstance(node.names, cst.ImportStar):
+        yield Imported(node, one_tensorflow(module), module, "")
+        return
+    for alias in node.names:
+        name = f"{module}.{dotted(alias.name)}"
+        yield Imported(node, one_tensorflow(name), name, _bound_as(alias) or dotted(alias.name))
+
+
+def _bound_as(alias: cst.ImportAlias) -> str:
+    return dotted(alias.asname.name) if alias.asname is not None and isinstance(alias.asname.name, cst.Name) else ""
+
+
+def one_tensorflow(name: str) -> str:
+    """Return a full name with `tensorflow` in place of `tensorflow.compat.v1` and `tensorflow_core`.
+
+    Args:
+        name: A full dotted name.
+
+    Example:
+        >>> one_tensorflow("tensorflow.compat.v1.layers")
+        'tensorflow.layers'
+    """
+    for module in _TENSORFLOW:
+        if name == module or name.startswith(f"{module}."):
+            # `tf.compat.v1` itself contains a `compat.v1`, so the prefix may occur twice.
+            return one_tensorflow(f"tensorflow{name[len(module) :]}")
+    return name

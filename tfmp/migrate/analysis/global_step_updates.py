@@ -1,0 +1,214 @@
+"""Finds the calls by which a script increments the global step itself."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import libcst as cst
+
+from tfmp.migrate.analysis.calls import argument, last_word, method, methods
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.script import Script
+
+_ADDS = ("tensorflow.assign_add", "tensorflow.python.ops.state_ops.assign_add")
+_ASSIGNS = ("tensorflow.assign", "tensorflow.python.ops.state_ops.assign")
+_SUMS = ("tensorflow.add", "tensorflow.math.add", "tensorflow.python.ops.math_ops.add")
+_CONDITIONS = ("cond", "where", "case", "select")
+_GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
+_VARIABLES = ("Variable", "get_variable")
+_JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
+# Functions that return their argument's number or variable unchanged, by the last word of their names.
+_SAME_NUMBER = ("constant", "cast", "identity", "convert_to_tensor", "to_int32", "to_int64", "int32", "int64")
+_SAME_VARIABLE = ("read_value", "value", "initialized_value")
+
+
+class GlobalStepUpdate(NamedTuple):
+    """A call that increments the global step by one.
+
+    Attributes:
+        call: The call of `assign_add` or `assign`.
+        counter: The expression of the global step.
+        conditional: True if the increment happens only in some steps.
+        moves: The nodes that add one: the call itself, or the sums that the call may assign.
+    """
+
+    call: cst.Call
+    counter: cst.BaseExpression
+    conditional: bool
+    moves: Sequence[cst.CSTNode]
+
+
+def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
+    """Yield the calls that increment the global step by one.
+
+    Args:
+        script: The parsed script.
+
+    Example:
+        >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
+        >>> [script.span(increment.call)[0] for increment in global_step_updates(script)]
+        [4, 48]
+    """
+    for call in script.nodes(cst.Call):
+        name, (owner, of_method) = script.name_of(call.func), method(call)
+        if name in _ADDS or (of_method == "assign_add" and not name):
+            counter = (argument(call, 0, "ref") or argument(call, -1, "variable")) if name else owner
+            by = argument(call, 1 if name else 0, "value" if name else "delta")
+            if counter is not None and by is not None and _is_one(script, by) and _is_counter(script, counter):
+                yield GlobalStepUpdate(call, counter, False, (call,))
+        elif name in _ASSIGNS or (of_method == "assign" and not name):
+            counter = argument(call, 0, "ref") if name else owner
+            value = argument(call, 1 if name else 0, "value")
+            if counter is not None and value is not None and _is_counter(script, counter):
+                yield from _assignment(script, call, counter, value)
+
+
+def is_same_counter(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+    """Tell whether two expressions are the same variable, by one name or because both are the graph's global step.
+
+    Args:
+        script: The parsed script.
+        one: An expression.
+        other: Another expression.
+    """
+    is_one_name = script.cached(DataFlow).is_same_name(one, other)
+    return is_one_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
+
+
+def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> bool | None:
+    """Tell whether one run of the graph executes both an increment and an optimizer's step; None if it is not known.
+
+    Args:
+        script: The parsed script.
+        update: The increment of the global step.
+        step: The call of `minimize` or `apply_gradients`.
+    """
+    with_increment, with_step = _ahead(script, update.call), _ahead(script, step)
+    for node in script.cached(_joins):
+        if node in with_increment and (node in with_step or _is_held(script, step, node)):
+            return True
+        if node in with_step and _is_held(script, update.call, node):
+            return True
+    return None if _is_used(script, update.call) else False
+
+
+def _joins(script: Script) -> Sequence[cst.BaseExpression]:
+    """Return the nodes that run all their parts together. Tuples, and lists that are returned, may be unpacked."""
+    calls = (call for call in script.nodes(cst.Call) if _last_word(script, call) in _JOINING)
+    lists = (each for each in script.nodes(cst.List) if not isinstance(script.parent(each), cst.Return))
+    return [*calls, *lists]
+
+
+def _users(script: Script) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
+    """Return, for each node that reaches a joined run, the nodes that use it."""
+    return script.cached(DataFlow).users_of_all_behind(script.cached(_joins))
+
+
+def _ahead(script: Script, node: cst.CSTNode) -> set[cst.CSTNode]:
+    """Return a node and all nodes whose values depend on it, up to the nodes that are run together."""
+    users = script.cached(_users)
+    found, stack = set(), [node]
+    while stack:
+        each = stack.pop()
+        if each not in found:
+            found.add(each)
+            stack.extend(users.get(each, ()))
+    return found
+
+
+def _is_held(script: Script, call: cst.Call, node: cst.CSTNode) -> bool:
+    """Tell whether a call is inside `with tf.control_dependencies(...)` on a node, so that it runs after the node."""
+    item = script.parent(node)
+    block = script.parent(item) if isinstance(item, cst.WithItem) else None
+    return isinstance(block, cst.With) and block.body in script.ancestors(call)
+
+
+def _is_used(script: Script, call: cst.Call) -> bool:
+    """Tell whether the script may read the value that a call returns."""
+    above = script.parent(call)
+    if isinstance(above, cst.Expr):
+        return False
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    return not isinstance(target, cst.Name) or script.reads_of(target) != ()
+
+
+def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
+    """Tell whether an expression is a global step: by its function, its name, or because an optimizer receives it."""
+    if _gets_global_step(script, counter) or dotted(counter).split(".")[-1] == "global_step":
+        return True
+    if any(_gets_global_step(script, node) for node in script.cached(DataFlow).values(counter).nodes):
+        return True
+    given = (argument(step, 1, "global_step") for step, _ in methods(script, "apply_gradients", "minimize"))
+    return any(each is not None and is_same_counter(script, each, counter) for each in given)
+
+
+def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
+    """Tell whether a variable is what tf.train.get_global_step() returns. Without other evidence its name decides."""
+    if _gets_global_step(script, counter):
+        return True
+    values = script.cached(DataFlow).values(counter).nodes
+    if not values:
+        return dotted(counter).split(".")[-1] == "global_step"
+    return all(_gets_global_step(script, node) for node in values)
+
+
+def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a call returns the graph's global step, or creates a variable with that name."""
+    function = last_word(script, node) if isinstance(node, cst.Call) else ""
+    if not isinstance(node, cst.Call) or function not in _VARIABLES:
+        return function in _GLOBAL_STEPS
+    name = argument(node, 0, "name") if function == "get_variable" else argument(node, -1, "name")
+    return isinstance(name, cst.SimpleString) and name.evaluated_value == "global_step"
+
+
+def _assignment(
+    script: Script, call: cst.Call, counter: cst.BaseExpression, value: cst.BaseExpression
+) -> Iterator[GlobalStepUpdate]:
+    """Yield the update if an assigned value is the counter plus one."""
+    behind = script.cached(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
+    sums = [
+        node
+        for node in behind
+        for base, by in _sum(script, node)
+        if _is_one(script, by) and is_same_counter(script, counter, _variable(script, base))
+    ]
+    if sums:
+        conditional = any(
+            isinstance(node, cst.IfExp)
+            or (isinstance(node, cst.Call) and script.name_of(node.func).split(".")[-1] in _CONDITIONS)
+            for node in behind
+        )
+        yield GlobalStepUpdate(call, counter, conditional, sums)
+
+
+def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return the two terms of a sum in both orders; empty for any other node."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+        return [(node.left, node.right), (node.right, node.left)]
+    if isinstance(node, cst.Call) and script.name_of(node.func) in _SUMS:
+        one, other = argument(node, 0, "x"), argument(node, 1, "y")
+        return [(one, other), (other, one)] if one is not None and other is not None else []
+    return []
+
+
+def _is_one(script: Script, node: cst.BaseExpression) -> bool:
+    """Tell whether an expression is the number 1, also below casts."""
+    while isinstance(node, cst.Call) and _last_word(script, node) in _SAME_NUMBER and node.args:
+        node = node.args[0].value
+    return isinstance(node, cst.Integer | cst.Float) and node.evaluated_value == 1
+
+
+def _variable(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the variable that an expression reads, without casts and reads."""
+    while isinstance(node, cst.Call):
+        if _last_word(script, node) in _SAME_VARIABLE and isinstance(node.func, cst.Attribute):
+            node = node.func.value
+        elif _last_word(script, node) in _SAME_NUMBER and node.args:
+            node = node.args[0].value
+        else:
+            break
+    return node
+
+
+def _last_word(script: Script, call: cst.Call) -> str:
+    return method(call)[1] or last_word(script, call)

@@ -1,0 +1,100 @@
+"""Follows gradients element by element, from where they are computed to where they are applied."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import libcst as cst
+
+from tfmp.migrate.analysis.calls import argument
+from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.manual_scaling import product_operands, quotient_operands
+from tfmp.migrate.analysis.script import Script
+
+# Functions whose result depends only on the shape of a tensor, not on its elements.
+_OF_ITS_SHAPE = frozenset(("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill"))
+_NORMS = frozenset(("global_norm", "norm", "l2_loss"))
+_AXES = ("axis", "reduction_indices")
+
+
+def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.CSTNode]:
+    """Return the nodes behind a value through which single gradient elements pass, as far as the script shows.
+
+    Norms, divisors and other factors are left out, because they do not make an infinite gradient finite.
+
+    Args:
+        script: The parsed script.
+        node: The expression of the value.
+
+    Example:
+        >>> script = Script('''import tensorflow.compat.v1 as tf
+        ... grad = tf.gradients(loss, w)
+        ... apply(grad * f(1.0 / tf.global_norm(grad)))''')
+        >>> product, _ = script.nodes(cst.BinaryOperation)
+        >>> [script.name_of(each.func) for each in gradients_behind(script, product) if isinstance(each, cst.Call)]
+        ['tensorflow.gradients']
+    """
+    is_end = script.cached(WrappedOptimizers).computes_gradients
+    return script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_beside, script))
+
+
+def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
+    """Tell whether a value may contain gradient elements: it does, or the script does not show its origin.
+
+    Args:
+        script: The parsed script.
+        node: The expression of the value.
+    """
+    return any(_is_computed(script, each) or _is_unknown(script, each) for each in gradients_behind(script, node))
+
+
+def _is_computed(script: Script, node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Call) and script.cached(WrappedOptimizers).computes_gradients(node)
+
+
+def _is_unknown(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether this is a parameter, or a name without a visible binding."""
+    if not isinstance(node, cst.Name) or script.is_builtin(node) or not script.is_use(node):
+        return False
+    bindings = script.cached(DataFlow).bindings(node)
+    is_imported = any(one.bound == node.value for one in script.imports)
+    return any(each.value is None for each in bindings) or not (bindings or is_imported)
+
+
+def _is_beside(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether this is a norm, a divisor, or a factor that the gradients are multiplied by."""
+    if _is_apart(script, node):
+        return True
+    operation = _operation(script, node)
+    beside = [each for each in product_operands(script, operation) if each is not node]
+    if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.MultiplyAssign):
+        beside = [operation.target]
+    return len(beside) == 1 and _holds(script, beside[0]) and not _holds(script, node)
+
+
+def _operation(script: Script, node: cst.CSTNode) -> cst.CSTNode:
+    """Return the expression of which a node is an operand or an argument."""
+    above = script.parent(node) or node
+    return (script.parent(above) or above) if isinstance(above, cst.Arg) else above
+
+
+def _holds(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a value contains computed gradients."""
+    is_end = script.cached(WrappedOptimizers).computes_gradients
+    found = script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_apart, script))
+    return any(_is_computed(script, each) for each in found)
+
+
+def _is_apart(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether this is a number or a shape that is computed from gradients, or a divisor."""
+    operation = _operation(script, node)
+    pair = quotient_operands(script, operation)
+    if pair is not None and pair[1] is node:
+        return True
+    if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.DivideAssign):
+        return operation.value is node
+    if not isinstance(node, cst.Call):
+        return False
+    last = script.name_of(node.func).split(".")[-1]
+    has_axis = len(node.args) > 1 or any(argument(node, -1, axis) is not None for axis in _AXES)
+    return last in _OF_ITS_SHAPE | _NORMS or last.startswith("is_") or (last.startswith("reduce_") and not has_axis)

@@ -1,0 +1,257 @@
+"""Detects whether a script was written for TensorFlow 1 or for TensorFlow 2."""
+
+import enum
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import libcst as cst
+
+from tfmp.migrate.analysis.dotted_names import Imported, Use, dotted, first_word
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.tables.api_names import Standing, standing
+
+V1_MODULE = "tensorflow.compat.v1"
+# TensorFlow 1.15 has these names too, but only scripts for TensorFlow 2 use them in practice.
+_NEW_WORDS = frozenset(("GradientTape", "function"))
+# Names that work only in graph mode. Other names of `tf.compat.v1` also serve scripts that run eagerly.
+_GRAPH_WORDS = frozenset(
+    (
+        *("Session", "InteractiveSession", "placeholder", "placeholder_with_default", "sparse_placeholder"),
+        *("get_variable", "variable_scope", "global_variables_initializer", "local_variables_initializer"),
+        *("reset_default_graph", "estimator", "layers", "disable_eager_execution", "disable_v2_behavior"),
+    )
+)
+# Keyword arguments that only TensorFlow 1 accepts.
+_OLD_KEYWORDS = frozenset(("keep_dims", "reduction_indices", "keep_prob", "dimension", "collections", "squeeze_dims"))
+_TAKEN_AWAY = "tensorflow.contrib.mixed_precision."
+_NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
+
+
+class TfVersion(enum.Enum):
+    """The TensorFlow version that a script was written for."""
+
+    #: TensorFlow 1, with names that must become names of `tf.compat.v1`.
+    V1 = enum.auto()
+    #: TensorFlow 1, already written with `tf.compat.v1`.
+    COMPAT_V1 = enum.auto()
+    #: TensorFlow 2.
+    V2 = enum.auto()
+    #: The script uses names that only TensorFlow 1 has, and names that only TensorFlow 2 has.
+    MIXED = enum.auto()
+    #: The script uses names that differ between the versions, and no name that shows which version is meant.
+    AMBIGUOUS = enum.auto()
+    #: All names of TensorFlow that the script uses, if any, are the same in both versions.
+    NEUTRAL = enum.auto()
+
+
+class Mark(NamedTuple):
+    """A use of a name that shows which version a script was written for.
+
+    Attributes:
+        node: The node of the use.
+        name: The words after `tf.`.
+        method: In place of a name, a method call on a tensor such as `.numpy()`, or an imported module.
+    """
+
+    node: cst.CSTNode
+    name: str
+    method: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The text by which messages show the mark."""
+        return self.method or f"tf.{self.name}"
+
+
+class DetectedVersion(NamedTuple):
+    """The detected version of a script, with the names that are the evidence for it.
+
+    Attributes:
+        version: The version that the script was written for.
+        old: Uses of names that only TensorFlow 1 has.
+        new: Uses of names that only TensorFlow 2 has, or that only its scripts use in practice. If neither version has
+            such uses: weak hints such as `.numpy()`.
+        keras: True if the script uses `tf.keras`.
+        graph: True if the script uses names that work only in graph mode.
+    """
+
+    version: TfVersion
+    old: tuple[Mark, ...]
+    new: tuple[Mark, ...]
+    keras: bool
+    graph: bool
+
+
+def detect_version(script: Script) -> DetectedVersion:
+    """Detect which TensorFlow version a script was written for.
+
+    Args:
+        script: The parsed script.
+
+    Example:
+        >>> detect_version(Script('''import tensorflow as tf
+        ... x = tf.placeholder(tf.float32)''')).version
+        <TfVersion.V1: 1>
+    """
+    words = script.cached(v1_aliases)
+    marks = [
+        (Mark(use.node, name_in_tensorflow(use.name)), is_explicit_v1(use, words))
+        for use in script.uses
+        if _is_public(use.name)
+    ]
+    names = [(mark, explicit, standing(mark.name)) for mark, explicit in marks]
+    contrib = tuple(_contrib(script))
+    imported = tuple(_imported(script))
+    old = tuple(mark for mark, explicit, kind in names if kind is Standing.OLD and not explicit)
+    old += tuple(mark for mark in imported if standing(mark.name) is Standing.OLD)
+    new = tuple(mark for mark, explicit, kind in names if kind is Standing.NEW and not explicit)
+    new += tuple(mark for mark in imported if standing(mark.name) is Standing.NEW)
+    new += tuple(mark for mark, *_ in names if mark.name.split(".")[0] in _NEW_WORDS)
+    new += tuple(
+        Mark(use.node, "compat.v2") for use in script.uses if f"{use.raw}.".startswith("tensorflow.compat.v2.")
+    )
+    ambiguous = [(mark, explicit) for mark, explicit, kind in names if kind is Standing.AMBIGUOUS and not explicit]
+    old += tuple(mark for mark, _ in ambiguous if _is_called_as_of_old(script, mark.node))
+    if ambiguous and not contrib:
+        contrib = tuple(_npu(script))
+    new = new or (() if old or contrib else tuple(_eager(script)))
+    full = [*(use.name for use in script.uses), *(one.name for one in script.imports)]
+    keras = any(name.startswith("tensorflow.keras") for name in full)
+    explicit = bool(words) or any(explicit for _, explicit, _ in names)
+    graph = any(explicit and _needs_graph(mark.name, kind) for mark, explicit, kind in names)
+    version = _version(old, contrib, new, explicit=explicit, graph=graph, unclear=bool(ambiguous))
+    version = _as_told(version, script.tensorflow, explicit=explicit)
+    graph = graph or any(_needs_graph(mark.name, standing(mark.name)) for mark in old)
+    return DetectedVersion(version, old or contrib, new, keras, graph)
+
+
+def name_in_tensorflow(name: str) -> str:
+    """Return the part of a full name after its first word, `tensorflow`."""
+    return name.partition(".")[2]
+
+
+def is_explicit_v1(use: Use, words: set[str]) -> bool:
+    """Tell whether a use already goes through `tf.compat.v1`.
+
+    Args:
+        use: A use of a name of TensorFlow.
+        words: The names that imports of the script bind to `tf.compat.v1`.
+    """
+    return f"{use.raw}.".startswith(f"{V1_MODULE}.") or first_word(use.node) in words
+
+
+def v1_aliases(script: Script) -> set[str]:
+    """Return the names that imports of a script bind to `tf.compat.v1`.
+
+    `import tensorflow.compat.v1` without `as` binds the name of the whole package, so it does not count.
+    """
+    return {one.bound for one in script.imports if one.raw == V1_MODULE and one.bound and not _binds_the_package(one)}
+
+
+def v1_alias(script: Script, detected: DetectedVersion, bound: str) -> str:
+    """Return the expression for `tf.compat.v1` after the rewrite, given the script's name for TensorFlow.
+
+    Args:
+        script: The parsed script.
+        detected: The detected version of the script.
+        bound: The script's name for TensorFlow, such as `tf`.
+    """
+    plain = any(one.raw == "tensorflow" and one.bound == bound for one in script.imports)
+    moved = (
+        detected.version is TfVersion.V1
+        and plain
+        and (bound != "tensorflow" or not imports_rebinding_tensorflow(script))
+    )
+    return bound if moved or bound in script.cached(v1_aliases) else f"{bound}.compat.v1"
+
+
+def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
+    """Return the imports of submodules that bind the name `tensorflow`, except those that R3 removes."""
+    others = (one for one in script.imports if one.bound == "tensorflow" and one.raw not in ("tensorflow", V1_MODULE))
+    return [one for one in others if not f"{one.name}.".startswith(_TAKEN_AWAY)]
+
+
+def _version(
+    old: tuple[Mark, ...],
+    contrib: tuple[Mark, ...],
+    new: tuple[Mark, ...],
+    *,
+    explicit: bool,
+    graph: bool,
+    unclear: bool,
+) -> TfVersion:
+    if new:
+        return TfVersion.MIXED if old or contrib else TfVersion.V2
+    if old or (contrib and not explicit):
+        return TfVersion.V1
+    if graph or contrib:
+        return TfVersion.COMPAT_V1
+    return TfVersion.NEUTRAL if explicit or not unclear else TfVersion.AMBIGUOUS
+
+
+def _as_told(version: TfVersion, tensorflow: int | None, *, explicit: bool) -> TfVersion:
+    """Replace an undecided version by the version of the scripts around it, if that is known."""
+    if tensorflow is None or version not in (TfVersion.AMBIGUOUS, TfVersion.NEUTRAL):
+        return version
+    if tensorflow == 2:
+        return TfVersion.NEUTRAL
+    return TfVersion.COMPAT_V1 if explicit else TfVersion.V1
+
+
+def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:
+    call = script.call_of(node)
+    return call is not None and any(arg.keyword is not None and arg.keyword.value in _OLD_KEYWORDS for arg in call.args)
+
+
+def _npu(script: Script) -> Iterator[Mark]:
+    """Yield the imports of the NPU bridge, which existed only for TensorFlow 1."""
+    for imported in script.imports:
+        if imported.name.split(".")[0] == "npu_bridge":
+            yield Mark(imported.node, "", imported.raw)
+
+
+def _eager(script: Script) -> Iterator[Mark]:
+    """Yield uses that both versions allow, but that are rare outside eager scripts for TensorFlow 2."""
+    roots = {imported.name.split(".")[0] for imported in script.imports}
+    if "tensorflow" not in roots:
+        return
+    for use in script.uses:
+        if use.name == "tensorflow.Module":
+            yield Mark(use.node, "Module")
+    if "torch" in roots:
+        return
+    for call in script.nodes(cst.Call):
+        if not call.args and isinstance(call.func, cst.Attribute) and call.func.attr.value == "numpy":
+            yield Mark(call, "", ".numpy()")
+
+
+def _needs_graph(name: str, kind: Standing) -> bool:
+    first = name.partition(".")[0]
+    return first in _GRAPH_WORDS or (first == "train" and kind is Standing.OLD)
+
+
+def _is_public(name: str) -> bool:
+    first, _, rest = name.partition(".")
+    return first == "tensorflow" and bool(rest) and rest.split(".")[0] not in {*_NOT_PUBLIC, "contrib", "keras"}
+
+
+def _binds_the_package(imported: Imported) -> bool:
+    return isinstance(imported.node, cst.Import) and any(
+        dotted(alias.name) == imported.raw and alias.asname is None for alias in imported.node.names
+    )
+
+
+def _contrib(script: Script) -> Iterator[Mark]:
+    for use in script.uses:
+        if f"{use.name}.".startswith("tensorflow.contrib."):
+            yield Mark(use.node, name_in_tensorflow(use.name))
+    for imported in script.imports:
+        if f"{imported.name}.".startswith("tensorflow.contrib."):
+            yield Mark(imported.node, name_in_tensorflow(imported.name))
+
+
+def _imported(script: Script) -> Iterator[Mark]:
+    """Yield the names that `from tensorflow import X` and `from tensorflow.M import X` import."""
+    for imported in script.imports:
+        if isinstance(imported.node, cst.ImportFrom) and imported.bound and _is_public(imported.raw):
+            yield Mark(imported.node, name_in_tensorflow(imported.raw))

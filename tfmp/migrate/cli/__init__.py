@@ -1,0 +1,1 @@
+"""The command: it finds files, rewrites them and reports on them."""

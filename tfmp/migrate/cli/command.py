@@ -1,0 +1,216 @@
+"""The command line: `python -m tfmp.migrate PATH...`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfmp.optional import require
+
+if TYPE_CHECKING:
+    from tfmp.migrate.cli.processing import FileReport
+    from tfmp.migrate.cli.workers import Outcome
+
+# Fewer files are done before a progress bar is useful.
+_FILES_WORTH_PROGRESS = 20
+
+_DESCRIPTION = """\
+Rewrites legacy TensorFlow 1 scripts where the rewrite is certain, and lists what is left for a person. TensorFlow is
+not needed.
+
+Without an option it prints a unified diff, then a line `file:line: rule: what and why` for each rewrite and each
+finding, then a summary. It writes no file. Line numbers are those of the file as it is; with --write, those of the
+written file."""
+
+_EPILOG = """\
+A directory stands for all *.py below it, except hidden files, hidden directories, __pycache__, build, node_modules and
+site-packages. A file that is given by its name is always taken. A file that cannot be read or parsed is listed and
+passed over.
+A link that is given by its name is followed. Below a directory, links to files outside of it are listed and passed
+over, and links to directories are passed over. With --write, the target of a link is edited. A hard link is broken:
+the other names of the file keep the old content.
+A second run changes nothing more. Lines that are not rewritten keep every byte: line ends, tabs, encoding.
+
+--json prints {"files": [FILE, ...], "summary": {"files", "changed", "unchanged", "not_done", "written", "rules": {"R1":
+{"files", "lines", "todo", "note"}, ...}}}, where FILE is {"path", "changed", "edits": [{"rule", "line", "before",
+"after"}, ...], "findings": [{"rule", "line", "level", "message"}, ...], "error", "error_line"}. A level is "todo" or
+"note"; the error is null for a file that was processed.
+
+exit status:
+  0  nothing is left for a person. Findings marked "note:" are for information and do not count. Rewrites that are
+     shown but not written do not count either, because --write makes them.
+  1  something is left: a finding, or a file that was not done; or the report cannot be printed. With --check, a
+     rewrite that is not written yet counts too.
+  2  usage: an option that does not exist, options that exclude each other, an empty PATH, or a missing package.
+  130  an interrupt (Ctrl-C) ended the run: the report covers the files that were finished by then."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: The arguments of the command; by default those of the process.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SystemExit: The arguments are wrong, or they request the help text.
+
+    Example:
+        >>> main(["missing.py"])
+        missing.py: not done: it does not exist.
+        1 file: 0 to be rewritten, 0 unchanged, 1 not done
+        1
+    """
+    arguments = _arguments(argv)
+    # A file name or a line of a diff may have characters that the terminal cannot show.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return _run(arguments)
+    except ImportError as error:
+        _say(f"{_program()}: {error}", error=True)
+        return 2
+    except KeyboardInterrupt:
+        return _interrupted()
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.write and (arguments.check or arguments.diff):
+        parser.error("argument --write: not allowed with argument --check or --diff, which write nothing")
+    if "" in arguments.paths:
+        parser.error("argument PATH: got an empty one; give . for the directory that you are in")
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_program(),
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a directory with Python files")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--diff",
+        action="store_true",
+        help="print the diff only, for `patch -p0` or `git apply -p0`; the rest to stderr. Its paths are as given: "
+        "give them from where it is to be applied, not absolute",
+    )
+    form.add_argument("--check", action="store_true", help="only set the exit status; a line of totals to stderr")
+    form.add_argument("--json", action="store_true", help="print one JSON document")
+    # --write is outside the exclusive group because it can be combined with --json.
+    parser.add_argument("--write", action="store_true", help="edit the files in place")
+    parser.add_argument(
+        "--to-tfmp",
+        action="store_true",
+        help="also turn the wrapper and the loss scales of TensorFlow's graph rewrite into tfmp's",
+    )
+    return parser
+
+
+def _program() -> str:
+    """Return the name of the program as the user typed it."""
+    script = os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    return script if script.startswith("tfmp-migrate") else "python -m tfmp.migrate"
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    require("libcst", extra="migrate")
+    # Python sets sys.stdout to None if the shell closed it.
+    if sys.stdout is None and not arguments.check:
+        _say(f"{_program()}: standard output is closed: nothing was done.", error=True)
+        return 1
+    reports, interrupted = _outcome(arguments)
+    try:
+        _show(arguments, reports)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        return _unreported(error)
+    return _interrupted() if interrupted else _status(arguments, reports)
+
+
+def _unreported(error: OSError | ValueError) -> int:
+    # A program that closes the pipe has read enough, which is not an error.
+    if not isinstance(error, BrokenPipeError):
+        reason = getattr(error, "strerror", None) or error
+        with contextlib.suppress(OSError, ValueError):
+            _say(f"{_program()}: the report cannot be printed: {reason}. Files that were written stay so.", error=True)
+    # The flush at the end of the process must not fail again.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _interrupted() -> int:
+    _say("interrupted: what was done so far is in the report; run it again for the rest.", error=True)
+    return 130
+
+
+def _outcome(arguments: argparse.Namespace) -> Outcome:
+    from tfmp.migrate.cli import files, processing, runs
+    from tfmp.migrate.edits.results import Options
+
+    found = files.find(arguments.paths)
+    wants_diff = not (arguments.write or arguments.check or arguments.json)
+    job = processing.Job(Options(to_tfmp=arguments.to_tfmp), arguments.write, wants_diff)
+    if len(found) < _FILES_WORTH_PROGRESS or sys.stderr is None or not sys.stderr.isatty():
+        return runs.process_run(found, job)
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return runs.process_run(found, job)
+    with tqdm(total=len(found), unit="file", leave=False, file=sys.stderr) as bar:
+        return runs.process_run(found, job, bar.update)
+
+
+def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:
+    from tfmp.migrate.cli import reporting
+
+    if arguments.json:
+        _say(reporting.json_document(reports, written=arguments.write))
+        return
+    if arguments.check:
+        _say(reporting.files_line(reports, written=False), error=True)
+        return
+    for report in reports:
+        _show_diff(report, as_patch=arguments.diff)
+    for line in reporting.report_lines(reports):
+        _say(line, error=arguments.diff)
+    for line in reporting.summary_lines(reports, written=arguments.write):
+        _say(line, error=arguments.diff)
+
+
+def _show_diff(report: FileReport, *, as_patch: bool) -> None:
+    if as_patch:
+        sys.stdout.buffer.write(report.diff)
+    else:
+        # This diff is for reading, so all files are shown in the encoding of the terminal.
+        sys.stdout.write(report.diff.decode(report.encoding, "backslashreplace"))
+
+
+def _status(arguments: argparse.Namespace, reports: list[FileReport]) -> int:
+    from tfmp.migrate.edits.results import Level
+
+    left = any(
+        report.error is not None or any(finding.level is Level.TODO for finding in report.findings)
+        for report in reports
+    )
+    pending = arguments.check and any(report.changes for report in reports)
+    return int(left or pending)
+
+
+def _say(line: str, *, error: bool = False) -> None:
+    stream = sys.stderr if error else sys.stdout
+    if stream is not None:
+        stream.write(f"{line}\n")

@@ -1,0 +1,42 @@
+"""Creates the unified diff of two texts."""
+
+import difflib
+import os
+
+
+def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
+    r"""Return a unified diff for `patch -p0` and `git apply -p0`.
+
+    As in these programs, only a newline ends a line: carriage returns and a byte order mark are part of the lines. The
+    diff is made of bytes in the file's own encoding, because these programs compare bytes.
+
+    Args:
+        path: The file; without `./` in front, which git refuses.
+        before: The current content.
+        after: The new content.
+
+    Returns:
+        The lines, each with its end; empty if the bytes are the same.
+
+    Example:
+        >>> print(unified_diff("./a.py", b"x = 1\ny = 2\n", b"x = 1\ny = 3").decode(), end="")
+        --- a.py
+        +++ a.py
+        @@ -1,2 +1,2 @@
+         x = 1
+        -y = 2
+        +y = 3
+        \ No newline at end of file
+    """
+    name = os.fsencode(os.path.normpath(path))
+    # In a diff header, a name with a space must end with a tab.
+    name += b"\t" if b" " in name else b""
+    lines = difflib.diff_bytes(difflib.unified_diff, _lines(before), _lines(after), name, name)
+    return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(content: bytes) -> list[bytes]:
+    # Not splitlines(), which would also end lines at carriage returns.
+    lines = [line + b"\n" for line in content.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]

@@ -1,0 +1,214 @@
+"""Creates the edits of import statements."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import libcst as cst
+
+from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits.results import Edit, MovedNames, NeededImport
+
+
+def move_names(script: Script, every: Iterable[MovedNames]) -> Iterator[Edit]:
+    """Yield one edit for each `from` import that names move out of.
+
+    Args:
+        script: The parsed script.
+        every: The moved names that the rules yielded.
+
+    Example:
+        >>> script = Script("from a.b import X as Y, Z")
+        >>> edit, = move_names(script, [MovedNames("R3", script.imports[0].node, {"X": ("tfmp", "X")})])
+        >>> print(edit.text)
+        from a.b import Z
+        from tfmp import X as Y
+    """
+    together: dict[cst.ImportFrom, MovedNames] = {}
+    for one in every:
+        first = together.setdefault(one.statement, one)
+        together[one.statement] = first._replace(targets={**one.targets, **first.targets})
+    for rule, node, targets in together.values():
+        yield _moved(script, node, rule, targets)
+
+
+def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[Edit]) -> Iterator[Edit]:
+    r"""Import each module that the edits use, once, above the first edit that uses it.
+
+    The new import is below the first import of TensorFlow if that is alone on its line at the top level of the script.
+
+    Args:
+        script: The parsed script.
+        needed: The modules that the edits use.
+        edits: All edits of the script.
+
+    Example:
+        >>> script = Script("import tensorflow as tf\nopt = tf.contrib.X(opt)")
+        >>> edit, = add_imports(script, [NeededImport("R2", "tfmp")], [Edit("R2", 30, 42, "tfmp.X")])
+        >>> edit.start, edit.text
+        (24, 'import tfmp\n')
+    """
+    present = {
+        imported.raw
+        for imported in script.imports
+        if isinstance(imported.node, cst.Import)
+        and imported.bound == imported.raw.split(".")[0]
+        and script.is_top_level(imported.node)
+    }
+    first = {one.module: one for one in reversed(needed) if one.module not in present}
+    for module in sorted(first):
+        uses = [edit.start for edit in edits if f"{module}." in edit.text]
+        place = _place_for_imports(script, min(uses, default=len(script.text)))
+        newline = script.module.default_newline
+        lead = newline if place and not script.text[:place].endswith(("\n", "\r")) else ""
+        yield Edit(first[module].rule, place, place, f"{lead}import {module}{newline}")
+
+
+def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
+    """Remove a statement with its line. Yield nothing if it shares its line, or if its block would become empty.
+
+    Args:
+        script: The parsed script.
+        node: The statement to remove.
+        rule: The rule that this result comes from.
+    """
+    line = script.parent(node)
+    block = script.parent(line) if line is not None else None
+    if _is_alone(script, node) and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:
+        start, _ = script.span(node)
+        yield Edit(rule, len(script.text[:start].rstrip(" \t")), script.end_of_line(node), "")
+
+
+def _place_for_imports(script: Script, use: int) -> int:
+    """Return the position at which to insert an import above a use, in characters."""
+    tensorflows = (one.node for one in script.imports if one.name.split(".")[0] == "tensorflow")
+    imports = [*tensorflows, *reversed(script.nodes(cst.Import, cst.ImportFrom))]
+    ends = (script.end_of_line(node) for node in imports if script.is_top_level(node))
+    return next((end for end in ends if end <= use), _top(script))
+
+
+def _top(script: Script) -> int:
+    """Return the position below the header comments, the docstring and the imports from `__future__`."""
+    body = script.module.body
+    place = script.start_of_line(body[0]) if body else len(script.text)
+    for index, line in enumerate(body):
+        is_docstring = index == 0 and script.module.get_docstring() is not None
+        small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+        is_future = isinstance(small, cst.ImportFrom) and dotted(small.module) == "__future__"
+        if not is_docstring and not is_future:
+            break
+        place = script.end_of_line(line)
+    return place
+
+
+def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str, tuple[str, str]]) -> Edit:
+    if isinstance(node.names, cst.ImportStar):
+        raise ValueError(f"{dotted(node.module)} is imported by a star: its names are not known.")
+    kept = [alias for alias in node.names if dotted(alias.name) not in targets]
+    moved = [alias for alias in node.names if dotted(alias.name) in targets]
+    module = _one_module(node.names, targets)
+    if module and node.module is not None:
+        # Only the module's name changes, so parentheses, line breaks and comments stay.
+        return Edit(rule, *script.span(node.module), module)
+    start, end = script.span(node)
+    left, comments = _without_names(script, node, moved)
+    statements = [left] if kept else []
+    if kept and _is_alone(script, node):
+        # The rest of the line, such as a comment, stays with the names that are not moved.
+        rest = re.split(r"[\r\n]", script.text[end:], maxsplit=1)[0]
+        statements, end = [f"{left}{rest}"], end + len(rest)
+    statements.extend(_imports_of(moved, targets, comments if _is_alone(script, node) else {}))
+    return Edit(rule, start, end, _joined(script, node, statements))
+
+
+def _without_names(
+    script: Script, node: cst.ImportFrom, moved: Sequence[cst.ImportAlias]
+) -> tuple[str, dict[cst.ImportAlias, str]]:
+    """Return the code of an import without the moved names, and the comments that followed these."""
+    aliases: list[cst.ImportAlias] = list(node.names)  # type: ignore[arg-type] # a star moves no names
+    if node.lpar is None:
+        kept = [alias for alias in aliases if alias not in moved]
+        return f"from {dotted(node.module)} import {_listed(kept)}", {}
+    (start, end), starts = script.span(node), [script.span(alias)[0] for alias in aliases]
+    text, comments = script.text[start : starts[0]], {}
+    for alias, first, last in zip(aliases, starts, [*starts[1:], end - 1], strict=True):
+        piece = script.text[first:last]
+        if alias not in moved:
+            text += piece
+            continue
+        line, newline, below = _split_line(piece)
+        if "#" in line:
+            comments[alias] = line[line.index("#") + 1 :].strip()
+        text = _closed_up(text, newline, below)
+        if last == end - 1 and not newline and _last_line(text).strip():
+            text = text.rstrip(" \t,")
+    return f"{text})", comments
+
+
+def _closed_up(text: str, newline: str, below: str) -> str:
+    """Join the text before a removed name with the text below it, without a gap."""
+    line = _last_line(text)
+    if not newline:
+        return text
+    if not line.strip():
+        return text[: len(text) - len(line)] + below
+    if line.endswith("(") and not below.strip():
+        return text
+    return text.rstrip(" \t") + newline + below
+
+
+def _split_line(text: str) -> tuple[str, str, str]:
+    """Return the first line of a text, its line end, and the rest."""
+    found = re.search(r"\r\n?|\n", text)
+    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
+
+
+def _last_line(text: str) -> str:
+    return re.split(r"[\r\n]", text)[-1]
+
+
+def _imports_of(
+    moved: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]], comments: Mapping[cst.ImportAlias, str]
+) -> Iterator[str]:
+    """Yield the imports of the moved names from their new modules, with their comments."""
+    together: dict[tuple[str, str], list[cst.ImportAlias]] = {}
+    for alias in moved:
+        module, name = targets[dotted(alias.name)]
+        together.setdefault((module, "" if module else name), []).append(alias)
+    for (module, _), aliases in together.items():
+        names = ", ".join(_renamed(targets[dotted(alias.name)][1], _bound(alias)) for alias in aliases)
+        said = "; ".join(comments[alias] for alias in aliases if alias in comments)
+        yield (f"from {module} " if module else "") + f"import {names}" + (f"  # {said}" if said else "")
+
+
+def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]]) -> str:
+    """Return the module that all names move to unrenamed; empty if there is no such module."""
+    words = [dotted(alias.name) for alias in names]
+    modules = {targets[word][0] if word in targets and targets[word][1] == word else "" for word in words}
+    return modules.pop() if len(modules) == 1 else ""
+
+
+def _is_alone(script: Script, node: cst.CSTNode) -> bool:
+    line = script.parent(node)
+    return isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+
+
+def _joined(script: Script, node: cst.CSTNode, statements: Sequence[str]) -> str:
+    if _is_alone(script, node):
+        start, _ = script.span(node)
+        before = script.text[:start]
+        indent = before[max(before.rfind("\n"), before.rfind("\r")) + 1 :]
+        return f"{script.module.default_newline}{indent}".join(statements)
+    return "; ".join(statements)
+
+
+def _bound(alias: cst.ImportAlias) -> str:
+    return dotted(alias.asname.name) if alias.asname else dotted(alias.name)
+
+
+def _renamed(name: str, bound: str) -> str:
+    return name if name == bound else f"{name} as {bound}"
+
+
+def _listed(aliases: Sequence[cst.ImportAlias]) -> str:
+    return ", ".join(_renamed(dotted(alias.name), _bound(alias)) for alias in aliases)

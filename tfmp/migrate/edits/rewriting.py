@@ -1,0 +1,183 @@
+"""Applies all rules to one script."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tfmp.migrate.analysis.bindings import own_names
+from tfmp.migrate.analysis.project_role import ProjectRole, project_role
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.edits import import_edits, results
+from tfmp.migrate.rules import RULES
+
+# A script without any of these words cannot concern a rule, and is not parsed.
+_WORDS = ("tensorflow", "npu_bridge", "hccl", "TF_ENABLE_AUTO_MIXED_PRECISION")
+
+
+class Change(NamedTuple):
+    """An edit as the report shows it.
+
+    Attributes:
+        rule: The rule that this result comes from.
+        line: The line of the original script in which the edit starts, from 1.
+        before: The text that the edit removes.
+        after: The text that the edit inserts.
+        written_line: The line of the rewritten script in which the edit starts.
+    """
+
+    rule: str
+    line: int
+    before: str
+    after: str
+    written_line: int
+
+
+class RewritingError(Exception):
+    """A script cannot be rewritten because of a defect of this package or of LibCST; the message says which."""
+
+
+class Rewritten(NamedTuple):
+    """The result of rewriting one script.
+
+    Attributes:
+        text: The whole script, rewritten.
+        changes: The edits that were applied, in the order of the text.
+        findings: The findings, in the order of the text. Their lines are lines of the original text.
+        role: The role of the original script in its project; None if the script does not concern any rule.
+    """
+
+    text: str
+    changes: tuple[Change, ...]
+    findings: tuple[results.Finding, ...]
+    role: ProjectRole | None = None
+
+
+def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
+    """Apply all rules to a script: rewrite what is certain, and report the rest.
+
+    Args:
+        text: The code of the script.
+        options: The options of the rewrite.
+
+    Returns:
+        The rewritten script with its changes and findings. The text is the same if no rule edits it.
+
+    Raises:
+        libcst.ParserSyntaxError: It is not Python 3. A script that has nothing to do with TensorFlow is not parsed.
+        RewritingError: The script cannot be rewritten because of a defect of this package or of LibCST.
+
+    Example:
+        >>> done = rewrite('''import tensorflow.compat.v1 as tf
+        ... opt = tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)
+        ... ''')
+        >>> print(done.text.rstrip())
+        import tensorflow.compat.v1 as tf
+        import tfmp
+        opt = tfmp.LossScaleOptimizer(opt, manager)
+        >>> [(change.rule, change.line) for change in done.changes]
+        [('R2', 2), ('R2', 2)]
+    """
+    if not any(word in text for word in _WORDS):
+        return Rewritten(text, (), ())
+    script = Script(text, options.tensorflow)
+    found = [result for rule in RULES for result in rule(script, options)]
+    needed = [result for result in found if isinstance(result, results.NeededImport)]
+    moved = [result for result in found if isinstance(result, results.MovedNames)]
+    hidden = _hidden(script, needed)
+    if hidden:
+        found, needed, moved = [*filter(_is_finding, found), *hidden], [], []
+    edits = [result for result in found if isinstance(result, results.Edit)]
+    edits = [*import_edits.add_imports(script, needed, edits), *import_edits.move_names(script, moved), *edits]
+    edits.sort(key=lambda edit: (edit.start, edit.end))
+    findings = {result for result in found if isinstance(result, results.Finding)}
+    in_order = tuple(sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message)))
+    if edits or findings:
+        _check_positions(script)
+    changes = _changes(text, edits)
+    rewritten = _applied(text, edits)
+    if edits:
+        _check_syntax(text, rewritten)
+    return Rewritten(rewritten, changes, in_order, project_role(script))
+
+
+def _check_positions(script: Script) -> None:
+    """Raise if LibCST does not reproduce the text, because then its positions are wrong too."""
+    code = script.module.code
+    # LibCST drops a lone carriage return at the end of the text, which shifts no position.
+    if script.text not in (code, f"{code}\r"):
+        raise RewritingError(
+            "LibCST, which parses it, does not give it back as it is; form feeds in its indentation may be why"
+        )
+
+
+def _check_syntax(before: str, after: str) -> None:
+    if _compiles(before) and not _compiles(after):
+        raise RewritingError("it would not be Python after the rewrite: this is a defect of tfmp, report it")
+
+
+def _compiles(text: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            # Warnings about the script's own code, such as invalid escapes, must not appear.
+            warnings.simplefilter("ignore")
+            compile(text, "<script>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _applied(text: str, edits: Iterable[results.Edit]) -> str:
+    pieces: list[str] = []
+    done, by = 0, ""
+    for edit in edits:
+        if edit.start < done:
+            raise RewritingError(
+                f"rules {by} and {edit.rule} would both change {text[edit.start : edit.end]!r}: this is a defect of "
+                "tfmp, report it"
+            )
+        pieces += [text[done : edit.start], edit.text]
+        done, by = edit.end, edit.rule
+    return "".join([*pieces, text[done:]])
+
+
+def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
+    changes, moved = [], 0
+    for edit in edits:
+        before, line = text[edit.start : edit.end], _line(text, edit.start)
+        # If the text does not end with a newline, an inserted line starts with one.
+        lead = 0 if before else _newlines(edit.text[: len(edit.text) - len(edit.text.lstrip("\r\n"))])
+        changes.append(Change(edit.rule, line, before, edit.text, line + moved + lead))
+        moved += _newlines(edit.text) - _newlines(before)
+    return tuple(changes)
+
+
+def _is_finding(result: results.Result) -> bool:
+    return isinstance(result, results.Finding)
+
+
+def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[results.Finding]:
+    """Return a finding for each name of the script that would hide a package which the edits import."""
+    names = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
+    own = list(own_names(script)) if names else []
+    own += [(one.bound, one.node) for one in script.imports if one.raw.partition(".")[0] != one.bound]
+    return [
+        results.Finding(
+            names[name],
+            script.line(node),
+            results.Level.TODO,
+            f"{name} is a name of the script's own, and would hide the package {name}: left alone. "
+            "Give it another name, and rewrite the script then.",
+        )
+        for name, node in own
+        if name in names
+    ]
+
+
+def _line(text: str, offset: int) -> int:
+    return _newlines(text[:offset]) + 1
+
+
+def _newlines(text: str) -> int:
+    return text.count("\n") + text.count("\r") - text.count("\r\n")

@@ -1,1 +1,0 @@
-"""What rules learn of a script."""

@@ -1,0 +1,1 @@
+"""Rules on loss scaling and mixed precision without `tf.contrib`."""

@@ -1,0 +1,1 @@
+"""Rules on names and behavior that only TensorFlow 1 has."""

@@ -1,0 +1,96 @@
+"""R14: names of `tf.estimator` that exist without Estimator are replaced; the others are listed."""
+
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from tfmp.migrate.analysis.dotted_names import Imported, dotted, first_word, without_last_words
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, name_in_tensorflow, v1_alias
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
+from tfmp.migrate.tables.api_names import differs
+from tfmp.migrate.tables.contrib_successors import find_successor
+
+RULE = "R14"
+#: Names that `tf.estimator` and `tf.compat.v1.train` share; both modules have the same objects.
+NAMES = frozenset(
+    (
+        *("SessionRunHook", "SessionRunArgs", "SessionRunContext", "SessionRunValues"),
+        *("CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook"),
+        *("LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer"),
+        *("StepCounterHook", "StopAtStepHook", "SummarySaverHook"),
+    )
+)
+_OF_KERAS_2 = ("layers.", "nn.rnn_cell.", "keras.")
+
+
+def rewrite(script: Script, options: Options) -> Iterator[Result]:
+    """Replace the hooks of `tf.estimator`, and list the names that later TensorFlow versions do not have."""
+    del options
+    detected = script.cached(detect_version)
+    left = []
+    for use in script.uses:
+        name = _name_after_the_other_rules(name_in_tensorflow(use.name))
+        hook = name.split(".")[1] if name.startswith("estimator.") else ""
+        if use.root == "tensorflow" and name_in_tensorflow(use.name) == name and hook in NAMES:
+            start, end = script.span(without_last_words(use.node, name.count(".") - 1))
+            yield Edit(RULE, start, end, f"{v1_alias(script, detected, first_word(use.node))}.train.{hook}")
+        elif _is_module(use.root) and name.startswith(("estimator.", "layers.", "nn.rnn_cell.")):
+            left.append((script.line(use.node), ".".join(name.split(".")[: 3 if name.startswith("nn.") else 2])))
+    for node in script.nodes(cst.ImportFrom):
+        if node.relative or dotted(node.module) not in ("tensorflow.estimator", f"{V1_MODULE}.estimator"):
+            continue
+        if isinstance(node.names, cst.ImportStar):
+            left.append((script.line(node), "estimator.*"))
+            continue
+        names = [dotted(alias.name) for alias in node.names]
+        left += [(script.line(node), f"estimator.{name}") for name in names if name not in NAMES]
+        moved = {name: (f"{V1_MODULE}.train", name) for name in names if name in NAMES}
+        if moved:
+            yield MovedNames(RULE, node, moved)
+    is_old = detected.version is TfVersion.V1
+    left += [
+        (script.line(one.node), name_in_tensorflow(one.name)) for one in script.imports if _is_of_old_keras(one, is_old)
+    ]
+    yield from _listed(left)
+
+
+def _is_of_old_keras(one: Imported, is_old: bool) -> bool:
+    """Tell whether an import is from `tensorflow.compat.v1.keras` now, or after R1. Keras 3 has no such module."""
+    name = name_in_tensorflow(one.name)
+    by_name = isinstance(one.node, cst.ImportFrom) or one.bound != "tensorflow"
+    is_v1 = one.raw.startswith(V1_MODULE) or (is_old and differs(name) and bool(one.bound))
+    is_keras = name.startswith("keras.") and not name.startswith("keras.mixed_precision")
+    return is_keras and by_name and is_v1
+
+
+def _is_module(root: str) -> bool:
+    """Tell whether a use starts at TensorFlow, or at a module whose names this rule lists."""
+    if root.startswith("tensorflow.contrib"):
+        # A name that is imported by itself gets a new import, so it needs no listing.
+        return root.count(".") <= 2
+    return root in ("tensorflow", "tensorflow.estimator", "tensorflow.layers")
+
+
+def _name_after_the_other_rules(name: str) -> str:
+    """Return the name that R13 writes for a name of `tf.contrib`; other names are returned unchanged."""
+    found = find_successor(name.removeprefix("contrib.")) if name.startswith("contrib.") else None
+    return name if found is None or found[1].module else found[1].name
+
+
+def _listed(left: Sequence[tuple[int, str]]) -> Iterator[Finding]:
+    """Report all names that a later TensorFlow does not have, in one finding for the script."""
+    estimator = sorted({name for _, name in left if not name.startswith(_OF_KERAS_2)})
+    layers = sorted({name for _, name in left if name.startswith(_OF_KERAS_2)})
+    line = min((line for line, _ in left), default=0)
+    if estimator:
+        names = ", ".join(f"tf.{name}" for name in (*estimator, *layers))
+        message = f"needs TensorFlow 2.15, the last with Estimator: {names}."
+        yield Finding(RULE, line, Level.NOTE, message)
+    elif layers:
+        names = ", ".join(f"tf.{name}" for name in layers)
+        message = (
+            "needs TensorFlow 2.15, or a later one with the package tf_keras and the environment's "
+            f"TF_USE_LEGACY_KERAS=1: {names}."
+        )
+        yield Finding(RULE, line, Level.NOTE, message)

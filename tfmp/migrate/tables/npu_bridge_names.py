@@ -1,0 +1,139 @@
+"""Replacements of the names of the NPU bridge where there is no NPU."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from tfmp.npu.advice import ADVICE
+
+LOSS_SCALES = frozenset(("NPULossScaleOptimizer", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager"))
+MODULES = frozenset(("npu_loss_scale_optimizer", "npu_loss_scale_manager"))
+STAR = "npu_bridge.npu_init"
+# The second package had the loss scaling before the NPU bridge existed.
+_PACKAGES = ("npu_bridge.estimator.npu", "tensorflow.contrib.offline_train.python.npu")
+
+_PROTOBUF = "tensorflow.core.protobuf"
+# Names that `npu_bridge.npu_init` takes from other modules, with these modules; empty for a top-level module.
+_OF_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "os": "",
+        "config_pb2": _PROTOBUF,
+        "rewriter_config_pb2": _PROTOBUF,
+        "RewriterConfig": f"{_PROTOBUF}.rewriter_config_pb2",
+        "session": "tensorflow.python.client",
+        "session_run_hook": "tensorflow.python.training",
+    }
+)
+# Advice for names of the star import that do not concern the NPU.
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "tf": "write `import tensorflow.compat.v1 as tf`, and run this again",
+        "backend": "use tf.compat.v1.keras.backend",
+    }
+)
+# The pattern must not match `inputs` and `INPUT_SIZE`, which contain "npu" too.
+_OF_THE_BRIDGE = re.compile("(?<![A-Za-z])(?i:npu)|(?<=[a-z])N(PU|pu)|(?i:hccl)|^get_([a-z]+_)?rank_")
+#: The string that names the bridge's graph optimizer in a session's configuration. It is not a Python name.
+GRAPH_PASS = "NpuOptimizer"
+
+
+def advice(name: str) -> str:
+    """Return the advice for a name of the bridge: the end of a sentence, without a full stop.
+
+    Args:
+        name: The name, with or without its module.
+
+    Example:
+        >>> advice("shutdown_resource")
+        'leave it out'
+    """
+    word = name.rpartition(".")[2]
+    if word in MODULES or word in LOSS_SCALES:
+        return "import it from tfmp.npu"
+    return {**ADVICE, **_ADVICE}.get(word, "leave it out, or do by TensorFlow what it did")
+
+
+def is_of_bridge(name: str) -> bool:
+    """Tell whether an unbound name must come from the bridge.
+
+    Args:
+        name: The name.
+
+    Example:
+        >>> is_of_bridge("npu_config_proto"), is_of_bridge("KerasNPUModel"), is_of_bridge("get_group_rank_of")
+        (True, True, True)
+        >>> is_of_bridge("numpy"), is_of_bridge("input_data"), is_of_bridge("INPUT_SIZE"), is_of_bridge("low_rank_dim")
+        (False, False, False, False)
+    """
+    return name in _ADVICE or name in ADVICE or _OF_THE_BRIDGE.search(name) is not None
+
+
+def target(name: str) -> tuple[str, str] | None:
+    """Return the module that provides a name of the bridge where there is no NPU, with its name there.
+
+    Args:
+        name: The full name, such as `npu_bridge.npu_init.NPULossScaleOptimizer`.
+
+    Returns:
+        Module and name; the module is empty if `import name` imports it. None if no module provides the name.
+
+    Example:
+        >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
+        (('tfmp.npu', 'NPULossScaleOptimizer'), None)
+    """
+    module, _, word = name.rpartition(".")
+    package, _, last = module.rpartition(".")
+    if module == STAR and word in _OF_OTHERS:
+        return _OF_OTHERS[word], word
+    if module in _PACKAGES and word in MODULES:
+        return "tfmp.npu", word
+    if word in LOSS_SCALES and (module == STAR or (package in _PACKAGES and last in MODULES)):
+        return "tfmp.npu", word
+    return None
+
+
+def import_lines(names: Iterable[str]) -> list[str]:
+    """Return the imports that replace the star import of the bridge.
+
+    Args:
+        names: The used names that have a target, without their module.
+
+    Example:
+        >>> import_lines(["os", "NPULossScaleOptimizer", "FixedLossScaleManager"])
+        ['import os', 'from tfmp.npu import FixedLossScaleManager, NPULossScaleOptimizer']
+    """
+    found = (target(f"{STAR}.{name}") for name in sorted(names))
+    pairs = [pair for pair in found if pair is not None]
+    plain = [f"import {name}" for module, name in pairs if not module]
+    modules = sorted({module for module, _ in pairs if module})
+    return plain + [
+        f"from {module} import " + ", ".join(name for of, name in pairs if of == module) for module in modules
+    ]
+
+
+def advised(names: Mapping[str, Sequence[int]]) -> str:
+    """Return the advice for several names of the bridge: `npu_ops (lines 3, 4): leave it out; ...`.
+
+    Args:
+        names: The names, each with the lines that use it.
+
+    Example:
+        >>> advised({"shutdown_resource": [3, 9]})
+        'shutdown_resource (lines 3, 9): leave it out'
+    """
+    return "; ".join(f"{name} ({in_lines(lines)}): {advice(name)}" for name, lines in names.items())
+
+
+def in_lines(lines: Sequence[int]) -> str:
+    """Return line numbers as text for a message.
+
+    Args:
+        lines: The line numbers, from 1.
+
+    Example:
+        >>> in_lines([3]), in_lines([3, 9]), in_lines([])
+        ('line 3', 'lines 3, 9', 'not used')
+    """
+    if not lines:
+        return "not used"
+    return f"line{'s' if len(lines) > 1 else ''} " + ", ".join(map(str, lines))
