@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from tfmp.migrate.analysis.calls import code
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.manual_scaling import find_manual_scaling
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
 RULE = "R8"

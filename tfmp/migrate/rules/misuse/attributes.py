@@ -6,8 +6,8 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.dotted_names import dotted
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.edits.results import Level
 
 # Attributes and constructor arguments of the optimizers in tf.train.

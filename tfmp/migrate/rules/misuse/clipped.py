@@ -6,9 +6,9 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code, method
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.gradient_values import gradients_behind, may_be_gradient
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.gradient_values import gradients_behind, may_be_gradient
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.edits.results import Level
 
 # Together, tf.minimum and tf.maximum clip as tf.clip_by_value does.

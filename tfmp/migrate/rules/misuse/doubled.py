@@ -6,9 +6,9 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code, last_word, method
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.manual_scaling import gradient_division, is_same_number, loss_factors
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.training.manual_scaling import gradient_division, is_same_number, loss_factors
 from tfmp.migrate.edits.results import Level
 
 # The managers, with the name of the argument that holds their constant or first scale.

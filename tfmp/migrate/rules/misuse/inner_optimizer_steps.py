@@ -6,8 +6,8 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.edits.results import Level
 
 

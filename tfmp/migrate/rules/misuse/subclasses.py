@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.loss_scale_wrappers import PACKAGES
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import PACKAGES
 from tfmp.migrate.edits.results import Level
 
 _MANAGERS = ("LossScaleManager", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager")

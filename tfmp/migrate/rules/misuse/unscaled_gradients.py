@@ -6,9 +6,9 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument, code, method
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.manual_scaling import find_manual_scaling
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling
 from tfmp.migrate.edits.results import Level
 
 

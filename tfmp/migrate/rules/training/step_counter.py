@@ -9,14 +9,14 @@ import libcst as cst
 from tfmp.migrate.analysis.calls import argument, code, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.dotted_names import dotted
-from tfmp.migrate.analysis.global_step_updates import (
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.global_step_updates import (
     GlobalStepUpdate,
     global_step_updates,
     is_run_with,
     is_same_counter,
 )
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers, Wrapping
-from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers, Wrapping
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
 RULE = "R10"

@@ -7,9 +7,9 @@ import libcst as cst
 
 from tfmp.migrate.analysis.calls import argument
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.manual_scaling import product_operands, quotient_operands
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.training.manual_scaling import product_operands, quotient_operands
 
 # Functions whose result depends only on the shape of a tensor, not on its elements.
 _OF_ITS_SHAPE = frozenset(("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill"))

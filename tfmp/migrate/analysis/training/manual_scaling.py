@@ -8,8 +8,8 @@ import libcst as cst
 from tfmp.migrate.analysis.calls import argument, code
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.dotted_names import dotted
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 
 _MODULES = ("tensorflow", "tensorflow.math", "tensorflow.python.ops.math_ops")
 _PRODUCTS = tuple(f"{module}.{name}" for module in _MODULES for name in ("multiply", "scalar_mul"))

@@ -4,8 +4,8 @@ import libcst as cst
 import pytest
 
 from tfmp.migrate.analysis.calls import code
-from tfmp.migrate.analysis.manual_scaling import find_manual_scaling
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from tfmp.migrate.analysis.calls import methods
-from tfmp.migrate.analysis.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 
 _WRAP = "opt = tfmp.LossScaleOptimizer(opt, manager)\n"
 

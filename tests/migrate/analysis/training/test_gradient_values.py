@@ -4,8 +4,8 @@ import libcst as cst
 import pytest
 
 from tfmp.migrate.analysis.calls import code
-from tfmp.migrate.analysis.gradient_values import may_be_gradient
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.gradient_values import may_be_gradient
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfmp.migrate.analysis.global_step_updates import global_step_updates
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.global_step_updates import global_step_updates
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What rules learn of the training in a script: gradients, manual scaling, wrappers, the global step."""
