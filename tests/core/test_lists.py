@@ -168,8 +168,8 @@ _ENTRANCES = {
     "GradScaler.prepare": _Entrance(_prepare, "variables"),
     "GradientAccumulator": _Entrance(_accumulator_of, "variables"),
     "GradientAccumulator.add": _Entrance(_add, "grads"),
-    "clip_by_value": _Entrance(lambda: lambda form: tfmp.clip_by_value(form(_grads()), -9, 9), "grads"),
-    "clip_by_norm": _Entrance(lambda: lambda form: tfmp.clip_by_norm(form(_grads()), 1.0), "grads"),
+    "clip_by_value": _Entrance(lambda: lambda form: tfmp.clip_by_value(form(_grads()), -9, 9), "grads or one"),
+    "clip_by_norm": _Entrance(lambda: lambda form: tfmp.clip_by_norm(form(_grads()), 1.0), "grads or one"),
     "clip_by_global_norm": _Entrance(lambda: lambda form: tfmp.clip_by_global_norm(form(_grads()), 1.0), "grads"),
     "v1 apply_gradients": _Entrance(_of_v1_apply, "pairs"),
     "v1 minimize": _Entrance(_of_v1_minimize, "none"),
@@ -214,6 +214,7 @@ _WRONG: dict[str, dict[str, _Form]] = {
     "names": {"a string": lambda right: "a", "a number": lambda right: 1},
     "none": {},
 }
+_WRONG["grads or one"] = {name: form for name, form in _WRONG["grads"].items() if name != "one tensor"}
 
 _FORMS: dict[str, _Form] = {
     "generator": lambda right: (each for each in right),

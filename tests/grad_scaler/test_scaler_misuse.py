@@ -354,7 +354,7 @@ def test_loss_that_is_no_floating_point_number_is_refused(loss: Any) -> None:
         ({"growth_interval": 0}, ValueError, r"growth_interval \(incr_every_n_steps\) must be a whole number from 1"),
         ({"growth_interval": "often"}, TypeError, r"growth_interval \(incr_every_n_steps\) must be a number"),
         ({"enabled": 1}, TypeError, "enabled must be True or False, got 1 of type int"),
-        ({"manager": 8}, TypeError, "manager must be a tfmp.LossScaleManager, got 8"),
+        ({"manager": [8]}, TypeError, "a loss scale is described by a tfmp.LossScaleManager, a number"),
         (
             {"init_scale": 8, "manager": tfmp.FixedLossScaleManager},
             ValueError,

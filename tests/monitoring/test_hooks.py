@@ -186,6 +186,7 @@ def test_summaries_are_written_over_the_global_step(tmp_path: Path) -> None:
         "applied_steps": [(1, 1), (1, 1), (2, 2)],
         "skipped_steps": [(1, 0), (1, 1), (2, 1)],
         "consecutive_skipped_steps": [(1, 0), (1, 1), (2, 0)],
+        "last_step_applied": [(1, 1), (1, 0), (2, 1)],
         "last_step_finite": [(1, 1), (1, 0), (2, 1)],
     }
 

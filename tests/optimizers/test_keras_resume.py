@@ -92,7 +92,7 @@ def test_run_resumes_exactly_wherever_it_stopped(
     for step in range(_STEPS):
         save(model, str(tmp_path / f"model-{step}"))
         after.append(_step(model, step))
-    assert state(model.optimizer, "applied_steps", "skipped_steps", "last_step_finite") == [4, 4, False]
+    assert state(model.optimizer, "applied_steps", "skipped_steps", "last_step_applied") == [4, 4, False]
     # Backwards, so that what is loaded into has always been further.
     # Before the first step Keras 2 has no metrics to save.
     for stop in reversed(range(1, _STEPS)):

@@ -141,11 +141,25 @@ def test_ordinary_gradients_are_clipped_as_by_tensorflow(values: list[list[float
     assert _numbers(tfmp.clip_by_value(grads, -limit / 2, limit)) == _numbers(of_tensorflow)
 
 
+@pytest.mark.parametrize(
+    "way", [lambda grads: tfmp.clip_by_value(grads, -1, 2), lambda grads: tfmp.clip_by_norm(grads, 2)]
+)
+def test_single_gradient_is_clipped_as_in_a_list(way: Callable[..., Any]) -> None:
+    slices = tf.IndexedSlices(tf.constant([3.0, -4.0]), tf.constant([1, 0]), tf.constant([2]))
+    for grad in (tf.constant([3.0, -4.0]), tf.constant([3.0, math.inf]), slices):
+        single = way(grad)
+        assert type(single) is type(grad)
+        assert _numbers([single]) == _numbers(way([grad]))
+
+
+def test_global_norm_of_a_single_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* of type EagerTensor: pass \[grad\]"):
+        tfmp.clip_by_global_norm(tf.constant([1.0]), 1.0)
+
+
 @pytest.mark.parametrize("way", _WAYS)
 def test_argument_that_is_not_a_list_of_gradients_is_refused(way: Callable[..., Any]) -> None:
     grad = tf.constant([1.0])
-    with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* of type EagerTensor: pass \[grad\]"):
-        way(grad, 1.0)
     with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* pass the gradients alone, without"):
         way(zip([grad], [grad], strict=True), 1.0)
     with pytest.raises(TypeError, match=r"^grads must be a list of gradients, .* pass the gradients alone, without"):

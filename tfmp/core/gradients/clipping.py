@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any, TypeAlias, overload
 
-import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
@@ -160,7 +159,7 @@ def _bound(name: str, value: _Number) -> tf.Tensor:
 
 
 def _is_single(grads: object) -> bool:
-    return tf.is_tensor(grads) or isinstance(grads, tf.IndexedSlices | np.ndarray)
+    return tf.is_tensor(grads) or isinstance(grads, tf.IndexedSlices)
 
 
 def _validated(given: Iterable[Gradient]) -> list[Gradient]:
