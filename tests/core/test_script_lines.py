@@ -16,7 +16,7 @@ def _here() -> str:
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
-    return f"test_call_sites.py:{frame.f_back.f_lineno}"
+    return f"test_script_lines.py:{frame.f_back.f_lineno}"
 
 
 def test_line_of_a_call_skips_lines_of_libraries() -> None:
