@@ -1,10 +1,27 @@
-"""The list of modules in the page of the design; which of them may import which, import-linter's contracts say."""
+"""The list of modules in the page of the design, and the test file of each module.
 
+Which modules may import which is checked by the contracts of import-linter.
+"""
+
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).parent.parent
 _MODULES = sorted((_ROOT / "tfmp").rglob("*.py"))
+
+#: The packages each of whose modules has a test file of its name.
+_TESTED_BY_NAME = ("core", "grad_scaler", "optimizers")
+
+#: The modules of those packages that have no test file of their name, and the reason.
+_WITHOUT_TESTS = {
+    "core/distribute/base.py": "a protocol; the tests of single_process, mirrored and horovod test its methods",
+    "core/overflow/local_check.py": "a tuple",
+    "core/step/result.py": "a tuple",
+    "grad_scaler/scaler.py": "one class, whose tests stand in several files by their subject: test_scaler_*.py",
+    "optimizers/keras215.py": "registers a class; test_keras2.py tests it for every Keras 2",
+    "optimizers/tf_keras.py": "registers a class; test_keras2.py tests it for every Keras 2",
+}
 
 
 def _listed_in_design() -> Iterator[str]:
@@ -36,3 +53,24 @@ def test_no_folder_holds_more_modules_than_a_reader_can_survey() -> None:
     folders = {path.parent for path in _MODULES}
     sizes = {folder.relative_to(_ROOT).as_posix(): len([*folder.glob("[!_]*.py")]) for folder in folders}
     assert {folder: size for folder, size in sizes.items() if size > 13} == {}
+
+
+def test_each_module_has_a_test_file_of_its_name() -> None:
+    """The test file is in the same folder of `tests/`; its name also has the folder's if it would not be unique."""
+    modules = {path.relative_to(_ROOT / "tfmp") for path in _MODULES if not path.name.startswith("_")}
+    without_tests = {
+        module.as_posix()
+        for module in modules
+        if module.parts[0] in _TESTED_BY_NAME
+        and not any(
+            (_ROOT / "tests" / module).with_name(f"test_{name}.py").exists()
+            for name in (module.stem, f"{module.parent.name}_{module.stem}")
+        )
+    }
+    assert without_tests == _WITHOUT_TESTS.keys()
+
+
+def test_names_of_test_files_are_unique() -> None:
+    # Pytest imports each by its name alone, since the folders are no packages.
+    names = Counter(path.name for path in (_ROOT / "tests").rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

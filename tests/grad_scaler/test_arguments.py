@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfmp.grad_scaler.arguments import validated_pairs
+from tfmp.grad_scaler.arguments import validated_pairs, validated_steps
 
 
 def test_variable_of_float8_scales_is_refused() -> None:
@@ -21,3 +21,19 @@ def test_what_is_no_pair_is_refused(pairs: Any) -> None:
         TypeError, match=r"must be pairs of a gradient and its variable, .*: pass zip\(grads, variables\)"
     ):
         validated_pairs(tf.compat.v1.train.GradientDescentOptimizer(1.0), pairs)
+
+
+def test_pairs_are_listed_from_an_iterator_with_none_among_them() -> None:
+    grad, weights = tf.constant(1.0), [tf.Variable(1.0), tf.Variable(1.0)]
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    pairs = validated_pairs(optimizer, zip([None, grad], weights, strict=True))
+    assert [(given is grad, weight is weights[1]) for given, weight in pairs] == [(False, False), (True, True)]
+
+
+def test_steps_are_pairs_of_an_optimizer_and_what_it_steps_with() -> None:
+    pairs = [(tf.constant(1.0), tf.Variable(1.0))]
+    assert validated_steps(iter([("an optimizer", pairs)])) == [("an optimizer", pairs)]
+    with pytest.raises(ValueError, match="there is no optimizer to step: pass pairs of an optimizer"):
+        validated_steps([])
+    with pytest.raises(TypeError, match=r"it holds 'sgd' of type str: pass \[\(optimizer, zip\(grads, variables\)\)"):
+        validated_steps(["sgd"])

@@ -281,12 +281,6 @@ def test_arguments_that_an_optimizer_does_not_take_are_refused_before_any_steps(
         assert (float(weight), int(global_step)) == (0, 0)
 
 
-def test_optimizer_that_skips_itself_is_given_no_none() -> None:
-    weight = tf.Variable(0.0)
-    tfmp.GradScaler(8).step(_Fused(), [(None, tf.Variable(0.0)), (tf.constant(8.0), weight)])
-    assert float(weight) == -1
-
-
 def _keras_wrapper() -> Any:
     keras = next(iter(kerases.installed().values()))
     return keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())

@@ -1,7 +1,7 @@
 """Accumulation of gradients in the wrapper, in every Keras: a window is one step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,8 @@ from kerases import (
 )
 
 import tfmp
+from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.optimizers.keras_accumulation import KerasAccumulation, variables_of_each_replica
 
 _EXECUTIONS: dict[str, Callable[..., Any]] = {
     "eager": lambda step: step,
@@ -314,3 +316,35 @@ def test_variable_overwritten_by_its_gradient_is_refused(keras: ModuleType) -> N
     for _ in range(2):
         with pytest.raises(ValueError, match=r"accumulation_steps=2, .*\(float8 scales\).*: bias\. Leave"):
             take_step(opt, variables, gradients(0))
+
+
+def _buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+    return tf.Variable(tf.zeros(shape, dtype), name=name, trainable=False)
+
+
+@for_every_keras()
+def test_accumulator_is_made_once_by_the_first_build(keras: ModuleType) -> None:
+    accumulation = KerasAccumulation(accumulation_settings(2, "window", None), tfmp.NonFiniteDetector())
+    variables = kernel_and_bias(keras)
+    # Before it is built, gradients are applied at once.
+    assert accumulation.accumulator_of([]) is None
+    accumulation.build(variables, _buffer)
+    kept = accumulation.accumulator_of(variables)
+    assert kept is not None
+    accumulation.build(variables[:1], _buffer)
+    assert accumulation.accumulator_of(tuple(variables)) is kept
+    with pytest.raises(ValueError, match="the gradients are of 2 variables that are not the 2"):
+        accumulation.accumulator_of(variables[::-1])
+
+
+def test_variables_made_for_each_replica_are_read_as_their_sum(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope(), variables_of_each_replica():
+        total = tf.Variable(0.0, trainable=False)
+
+    def add() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        total.assign_add(tf.cast(replica, tf.float32) + 1)
+
+    tf.function(lambda: two_replicas.run(add))()
+    assert [float(value) for value in two_replicas.experimental_local_results(total)] == [1, 2]
+    assert float(total.read_value()) == 3

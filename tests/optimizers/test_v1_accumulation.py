@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.optimizers.v1_accumulation import Accumulators
 
 tf1 = tf.compat.v1
 
@@ -399,3 +401,32 @@ def test_workers_of_a_strategy_are_refused_in_a_graph() -> None:
 def test_settings_are_checked_when_it_is_made() -> None:
     with pytest.raises(ValueError, match=r"accumulation_steps must be a whole number from 1 to 2\*\*31 - 1, got 0"):
         _wrap(_INNER["gd"](), accumulation_steps=0)
+
+
+def test_lists_of_variables_are_told_apart_by_identity_and_order() -> None:
+    accumulators = Accumulators(accumulation_settings(2, "window", None), tfmp.NonFiniteDetector())
+    assert accumulators.is_on
+    a, b = tf.Variable(1.0, name="same"), tf.Variable(1.0, name="same")
+    windows = [accumulators.of(variables) for variables in ([a, b], [b, a], [a], [b])]
+    assert len(set(map(id, windows))) == 4
+    # A tuple of the same variables is the same list, in eager code and in a function.
+    assert accumulators.of((a, b)) is windows[0]
+    found = []
+    tf.function(lambda: found.append(accumulators.of([a])))()
+    assert found == [windows[2]]
+    assert accumulators.windows == windows
+
+
+@pytest.mark.graph
+def test_accumulators_of_graphs_are_not_those_of_eager_code() -> None:
+    accumulators = Accumulators(accumulation_settings(1, "window", None), tfmp.NonFiniteDetector())
+    assert not accumulators.is_on
+    found = []
+    for _ in range(2):
+        with tf.Graph().as_default():
+            weight = tf1.get_variable("weight", initializer=1.0)
+            found.append(accumulators.of([weight]))
+            assert accumulators.of([weight]) is found[-1]
+    assert found[0] is not found[1]
+    # A checkpoint of eager code holds these alone.
+    assert accumulators.windows == []

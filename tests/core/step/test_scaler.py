@@ -5,7 +5,6 @@ import tensorflow as tf
 from function_steps import take_step
 
 import tfmp
-from tfmp.core.step.graph_records import managers_of_graph
 from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
 
@@ -47,13 +46,3 @@ def test_detector_decides_what_is_skipped() -> None:
         scaler, [tf.constant(65504.0 / 8)], ["kernel"], lambda grads: pytest.fail("a saturated gradient was applied")
     )
     assert float(manager.get_loss_scale()) == 4
-
-
-@pytest.mark.graph
-def test_graph_knows_the_managers_of_its_steps_once_each(session: tf.compat.v1.Session) -> None:
-    scaler, manager = _scaler()
-    other_scaler, other_manager = _scaler()
-    assert managers_of_graph() == []
-    for each in (scaler, scaler, other_scaler):
-        take_step(each, [tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
-    assert managers_of_graph() == [manager, other_manager]

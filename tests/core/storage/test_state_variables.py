@@ -22,38 +22,6 @@ def _initialize(session: tf.compat.v1.Session) -> None:
     session.run(tf.compat.v1.global_variables_initializer())
 
 
-def test_plain_names_are_fetched_as_numbers(session: tf.compat.v1.Session) -> None:
-    manager = _manager()
-    update = manager.update_loss_scale(tf.constant(False))
-    _initialize(session)
-    assert session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"]) == [1024, 0, 0]
-    session.run(update)
-    assert session.run("loss_scale:0") == 512
-
-
-def test_second_manager_has_a_state_and_a_name_of_its_own(session: tf.compat.v1.Session) -> None:
-    update = _manager().update_loss_scale(tf.constant(False))
-    _manager()
-    _initialize(session)
-    session.run(update)
-    assert session.run(["loss_scale:0", "loss_scale_1:0"]) == [512, 1024]
-
-
-@pytest.mark.parametrize("scope", [tf.compat.v1.variable_scope, tf.name_scope])
-def test_scopes_come_before_the_name(session: tf.compat.v1.Session, scope: type) -> None:
-    with scope("outer"):
-        _manager()
-    _initialize(session)
-    assert session.run("outer/loss_scale:0") == 1024
-
-
-def test_custom_getters_do_not_meet_the_state(session: tf.compat.v1.Session) -> None:
-    with tf.compat.v1.variable_scope(
-        "net", dtype=tf.float16, custom_getter=tfmp.float32_variable_storage_getter, reuse=tf.compat.v1.AUTO_REUSE
-    ):
-        assert _manager().get_loss_scale().dtype == tf.float32
-
-
 def test_manager_made_under_control_dependencies_is_initialized_without_them(session: tf.compat.v1.Session) -> None:
     needs_feed = tf.compat.v1.placeholder(tf.float32, []) + 1
     with tf.control_dependencies([needs_feed]):

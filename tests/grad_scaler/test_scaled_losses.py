@@ -27,7 +27,7 @@ def _here() -> str:
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
-    return f"test_scaler_warnings.py:{frame.f_back.f_lineno}"
+    return f"test_scaled_losses.py:{frame.f_back.f_lineno}"
 
 
 class _Training:
@@ -77,7 +77,7 @@ def test_loss_that_was_never_scaled_is_warned_of_once_by_its_line(
         grads, training.line = tape.gradient(loss, [training.weight]), _here()
         if tf.executing_eagerly():
             # There only the call is known.
-            training.line = "test_scaler_warnings.py:" + str(_line_of_unscale if unscales else _line_of_step)
+            training.line = "test_scaled_losses.py:" + str(_line_of_unscale if unscales else _line_of_step)
         training.step(grads, unscales)
 
     for _ in range(3):

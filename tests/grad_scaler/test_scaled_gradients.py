@@ -1,0 +1,55 @@
+import math
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+
+def _sgd() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+
+class _Fused:
+    """Unscales and skips by itself, in one assignment."""
+
+    def apply_scaled_gradients(self, grads_and_vars: Any, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
+        return tf.group(
+            *(
+                variable.assign_sub(tf.where(finite, grad / loss_scale, tf.zeros_like(grad)))
+                for grad, variable in grads_and_vars
+            )
+        )
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
+def test_optimizer_that_skips_itself_is_given_scale_and_decision(unscales: bool, enabled: bool) -> None:
+    scaler, fused, ordinary = tfmp.GradScaler(8, enabled=enabled), _Fused(), _sgd()
+    assert isinstance(fused, tfmp.ScaledGradientsOptimizer)
+    weights = [tf.Variable(0.0), tf.Variable(0.0)]
+
+    @tf.function
+    def iterate(grads: tf.Tensor) -> None:
+        own, other = tf.unstack(scaler.scale(grads))
+        if unscales:
+            (own,) = scaler.unscale(fused, [own])
+        scaler.step_all([(fused, [(own, weights[0])]), (ordinary, [(other, weights[1])])])
+        scaler.update()
+
+    iterate(tf.constant([1.0, 2.0]))
+    assert [float(weight) for weight in weights] == [-1, -2]
+    if enabled:
+        iterate(tf.constant([1.0, math.inf]))
+        iterate(tf.constant([math.nan, 1.0]))
+        assert [float(weight) for weight in weights] == [-1, -2]
+        iterate(tf.constant([4.0, 4.0]))
+        assert [float(weight) for weight in weights] == [-5, -6]
+        assert float(scaler.loss_scale) == 2
+
+
+def test_optimizer_that_skips_itself_is_given_no_none() -> None:
+    weight = tf.Variable(0.0)
+    tfmp.GradScaler(8).step(_Fused(), [(None, tf.Variable(0.0)), (tf.constant(8.0), weight)])
+    assert float(weight) == -1
