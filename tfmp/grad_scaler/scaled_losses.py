@@ -15,13 +15,13 @@ _logger = logging.getLogger("tfmp")
 
 #: The largest number of ops that a search visits. In a larger graph there is no warning.
 _MOST_OPS = 50_000
-#: Parts of the types of ops whose values may come from elsewhere than their inputs. Gradients that depend on such an op
-#: may depend on the scale unnoticed, so there is no warning.
+#: Parts of the types of ops whose values may come from elsewhere than their inputs. If gradients depend on such an op,
+#: they may depend on the scale although the graph does not show it, so there is no warning.
 _GIVEN_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray")
 #: Parts of the types of ops that stand for the arguments and captures of a function.
 _SOURCES = ("Placeholder", "VarHandleOp", "Variable")
-#: The files of TensorFlow that compute gradients, and the types of the ops with which they begin: a tensor of ones in
-#: the shape of the loss, the gradient of the loss with respect to itself.
+#: The files of TensorFlow that compute gradients, and the types of the op with which such a computation begins: a
+#: tensor of ones in the shape of the loss, the gradient of the loss with respect to itself.
 _DIFFERENTIATES = ("gradients_impl.py", "backprop.py")
 _ONES = {"Const", "Fill", "OnesLike"}
 

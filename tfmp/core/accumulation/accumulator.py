@@ -31,18 +31,19 @@ class GradientAccumulator(tf.Module):
         usable   kept == tried                  with overflow_drops="window"
                  kept > 0                       with overflow_drops="micro_batch"
 
-    The sum is divided by the number of micro-batches that are in it, so the mean is also right if a window ends early.
-    Each replica of a `tf.distribute` strategy, and each process of Horovod, has sums of its own. They are combined when
-    `GradScaler.unscale` ends the window: `kept` and `tried` in the rule are then the totals of all replicas.
+    `GradScaler.step` skips the step if the window is not usable. The sum is divided by the number of micro-batches that
+    are in it, so the mean is also right if a window ends early. Each replica of a `tf.distribute` strategy, and each
+    process of Horovod, has sums of its own. They are combined when `GradScaler.unscale` ends the window: `kept` and
+    `tried` in the rule are then the totals of all replicas.
 
     Gradients that are None: the mean for a variable is None until a micro-batch has a gradient for it. After that, None
-    counts as zeros. In a `tf.function` this is decided when the function is traced. If a function ends windows, and a
-    variable had no gradient before the function was traced, the function never applies gradients to that variable;
+    counts as zeros. In a `tf.function` this is decided when the function is traced. If a variable has had no gradient
+    by the time that a function takes the mean in its trace, the function never returns a mean for that variable;
     adding a gradient for it later is an error. After a checkpoint was restored, eager code assumes that the variables
     whose sum is not 0 had a gradient; a graph only counts gradients that are added in it.
 
     Sparse gradients: if the last gradient for a variable was an `IndexedSlices`, the mean is one too. It contains the
-    rows whose sum is not 0; if XLA compiles it, it contains all rows.
+    rows whose sum is not 0; in code that XLA compiles it contains all rows.
 
     Args:
         variables: The variables to train, of TensorFlow or Keras. Under a `tf.distribute` strategy, make the

@@ -14,7 +14,7 @@ class OptimizerAdapter:
 
     This class works with any optimizer that has a method `apply_gradients(grads_and_vars, **kwargs)`: with optimizers
     that users wrote, and in a `tfmp.GradScaler` also with those of Keras. For each host framework there is a subclass,
-    which overrides what its front-end needs.
+    which overrides the methods that must differ for this host.
 
     An adapter never stores a gradient. Under a `tf.distribute` strategy the replicas have different gradients, but a
     conditional calls the functions that the first replica passed, for all replicas. Anything that differs between

@@ -50,7 +50,7 @@ class LossScaler:
         unscale     grads / loss_scale                                        float32
         run         check            this replica's gradients                 LocalCheck
                     agree            one answer for all replicas              StepResult
-                    apply or count   the optimizer applies the gradients; or if some overflowed, they are counted
+                    apply or count   the optimizer applies the gradients, or the overflowed values are counted
         advance     the manager adjusts the loss scale, and the step is counted
 
     `step` is `run` and then `advance`. The scaler itself has no state that training changes, apart from the overflow
@@ -88,7 +88,7 @@ class LossScaler:
         self._is_distributed = is_distributed
         self._aggregation_dtype = aggregation_dtype
         self._warned_of_horovod = False
-        #: Counts which variables' gradients overflowed.
+        #: The numbers of overflowed values in the gradient of each variable.
         self.overflow_counts = AllOverflowCounts()
 
     def distribution(self) -> Distribution:
@@ -287,6 +287,8 @@ class LossScaler:
         return GradientCheck(detector, loss_scale, step.scaling, num_summed, step.adapter.overwritten)
 
     def _detector_for(self, *, already_checked: bool) -> OverflowDetector:
+        # A replica's part of a mean can be larger than any micro-batch. A detector that compares magnitudes with a
+        # limit, as it has done for each micro-batch, could reject it wrongly.
         return NonFiniteDetector() if already_checked else self._detector
 
     def _check(self, grads: Gradients, check: GradientCheck, known: LocalCheck | None) -> LocalCheck:
@@ -359,6 +361,7 @@ class LossScaler:
             The op that does both; None in eager mode.
         """
         seen = [result.finite] if result.max_abs is None else [result.finite, result.max_abs]
+        # `finite` is another tensor than `applied` only if micro-batches can be dropped; the manager then records drops.
         applied = [result.applied] if result.finite is result.applied else [result.applied, result.finite]
         return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(*applied))
 
