@@ -68,7 +68,7 @@ def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
     # The optimizers in Keras' `optimizers.legacy` have no `build`. They can step in a TF1 graph.
     if in_graph and hasattr(optimizer, "build") and hasattr(optimizer, "iterations"):
         raise NotImplementedError(
-            f"the optimizer is Keras' {kind}, which has no op that a session could run: in a graph of TF1 pass a "
+            f"the optimizer is Keras' {kind}, which has no op that a session could run: in a TF1 graph pass a "
             "tf.compat.v1.train.Optimizer, or train eagerly or in a tf.function."
         )
 

@@ -82,17 +82,17 @@ class _Counts(NamedTuple):
     Attributes:
         applied: The number of updates before which all steps were applied.
         skipped: The number of all other updates.
-        in_part: The number of updates before which some steps were applied and others skipped.
+        partial: The number of updates before which some steps were applied and others skipped.
     """
 
     applied: tf.Tensor
     skipped: tf.Tensor
-    in_part: tf.Tensor
+    partial: tf.Tensor
 
     @classmethod
     def of(cls, scaler: StepProperties) -> "_Counts":
-        in_part = scaler._pending.partial_iterations if isinstance(scaler, GradScaler) else tf.constant(0, tf.int64)
-        return cls(tf.identity(scaler.applied_steps), tf.identity(scaler.skipped_steps), tf.identity(in_part))
+        partial = scaler._pending.partial_iterations if isinstance(scaler, GradScaler) else tf.constant(0, tf.int64)
+        return cls(tf.identity(scaler.applied_steps), tf.identity(scaler.skipped_steps), tf.identity(partial))
 
 
 class _Attempt(NamedTuple):
@@ -100,32 +100,32 @@ class _Attempt(NamedTuple):
 
     Attributes:
         skipped: True if a step was skipped and none was applied.
-        optimizers_parted: True if one optimizer stepped and another did not.
-        updates_parted: True if there were several updates, one after an applied step and one after a skipped step.
+        optimizers_differ: True if one optimizer stepped and another did not.
+        updates_differ: True if there were several updates, one after an applied step and one after a skipped step.
     """
 
     skipped: tf.Tensor
-    optimizers_parted: tf.Tensor
-    updates_parted: tf.Tensor
+    optimizers_differ: tf.Tensor
+    updates_differ: tf.Tensor
 
     @classmethod
     def between(cls, before: _Counts, after: _Counts) -> "_Attempt":
         skipped, applied = after.skipped > before.skipped, after.applied > before.applied
-        optimizers_parted, updates_parted = after.in_part > before.in_part, tf.logical_and(skipped, applied)
-        parted = tf.logical_or(optimizers_parted, updates_parted)
-        return cls(tf.logical_and(skipped, tf.logical_not(parted)), optimizers_parted, updates_parted)
+        optimizers_differ, updates_differ = after.partial > before.partial, tf.logical_and(skipped, applied)
+        is_partial = tf.logical_or(optimizers_differ, updates_differ)
+        return cls(tf.logical_and(skipped, tf.logical_not(is_partial)), optimizers_differ, updates_differ)
 
     def checks(self) -> list[tuple[tf.Tensor, str]]:
         """Return pairs of a flag that must not be True and the error message for it."""
         return [
             (
-                self.optimizers_parted,
+                self.optimizers_differ,
                 "train_step was skipped only in part: one of its optimizers stepped and another did not, and the first "
                 "would step twice if the batch was replayed. Let them step together, by scaler.step_all, which steps "
                 "all of them or none.",
             ),
             (
-                self.updates_parted,
+                self.updates_differ,
                 "train_step was skipped only in part: it updated the scale several times, after a step that was "
                 "applied and after one that was skipped. Let train_step take only one step with one update, and replay "
                 "the steps one by one.",

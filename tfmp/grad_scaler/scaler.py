@@ -525,7 +525,7 @@ class GradScaler(StepProperties, tf.Module):
         if not tf.executing_eagerly():
             raise RuntimeError(
                 f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "
-                "tf.function. A graph of TF1 has its state in variables, which tf.compat.v1.train.Saver saves."
+                "tf.function. In a TF1 graph the state is in variables, which tf.compat.v1.train.Saver saves."
             )
 
 

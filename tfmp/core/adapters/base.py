@@ -16,9 +16,9 @@ class OptimizerAdapter:
     that users wrote, and in a `tfmp.GradScaler` also with those of Keras. For each host framework there is a subclass,
     which overrides the methods that must differ for this host.
 
-    An adapter never stores a gradient. Under a `tf.distribute` strategy the replicas have different gradients, but a
-    conditional calls the functions that the first replica passed, for all replicas. Anything that differs between
-    replicas is therefore passed to the methods as an argument.
+    An adapter never stores a gradient. Under a `tf.distribute` strategy each replica makes an adapter, but the
+    conditional calls only the adapter of the first replica, for all replicas. Anything that differs between replicas,
+    such as gradients, is therefore passed to the methods as an argument.
 
     Args:
         optimizer: The optimizer.

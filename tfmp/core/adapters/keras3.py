@@ -37,8 +37,9 @@ class Keras3Adapter(OptimizerAdapter):
     def unscales(self, grads: Gradients) -> bool:
         """Return True if `apply` can unscale these gradients itself.
 
-        It cannot under a `tf.distribute` strategy: the check there finds out whether the sum of the replicas' unscaled
-        gradients could overflow, so it needs them unscaled.
+        Under a `tf.distribute` strategy this is False: the check needs unscaled gradients there, to find out whether
+        their sum over the replicas could overflow. It is also False if a variable has float8 scales: their next values,
+        which come as "gradients", must not be divided by the loss scale.
         """
         if self.overwritten or tf.distribute.has_strategy():
             return False

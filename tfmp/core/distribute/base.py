@@ -67,8 +67,8 @@ class Distribution(Protocol):
 
         Args:
             flag: A boolean scalar on which all replicas agree.
-            grads: The replica's gradients, and any other tensors that differ between replicas: the functions may use
-                no other tensors that do.
+            grads: The replica's gradients. Other tensors that the functions use must be added to this list if they
+                differ between replicas.
             if_true: Called with these tensors if the flag is True. It may sum over replicas or call `once`.
             if_false: Called with these tensors if the flag is False. It may do the same.
 

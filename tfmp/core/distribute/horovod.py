@@ -14,8 +14,8 @@ from tfmp.types import Gradient, Gradients
 class Horovod(SingleProcess):
     """The processes that Horovod connects; each of them has variables of its own.
 
-    Methods that this class does not override act on one process alone, because nothing else is necessary: each process
-    runs the conditional and updates its own variables, and all of them come to the same values.
+    `conditional_update` and `once` are those of a single process: each process changes its own variables. All processes
+    change them in the same way, because they agree on the flag.
 
     Args:
         horovod: The module `horovod.tensorflow`, initialized.

@@ -361,7 +361,7 @@ class LossScaler:
             The op that does both; None in eager mode.
         """
         seen = [result.finite] if result.max_abs is None else [result.finite, result.max_abs]
-        # `finite` is another tensor than `applied` only if micro-batches can be dropped; the manager then records drops.
+        # If micro-batches can be dropped, `finite` is a second tensor, by which the manager records a drop.
         applied = [result.applied] if result.finite is result.applied else [result.applied, result.finite]
         return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(*applied))
 
