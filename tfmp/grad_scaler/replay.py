@@ -17,10 +17,10 @@ Result = TypeVar("Result")
 def replay(train_step: Callable[[], Result], scaler: StepProperties, max_replays: int) -> Result:
     """Take a training step, and repeat it on the same batch while it is skipped because of an overflow.
 
-    A skipped step lowers the loss scale, so the same batch may not overflow the next time. No batch is lost, and none
-    is applied twice, because a skipped step changes nothing but the loss scale. If the batch still overflows after
-    `max_replays` repetitions, it is given up. In eager code the repetition is a Python loop. In a `tf.function`, with
-    or without `jit_compile`, it is a loop on the device, for which `train_step` is traced once.
+    A skipped step lowers the loss scale, so the same batch may not overflow the next time. A batch is lost only if it
+    still overflows after `max_replays` repetitions. No batch is applied twice, because a skipped step does not
+    apply gradients. In eager code the repetition is a Python loop. In a `tf.function`, with or without `jit_compile`,
+    it is a loop on the device, for which `train_step` is traced once.
 
     A step that was skipped only in part cannot be repeated as a whole and is an error. So if `train_step` has several
     optimizers, let them step together by `GradScaler.step_all`, which steps all of them or none; and call `update` only
@@ -30,8 +30,8 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, max_replays
 
     * The manager counts every attempt as a step. A batch that contains NaN lowers the scale `max_replays` more times.
     * A manager that lowers the scale only after two overflows repeats the step once at the same scale.
-    * Whatever the forward pass changes, changes at every attempt: the averages of batch normalization, the state of
-      random number generators, metrics.
+    * Whatever the forward pass itself changes is changed by every attempt: the averages of batch normalization, the
+      state of random number generators, metrics.
     * An accumulator counts the micro-batches of every attempt. Leave out its `micro_batches_per_epoch`, and end the
       last window of an epoch yourself: call `step` and `update` with the mean of the micro-batches that it has.
 

@@ -34,6 +34,7 @@ class StepCounter:
         Returns:
             The op that applies the gradients and counts the step; None in eager mode.
         """
+        # The target is computed before the optimizer runs, because the optimizer may increment the variable.
         target = self._global_step.read_value() + 1
         with tf.control_dependencies([target]):
             applied = finished(apply(self._global_step))
@@ -93,6 +94,7 @@ class TF1Adapter(OptimizerAdapter):
     ) -> tf.Operation:
         """Apply the gradients of one replica, and count the step."""
         del loss_scale, measures
+        # TensorFlow enters a name scope whose name ends in a slash as it is, without the current scope in front.
         with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):
             if self._counter is None:
                 return finished(self.optimizer.apply_gradients(self._pairs(grads), **self._kwargs))
