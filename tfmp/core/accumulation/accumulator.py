@@ -163,8 +163,8 @@ class GradientAccumulator(tf.Module):
                 a number. Leave it out if the gradients are not scaled.
 
         Returns:
-            The op that adds the gradients; None in eager mode. In a TF1 graph, put an op that reads the window, such as
-            `mean()`, under a control dependency on this op if it must run later.
+            The op that adds the gradients; None in eager mode. In a TF1 graph, call methods that read the window, such
+            as `mean`, under a control dependency on this op if they must read it after the addition.
 
         Raises:
             ValueError: The number of gradients is not the number of variables; or every gradient is None; or there is a
@@ -294,6 +294,7 @@ class GradientAccumulator(tf.Module):
         counts = tf.stack([self.kept.read_value(), self.tried.read_value(), tf.ones([], tf.float64)])
         kept, tried, replicas = tf.unstack(total(counts))
         complete = tf.equal(kept, tried)
+        # Counts that come from a checkpoint of several replicas may not be whole. Rounding them up loses no overflow.
         overflows = tf.cast(tf.math.ceil(self.overflows.read_value()), tf.int64)
         largest = tf.identity(self.largest.read_value())
         # The sums are divided in their own dtype. They are not multiplied by 1 / kept, which would be rounded. If no

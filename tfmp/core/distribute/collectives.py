@@ -41,6 +41,7 @@ def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Te
         >>> in_slot(tf.constant([3.0]), 1, 2).numpy().tolist()
         [[0.0], [3.0]]
     """
+    # The values are selected and not multiplied by 0 or 1: infinity times 0 is NaN.
     is_own = tf.reshape(tf.equal(tf.range(replicas), replica), [replicas] + [1] * values.shape.rank)
     return tf.where(is_own, values, tf.zeros([], values.dtype))
 

@@ -43,6 +43,8 @@ class Horovod(SingleProcess):
         def summed(values: tf.Tensor) -> tf.Tensor:
             return tf.cast(self._horovod.allreduce(part(values), op=self._horovod.Sum, name=name), values.dtype)
 
+        # Sparse gradients are gathered: the result has the rows of all processes, and rows of one index are summed when
+        # they are applied.
         def rows(values: tf.Tensor) -> tf.Tensor:
             return tf.cast(self._horovod.allgather(part(values), name=f"{name}_values"), values.dtype)
 
