@@ -8,7 +8,7 @@ from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.grad_scaler.call_order import CallOrder
 
 
-def test_optimizers_are_told_apart_by_what_they_are() -> None:
+def test_optimizers_are_distinguished_by_identity() -> None:
     class AlwaysEqual:
         def __eq__(self, other: object) -> bool:
             return True
@@ -22,7 +22,7 @@ def test_optimizers_are_told_apart_by_what_they_are() -> None:
     assert calls.stepped
 
 
-def test_what_was_unscaled_is_known_to_the_step_and_then_forgotten() -> None:
+def test_step_finds_the_check_of_unscale_until_update() -> None:
     calls, seen = CallOrder(), LocalCheck(tf.constant(True))
     calls.note_unscale("sgd", seen)
     assert calls.found_by_unscale("sgd") is seen
@@ -32,13 +32,13 @@ def test_what_was_unscaled_is_known_to_the_step_and_then_forgotten() -> None:
     assert calls.found_by_unscale("sgd") is None
 
 
-def test_graphs_have_calls_of_their_own_and_are_not_kept_alive() -> None:
+def test_calls_are_recorded_for_each_graph_and_do_not_keep_it_alive() -> None:
     calls = CallOrder()
     graph = tf.Graph()
     with graph.as_default():
         calls.note_step("sgd", None)
     assert not calls.stepped
-    # Not in the graph.
+    # This call is recorded for eager code, not for the graph.
     calls.note_step("sgd", None)
     with graph.as_default(), pytest.raises(RuntimeError, match="step was called already"):
         calls.found_by_unscale("sgd")

@@ -11,7 +11,7 @@ def _step(known: LocalCheck | None, variables: int = 1) -> OptimizerStep:
     return OptimizerStep(OptimizerAdapter(None, weights), grads, grads, known)
 
 
-def test_optimizers_that_step_together_are_as_usable_as_the_worst_of_them() -> None:
+def test_gradients_are_usable_together_only_if_those_of_each_optimizer_are() -> None:
     assert known_together([_step(None), _step(None)]) is None
     usable, incomplete = LocalCheck(tf.constant(True)), LocalCheck(tf.constant(True), complete=tf.constant(False))
     together = known_together([_step(None), _step(usable), _step(incomplete)])
@@ -22,7 +22,7 @@ def test_optimizers_that_step_together_are_as_usable_as_the_worst_of_them() -> N
     assert (bool(unusable.usable), unusable.complete) == (False, None)
 
 
-def test_overflows_of_a_window_stand_at_the_places_of_their_variables() -> None:
+def test_overflow_counts_of_a_window_are_in_the_rows_of_its_variables() -> None:
     found = LocalCheck(tf.constant(False), overflow_counts=tf.constant([[1, 0, 0]], tf.int64))
     together = known_together([_step(None, variables=2), _step(found)])
     assert together is not None

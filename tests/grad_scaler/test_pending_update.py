@@ -8,21 +8,21 @@ def _result(applied: bool, finite: bool, max_abs: float) -> StepResult:
     return StepResult(tf.constant(applied), tf.constant(finite), tf.constant(max_abs))
 
 
-def _told(pending: PendingUpdate) -> list[float]:
+def _combined(pending: PendingUpdate) -> list[float]:
     result = pending.result(with_max_abs=True)
     return [int(pending.steps), bool(result.applied), bool(result.finite), float(result.max_abs)]
 
 
-def test_result_is_that_of_all_steps_until_it_is_cleared() -> None:
+def test_result_combines_all_steps_until_it_is_cleared() -> None:
     pending = PendingUpdate()
     for result in [_result(True, True, 4.0), _result(True, False, 2.0), _result(True, True, 1.0)]:
         pending.add(result)
-    assert _told(pending) == [3, True, False, 4]
+    assert _combined(pending) == [3, True, False, 4]
     pending.clear()
-    assert _told(pending) == [0, True, True, 0]
+    assert _combined(pending) == [0, True, True, 0]
 
 
-def test_steps_that_drop_nothing_are_finite_where_they_are_applied() -> None:
+def test_finite_equals_applied_if_no_micro_batch_can_be_dropped() -> None:
     pending = PendingUpdate()
     pending.add(StepResult(*[tf.constant(True)] * 2, None))
     result = pending.result(with_max_abs=False)
@@ -35,11 +35,11 @@ def test_steps_that_drop_nothing_are_finite_where_they_are_applied() -> None:
     assert not result.finite
 
 
-def test_results_are_in_no_checkpoint() -> None:
+def test_results_are_not_saved_in_checkpoints() -> None:
     assert not tf.train.Checkpoint(pending=PendingUpdate()).pending._trackable_children()
 
 
-def test_iterations_that_were_applied_in_part_are_counted_beyond_their_end() -> None:
+def test_partly_applied_iterations_are_counted_and_not_cleared() -> None:
     pending, counts = PendingUpdate(), []
     for iteration in [(True, True), (True, False), (False, True), (False, False), ()]:
         for applied in iteration:

@@ -9,7 +9,7 @@ import tfmp
 
 
 class _Training:
-    """Takes steps whose gradient is 4, in a half precision that ends at a limit; it overflows above that."""
+    """A training whose gradient is 4. A scaled gradient above the limit becomes infinite, as in half precision."""
 
     def __init__(self, scaler: Any, limit: float = 64.0, compiled: bool | None = False) -> None:
         self.scaler, self.weight = scaler, tf.Variable(0.0)
@@ -28,8 +28,8 @@ class _Training:
         return {"scale": scaled / 4.0, "none": None, "calls": [self.calls.read_value()]}
 
 
-# Eager, eager around a function, all on the device, and with a step within XLA.
-_WAYS: dict[str, tuple[bool | None, bool]] = {
+# For each mode: whether XLA compiles the step (None if it is not a `tf.function`); whether `replay` is in a function.
+_MODES: dict[str, tuple[bool | None, bool]] = {
     "eager": (None, False),
     "step in a function": (False, False),
     "all in a function": (None, True),
@@ -39,9 +39,9 @@ _WAYS: dict[str, tuple[bool | None, bool]] = {
 _ON_DEVICE = pytest.mark.parametrize("on_device", [False, True], ids=["eager", "function"])
 
 
-@pytest.mark.parametrize("way", _WAYS)
-def test_batch_is_taken_again_until_it_is_applied(way: str) -> None:
-    compiled, on_device = _WAYS[way]
+@pytest.mark.parametrize("mode", _MODES)
+def test_step_is_repeated_until_it_is_applied(mode: str) -> None:
+    compiled, on_device = _MODES[mode]
     training = _Training(tfmp.GradScaler(128), compiled=compiled)
 
     def run() -> Any:
@@ -49,20 +49,20 @@ def test_batch_is_taken_again_until_it_is_applied(way: str) -> None:
 
     run = tf.function(run) if on_device else run
     result = run()
-    # 128, 64, 32 overflow; what the last call found is what comes out.
+    # The step overflows at 128, 64 and 32. `replay` returns the result of the last call.
     assert (float(result["scale"]), result["none"], int(result["calls"][0])) == (16, None, 4)
     assert (float(training.weight), int(training.calls)) == (-4, 4)
     assert [int(count) for count in training.scaler.manager.get_status()[1:]] == [True, True, 4, 1, 3, 0]
     run()
     assert (float(training.weight), int(training.calls)) == (-8, 5)
-    # A function in which variables are made is traced twice; this one makes none.
+    # TensorFlow traces a function twice if it makes variables. This function makes none.
     traces = training.traces
     tf.function(lambda: tfmp.replay(training.step, training.scaler, 5))()
     assert training.traces - traces <= 1
 
 
 @_ON_DEVICE
-def test_batch_that_never_is_finite_is_given_up(on_device: bool) -> None:
+def test_batch_that_always_overflows_is_given_up(on_device: bool) -> None:
     training = _Training(tfmp.GradScaler(128), limit=0.0, compiled=None)
 
     def run() -> Any:
@@ -99,12 +99,12 @@ def test_replicas_replay_together(on_device: bool, two_replicas: tf.distribute.M
     result = (tf.function(run) if on_device else run)()
     assert [float(value) for value in two_replicas.experimental_local_results(result)] == [64, 64]
     assert (float(weight.numpy()), float(scaler.loss_scale), int(scaler.skipped_steps)) == (-8, 16, 1)
-    with pytest.raises(RuntimeError, match="replay was called on a replica: call it around"):
+    with pytest.raises(RuntimeError, match="replay was called on a replica: call it outside of"):
         two_replicas.run(lambda: tfmp.replay(on_replica, scaler, 3))
 
 
 class _TwoSteps:
-    """Steps with two optimizers, whose gradient is 4; they overflow above limits of their own."""
+    """A training with two optimizers and gradients of 4; a scaled gradient is infinite above its optimizer's limit."""
 
     def __init__(self, limits: tuple[float, float], init_scale: float = 128.0) -> None:
         self.scaler, self._limits = tfmp.GradScaler(init_scale), limits
@@ -151,7 +151,7 @@ def test_optimizers_that_step_together_replay(on_device: bool) -> None:
 
 
 @_ON_DEVICE
-def test_nothing_is_applied_twice_where_one_of_two_optimizers_is_skipped(on_device: bool) -> None:
+def test_nothing_is_applied_twice_if_one_of_two_optimizers_is_skipped(on_device: bool) -> None:
     training = _TwoSteps((512.0, 64.0))
     with pytest.raises((RuntimeError, tf.errors.InvalidArgumentError), match="Let them step together"):
         training.run(training.each, on_device)
@@ -159,21 +159,21 @@ def test_nothing_is_applied_twice_where_one_of_two_optimizers_is_skipped(on_devi
 
 
 @_ON_DEVICE
-def test_optimizers_that_are_skipped_alike_replay(on_device: bool) -> None:
+def test_two_optimizers_that_are_both_skipped_replay(on_device: bool) -> None:
     training = _TwoSteps((64.0, 64.0))
     training.run(training.each, on_device)
     assert training.state() == [-4, -4, 16]
 
 
 @_ON_DEVICE
-def test_two_updates_that_are_skipped_both_replay_until_both_are_applied(on_device: bool) -> None:
+def test_two_skipped_updates_replay_until_both_are_applied(on_device: bool) -> None:
     training = _TwoSteps((64.0, 32.0), 32.0)
     training.run(training.with_two_updates, on_device)
     assert training.state() == [-4, -4, 8]
 
 
 @_ON_DEVICE
-def test_nothing_is_applied_twice_where_one_of_two_updates_is_skipped(on_device: bool) -> None:
+def test_nothing_is_applied_twice_if_one_of_two_updates_is_skipped(on_device: bool) -> None:
     training = _TwoSteps((64.0, 16.0), 16.0)
     with pytest.raises((RuntimeError, tf.errors.InvalidArgumentError), match="it updated the scale several times"):
         training.run(training.with_two_updates, on_device)
@@ -214,7 +214,7 @@ def test_call_that_takes_no_step_is_not_replayed() -> None:
     assert len(calls) == 1
 
 
-def test_scaler_that_is_not_enabled_replays_nothing() -> None:
+def test_disabled_scaler_replays_nothing() -> None:
     scaler = tfmp.GradScaler(enabled=False, manager=tfmp.FixedLossScaleManager(8))
     training = _Training(scaler, limit=0.0)
     tfmp.replay(training.step, scaler, 5)
@@ -236,7 +236,7 @@ def test_scaler_that_is_not_enabled_replays_nothing() -> None:
         ),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(
+def test_wrong_arguments_are_refused(
     scaler: Callable[[], Any], max_replays: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

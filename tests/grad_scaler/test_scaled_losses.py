@@ -1,4 +1,4 @@
-"""What a scaler says of gradients whose loss was not scaled, and where it must say nothing."""
+"""The warnings about gradients whose loss was not scaled, and the cases that must not cause one."""
 
 import gc
 import inspect
@@ -31,7 +31,7 @@ def _here() -> str:
 
 
 class _Training:
-    """A scaler with what it trains, and the lines that gradients were made in."""
+    """A scaler with an optimizer, a weight and an accumulator; `line` is the line that a warning must name."""
 
     def __init__(self, is_fixed: bool = False, **settings: Any) -> None:
         self.scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8) if is_fixed else None, **settings)
@@ -50,7 +50,7 @@ class _Training:
         self.scaler.update()
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == "tfmp"]
 
 
@@ -59,13 +59,13 @@ def _eagerly(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _in_function(function: Callable[..., None]) -> Callable[..., None]:
-    # AutoGraph would give the lines of what it makes of the test.
+    # With AutoGraph the lines would be those of the converted code.
     return tf.function(function, autograph=False)
 
 
 @pytest.mark.parametrize("mode", [_eagerly, _in_function], ids=["eager", "function"])
 @pytest.mark.parametrize("unscales", [True, False])
-def test_loss_that_was_never_scaled_is_warned_of_once_by_its_line(
+def test_loss_that_was_never_scaled_gives_one_warning_with_the_line(
     mode: Callable[..., Any], unscales: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = _Training()
@@ -76,13 +76,13 @@ def test_loss_that_was_never_scaled_is_warned_of_once_by_its_line(
             loss = training.loss(data)
         grads, training.line = tape.gradient(loss, [training.weight]), _here()
         if tf.executing_eagerly():
-            # There only the call is known.
+            # In eager code only the line that calls the scaler is known.
             training.line = "test_scaled_losses.py:" + str(_line_of_unscale if unscales else _line_of_step)
         training.step(grads, unscales)
 
     for _ in range(3):
         iterate(tf.constant(3.0))
-    assert _said(caplog) == [f"{training.line}: {_NEVER}"]
+    assert _messages(caplog) == [f"{training.line}: {_NEVER}"]
 
 
 _line_of_unscale = next(
@@ -94,7 +94,7 @@ _line_of_step = _line_of_unscale + 1
 
 
 @pytest.mark.graph
-def test_graph_of_a_session_warns_by_the_line_of_the_gradients(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_in_a_tf1_graph_names_the_line_of_the_gradients(caplog: pytest.LogCaptureFixture) -> None:
     for scales, message in ((False, _NEVER), (True, _OTHER)):
         caplog.clear()
         with tf.Graph().as_default():
@@ -107,13 +107,13 @@ def test_graph_of_a_session_warns_by_the_line_of_the_gradients(caplog: pytest.Lo
             for _ in range(2):
                 scaler.step(optimizer, zip(grads, [weight], strict=True))
                 scaler.update()
-        assert _said(caplog) == [f"{line}: {message}"]
+        assert _messages(caplog) == [f"{line}: {message}"]
 
 
 @pytest.mark.parametrize("jit_compile", [None, True])
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["exponential", "fixed"])
 @pytest.mark.parametrize("clips", [True, False])
-def test_function_that_differentiates_the_loss_beside_the_scaled_one_is_warned_of(
+def test_differentiating_the_unscaled_loss_next_to_a_scaled_one_gives_a_warning(
     clips: bool, is_fixed: bool, jit_compile: bool | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = _Training(is_fixed)
@@ -130,7 +130,7 @@ def test_function_that_differentiates_the_loss_beside_the_scaled_one_is_warned_o
 
     for _ in range(2):
         iterate(tf.constant(3.0))
-    assert _said(caplog) == [f"{training.line}: {_OTHER}"]
+    assert _messages(caplog) == [f"{training.line}: {_OTHER}"]
 
 
 def _scaled(training: _Training, data: tf.Tensor) -> None:
@@ -254,28 +254,28 @@ def _accumulated(training: _Training, data: tf.Tensor) -> None:
         _accumulated,
     ],
 )
-def test_nothing_is_said_of_losses_that_are_scaled(
+def test_scaled_loss_gives_no_warning(
     iterate: Callable[..., None], is_fixed: bool, mode: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     training = _Training(is_fixed)
     mode(iterate)(training, tf.constant(3.0))
-    assert _said(caplog) == []
+    assert _messages(caplog) == []
     assert int(training.scaler.attempted_steps) == 1
 
 
-def test_nothing_is_said_of_gradients_that_a_function_is_given(caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_passed_to_a_function_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     training = _Training()
     step = tf.function(lambda grad: training.step([grad * 1.0]))
-    # It is traced before anything is scaled.
+    # The function is traced before any loss is scaled.
     step = step.get_concrete_function(tf.TensorSpec([2]))
     with tf.GradientTape() as tape:
         scaled = training.scaler.scale(training.loss())
     step(tape.gradient(scaled, training.weight))
-    assert _said(caplog) == []
+    assert _messages(caplog) == []
 
 
 @pytest.mark.parametrize("mode", [_eagerly, tf.function], ids=["eager", "function"])
-def test_nothing_is_said_where_nothing_is_scaled(mode: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_scaler_gives_no_warning(mode: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     training = _Training(enabled=False)
 
     def iterate() -> None:
@@ -284,10 +284,10 @@ def test_nothing_is_said_where_nothing_is_scaled(mode: Callable[..., Any], caplo
         training.step(tape.gradient(loss, [training.weight]))
 
     mode(iterate)()
-    assert _said(caplog) == []
+    assert _messages(caplog) == []
 
 
-def test_replicas_that_scale_are_not_warned_of(
+def test_scaled_losses_on_replicas_give_no_warning(
     two_replicas: tf.distribute.MirroredStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
     with two_replicas.scope():
@@ -305,10 +305,10 @@ def test_replicas_that_scale_are_not_warned_of(
         training.scaler.update()
 
     iterate()
-    assert _said(caplog) == []
+    assert _messages(caplog) == []
 
 
-def test_graph_is_not_kept_alive_by_what_was_scaled_in_it() -> None:
+def test_scaled_loss_does_not_keep_its_graph_alive() -> None:
     losses = ScaledLosses()
     with tf.Graph().as_default() as graph:
         losses.note(tf.constant(1.0) * tf.constant(8.0))

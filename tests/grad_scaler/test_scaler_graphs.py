@@ -13,7 +13,7 @@ tf1 = tf.compat.v1
 
 
 class _TwoNets:
-    """A pair of losses and optimizers in the current graph, one of which clips."""
+    """Two losses with an optimizer each, in the current graph; the gradient of the first is clipped."""
 
     def __init__(self, scaler: tfmp.GradScaler) -> None:
         self.factor = tf1.placeholder(tf.float32, [])
@@ -43,7 +43,7 @@ def test_update_runs_the_whole_iteration(session: tf1.Session) -> None:
         session.run(update_op, {nets.factor: factor})
         kernel, *rest = session.run([nets.kernel, nets.bias, scaler.loss_scale, nets.global_step])
         states.append((kernel.tolist(), *rest))
-    # The bias steps each time, the kernel and global_step where the kernel's gradient is finite.
+    # The bias steps each time; the kernel and the global step change only if the kernel's gradient is finite.
     assert states == [([0.5, 1.5], 0, 1024, 1), ([0.5, 1.5], -0.5, 512, 1), ([-0.75, 0.25], -0.25, 512, 2)]
     assert session.run(counts) == [2, 1, True]
 
@@ -161,7 +161,7 @@ def test_hook_reports_on_a_scaler(session: tf1.Session, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("verb", ["state_dict", "load_state_dict"])
-def test_state_of_a_graph_is_the_savers(session: tf1.Session, verb: str) -> None:
+def test_state_as_numbers_is_refused_in_a_graph(session: tf1.Session, verb: str) -> None:
     arguments: list[Any] = [{}] if verb == "load_state_dict" else []
     with pytest.raises(RuntimeError, match=f"{verb} was called in a graph.*tf.compat.v1.train.Saver saves"):
         getattr(tfmp.GradScaler(8), verb)(*arguments)

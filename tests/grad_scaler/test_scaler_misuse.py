@@ -38,7 +38,7 @@ class _Training:
         ("unscale step step", r"step was called already"),
     ],
 )
-def test_verbs_out_of_order_are_refused(verbs: str, message: str, compiled: bool) -> None:
+def test_calls_out_of_order_are_refused(verbs: str, message: str, compiled: bool) -> None:
     training = _Training()
 
     def iterate() -> None:
@@ -48,11 +48,11 @@ def test_verbs_out_of_order_are_refused(verbs: str, message: str, compiled: bool
     with pytest.raises(RuntimeError, match=message):
         (tf.function(iterate) if compiled else iterate)()
     if not compiled:
-        # The call that was refused did nothing.
+        # The refused call changed nothing.
         assert float(training.weight) == {"unscale unscale": 0, "unscale step step": -8}.get(verbs, -1)
 
 
-def test_tensor_is_no_list_of_gradients() -> None:
+def test_tensor_instead_of_a_list_of_gradients_is_refused() -> None:
     with pytest.raises(TypeError, match=r"grads must be a list of gradients, one for each variable"):
         tfmp.GradScaler(8).unscale(_sgd(), tf.constant([8.0]))
 
@@ -76,7 +76,7 @@ def test_optimizer_is_not_stepped_twice_by_one_call() -> None:
     assert float(training.weight) == 0
 
 
-def test_optimizer_that_first_steps_in_a_later_trace_is_prepared_or_has_no_variables() -> None:
+def test_optimizer_with_variables_that_first_steps_in_a_later_trace_must_be_prepared() -> None:
     def optimizer(momentum: bool) -> Any:
         return tf.compat.v1.train.MomentumOptimizer(1.0, 0.5) if momentum else _sgd()
 
@@ -88,7 +88,7 @@ def test_optimizer_that_first_steps_in_a_later_trace_is_prepared_or_has_no_varia
         def train_step(with_second: bool, scaler: Any = scaler, optimizers: Any = optimizers) -> None:
             scaler.step(optimizers[0], [(tf.constant(8.0), first)])  # noqa: B023 - called here
             if with_second:
-                scaler.step(optimizers[1], [(tf.constant(8.0), second)])  # noqa: B023 - the same
+                scaler.step(optimizers[1], [(tf.constant(8.0), second)])  # noqa: B023 - called here
             scaler.update()
 
         if is_prepared:
@@ -102,7 +102,7 @@ def test_optimizer_that_first_steps_in_a_later_trace_is_prepared_or_has_no_varia
         assert (float(first), float(second)) == (-2, -1)
 
 
-def test_iteration_that_an_exception_ended_is_given_up() -> None:
+def test_abandon_forgets_the_iteration() -> None:
     for verbs in ("", "unscale", "step", "unscale step"):
         training = _Training()
         for verb in verbs.split():
@@ -115,12 +115,12 @@ def test_iteration_that_an_exception_ended_is_given_up() -> None:
         training.unscale()
         training.step()
         training.update()
-        # Not an 8th of it: what was unscaled before is forgotten.
+        # The last step follows a new `unscale`, so its gradient of 8 is not divided by the scale.
         assert float(training.weight) == before - 8
         assert int(training.scaler.applied_steps) == 1
 
 
-def test_function_whose_tracing_failed_leaves_nothing_behind() -> None:
+def test_failed_trace_of_a_function_leaves_no_calls_behind() -> None:
     training, fails = _Training(), [True]
 
     def iterate() -> None:
@@ -152,12 +152,12 @@ def test_update_before_any_step_is_an_error() -> None:
         training.update()
 
 
-def test_step_in_a_function_does_not_take_what_was_unscaled_outside() -> None:
+def test_step_in_a_function_refuses_gradients_unscaled_outside_of_it() -> None:
     training = _Training()
     training.unscale()
     with pytest.raises(RuntimeError, match=r"outside of the tf.function that step is called in: call both in the same"):
         tf.function(training.step)()
-    # The other way round too.
+    # The same with `unscale` in a function and `step` in eager code.
     training = _Training()
     tf.function(training.unscale)()
     with pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
@@ -219,7 +219,7 @@ def test_gradients_are_divided_once_in_whichever_branch_steps() -> None:
         assert float(training.weight) == expected
 
 
-def test_gradients_are_not_unscaled_around_a_conditional_and_in_it() -> None:
+def test_unscale_around_a_conditional_and_again_in_it_is_refused() -> None:
     training = _Training()
 
     @tf.function
@@ -234,7 +234,7 @@ def test_gradients_are_not_unscaled_around_a_conditional_and_in_it() -> None:
         iterate(tf.constant(True))
 
 
-def test_function_that_updates_leaves_what_eager_code_unscaled() -> None:
+def test_update_in_a_function_keeps_the_unscale_of_eager_code() -> None:
     training, other = _Training(), _sgd()
 
     @tf.function
@@ -245,17 +245,17 @@ def test_function_that_updates_leaves_what_eager_code_unscaled() -> None:
     training.scaler.unscale(training.optimizer, [tf.constant(8.0)])
     iterate()
     training.scaler.step(training.optimizer, [(tf.constant(1.0), training.weight)])
-    # Both by 1: the second is not divided again.
+    # Both steps subtract 1: the gradient of the second step is not divided again.
     assert float(training.weight) == -2
 
 
-def test_replicas_remember_what_they_unscaled_in_another_run(two_replicas: tf.distribute.MirroredStrategy) -> None:
+def test_replicas_may_unscale_and_step_in_different_runs(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         training = _Training()
     two_replicas.run(training.unscale)
     two_replicas.run(training.step)
     training.update()
-    # A sum of both, not divided by the scale again.
+    # The sum of both replicas' gradients, which are not divided by the scale again.
     assert float(training.weight.numpy()) == -16
     two_replicas.run(training.step)
     with pytest.raises(RuntimeError, match="step was called already"):
@@ -294,9 +294,7 @@ def _keras_wrapper() -> Any:
         (_keras_wrapper, ValueError, "is a .*, which scales the loss itself"),
     ],
 )
-def test_optimizer_that_cannot_be_stepped_with_is_refused(
-    optimizer: Callable[[], Any], error: type[Exception], message: str
-) -> None:
+def test_unsuitable_optimizer_is_refused(optimizer: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         tfmp.GradScaler(8).step(optimizer(), [(tf.constant(8.0), tf.Variable(0.0))])
 
@@ -308,7 +306,7 @@ def test_horovods_optimizer_is_refused() -> None:
         tfmp.GradScaler(8).step(hvd.DistributedOptimizer(_sgd()), [(tf.constant(8.0), tf.Variable(0.0))])
 
 
-def test_there_must_be_gradients() -> None:
+def test_calls_without_gradients_are_refused() -> None:
     training = _Training()
     for pairs in ([], [(None, training.weight)]):
         with pytest.raises(ValueError, match="there are no gradients to step with"):
@@ -318,12 +316,12 @@ def test_there_must_be_gradients() -> None:
             training.scaler.unscale(training.optimizer, grads)
     with pytest.raises(ValueError, match="there is no optimizer to step: pass pairs"):
         training.scaler.step_all([])
-    # Nothing of it counts as a call.
+    # The refused calls were not recorded.
     training.unscale()
     training.step()
 
 
-def test_gradients_of_an_accumulator_are_passed_on_whole() -> None:
+def test_step_with_a_part_of_an_accumulators_mean_is_refused() -> None:
     training = _Training()
     accumulator = tfmp.GradientAccumulator([training.weight, tf.Variable(0.0)], 1)
     accumulator.add([tf.constant(8.0), None], 8.0)
@@ -333,7 +331,7 @@ def test_gradients_of_an_accumulator_are_passed_on_whole() -> None:
 
 
 @pytest.mark.parametrize("loss", [1, tf.constant(1), [1.0, tf.constant([1])]])
-def test_loss_that_is_no_floating_point_number_is_refused(loss: Any) -> None:
+def test_loss_without_a_floating_point_dtype_is_refused(loss: Any) -> None:
     with pytest.raises(TypeError, match="float"):
         tfmp.GradScaler(8).scale(loss)
 

@@ -18,13 +18,13 @@ def _overflow(scaler: tfmp.GradScaler) -> None:
     scaler.step(_sgd(), [(tf.constant(math.inf), tf.Variable(0.0))])
 
 
-def test_state_goes_to_another_scaler_as_numbers() -> None:
+def test_state_dict_moves_the_state_to_another_scaler() -> None:
     scaler, other = (tfmp.GradScaler(1024, growth_interval=3) for _ in range(2))
     for grad in (math.inf, 8.0, 8.0):
         scaler.step(_sgd(), [(tf.constant(grad), tf.Variable(0.0))])
         scaler.update()
     assert scaler.state_dict() == {"loss_scale": 512.0, "good_steps": 2, "bad_steps": 0}
-    # Numbers of JSON may be floats.
+    # All numbers become floats, as they may in a JSON file.
     other.load_state_dict({name: float(value) for name, value in scaler.state_dict().items()})
     other.step(_sgd(), [(tf.constant(8.0), tf.Variable(0.0))])
     other.update()
@@ -42,24 +42,24 @@ def test_state_goes_to_another_scaler_as_numbers() -> None:
         ({"loss_scale": 16.0, "good_steps": 0, "bad_steps": -1}, "bad_steps must be a whole number from 0"),
     ],
 )
-def test_state_of_another_kind_is_refused_whole(state: dict[str, Any], message: str) -> None:
+def test_wrong_state_is_refused_and_changes_nothing(state: dict[str, Any], message: str) -> None:
     scaler = tfmp.GradScaler(8)
     with pytest.raises((TypeError, ValueError), match=message):
         scaler.load_state_dict(state)
     assert scaler.state_dict() == {"loss_scale": 8.0, "good_steps": 0, "bad_steps": 0}
 
 
-def test_scaler_that_is_not_enabled_takes_any_state() -> None:
+def test_disabled_scaler_takes_any_state() -> None:
     scaler = tfmp.GradScaler(enabled=False)
     scaler.load_state_dict({"loss_scale": 8.0})
     assert scaler.state_dict() == {}
 
 
-def test_checkpoint_holds_the_state_and_no_findings(tmp_path: Path) -> None:
+def test_checkpoint_holds_the_managers_state_and_no_results_of_steps(tmp_path: Path) -> None:
     scaler = tfmp.GradScaler(1024)
     _overflow(scaler)
     scaler.update()
-    # Of an iteration that is not at its end.
+    # The iteration of this step has no update before the checkpoint is saved.
     _overflow(scaler)
     path = tf.train.Checkpoint(scaler=scaler).save(str(tmp_path / "checkpoint"))
     keys = [name for name, _ in tf.train.list_variables(path) if name.startswith("scaler")]
@@ -67,7 +67,7 @@ def test_checkpoint_holds_the_state_and_no_findings(tmp_path: Path) -> None:
         f"scaler/manager/state/values/{name}/.ATTRIBUTES/VARIABLE_VALUE"
         for name in ("bad_steps", "good_steps", "loss_scale")
     ]
-    # Before the first step.
+    # The checkpoint is restored before the other scaler takes a step.
     other = tfmp.GradScaler(8)
     tf.train.Checkpoint(scaler=other).restore(path).assert_consumed()
     assert float(other.loss_scale) == 512
@@ -75,7 +75,7 @@ def test_checkpoint_holds_the_state_and_no_findings(tmp_path: Path) -> None:
         other.update()
 
 
-def test_module_that_trains_is_exported_and_trains(tmp_path: Path) -> None:
+def test_exported_module_trains(tmp_path: Path) -> None:
     class Trainer(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -103,7 +103,7 @@ def test_callback_shows_the_scaler_of_a_train_step(
     class Model(keras.Model):
         def __init__(self, scaler: tfmp.GradScaler) -> None:
             super().__init__()
-            # Not an attribute: Keras would track it.
+            # The scaler is in a tuple, because Keras would track it as an attribute.
             self.weight = tf.Variable(0.0, name="weight")
             self._train = (scaler,)
 
@@ -127,6 +127,6 @@ def test_callback_shows_the_scaler_of_a_train_step(
     assert list(tmp_path.iterdir())
 
 
-def test_callback_takes_nothing_else_for_a_scaler() -> None:
+def test_callback_refuses_anything_but_a_scaler() -> None:
     with pytest.raises(TypeError, match=r"scaler must be a tfmp.GradScaler, got 8 of type int"):
         tfmp.LossScaleCallback(scaler=8)

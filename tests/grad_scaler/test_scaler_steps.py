@@ -25,7 +25,7 @@ def _sgd() -> Any:
 
 
 class _Loop:
-    """Two losses, each with an optimizer: one clips, one does not."""
+    """A training with two losses and an optimizer for each; the gradient of the first is clipped."""
 
     def __init__(self, host: str, scaler: tfmp.GradScaler, together: bool = False, updates: bool = True) -> None:
         self._scaler, self._together, self._updates = scaler, together, updates
@@ -38,7 +38,7 @@ class _Loop:
             losses = {"first": tf.reduce_sum(self.kernel) * factor, "rest": [self.bias * self.bias]}
             scaled = scaler.scale(losses)
         (kernel_grad,) = scaler.unscale(first, tape.gradient(scaled["first"], [self.kernel]))
-        # An infinity becomes an ordinary number here.
+        # Clipping turns an infinite value into a finite one.
         kernel_grad = tf.clip_by_value(kernel_grad, -8.0, 8.0)
         bias_grad = tape.gradient(scaled["rest"][0], self.bias)
         steps = [(first, [(kernel_grad, self.kernel)]), (second, [(bias_grad, self.bias)])]
@@ -60,10 +60,10 @@ _EACH = [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], -0.5, 512.0), ([-0.75, 0.25], -
 
 @pytest.mark.parametrize(
     ("host", "mode"),
-    # In functions of their own all hosts step below.
+    # Tests below run all hosts in a `tf.function`.
     [*((host, mode) for host in _HOSTS for mode in ("eager", "xla")), ("v1", "function"), ("v1", "updated_outside")],
 )
-def test_each_optimizer_that_can_steps(host: str, mode: str) -> None:
+def test_each_optimizer_with_finite_gradients_steps(host: str, mode: str) -> None:
     scaler = tfmp.GradScaler(1024)
     loop = _Loop(host, scaler, updates=mode != "updated_outside")
     step = loop.step if mode == "eager" else tf.function(loop.step, jit_compile=mode == "xla")
@@ -76,7 +76,7 @@ def test_each_optimizer_that_can_steps(host: str, mode: str) -> None:
 
 
 @_for_every_host
-def test_all_optimizers_step_or_none(host: str) -> None:
+def test_step_all_steps_all_optimizers_or_none(host: str) -> None:
     loop = _Loop(host, tfmp.GradScaler(1024), together=True)
     step = tf.function(loop.step)
     expected = [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], 0.0, 512.0), ([-0.75, 0.25], -0.5, 512.0)]
@@ -129,14 +129,14 @@ def test_optimizer_may_step_in_some_iterations_only() -> None:
 
 
 @_for_every_host
-def test_variable_without_a_gradient_is_left_out(host: str) -> None:
+def test_variable_without_a_gradient_is_not_changed(host: str) -> None:
     scaler, optimizer = tfmp.GradScaler(8), _HOSTS[host]()
     variables = [tf.Variable(1.0), tf.Variable(1.0)]
     for trained in (0, 1):
         grads = [scaler.scale(1.0) if index == trained else None for index in range(2)]
         scaler.step(optimizer, zip(grads, variables, strict=True))
         scaler.update()
-    # Keras' momentum goes on only where there is a gradient.
+    # With momentum, a variable that was trained in the first step would move again if it got a gradient of 0.
     assert [float(variable) for variable in variables] == [0.5, 0.5]
 
 
@@ -164,12 +164,12 @@ def test_variable_that_has_no_gradient_at_first_is_trained_later(
     run = tf.function(run) if mode == "function" else run
     for trained in (0, 1):
         run(trained)
-    # A sum over the replicas.
+    # With replicas, the optimizer sums their gradients.
     assert [float(variable.numpy()) for variable in variables] == [0.5 if mode == "replicas" else 0.75] * 2
 
 
 @_for_every_host
-def test_without_scaling_an_optimizer_trains_as_by_itself(host: str) -> None:
+def test_disabled_scaler_trains_like_the_optimizer_alone(host: str) -> None:
     scaler, optimizer, plain = tfmp.GradScaler(enabled=False), _HOSTS[host](), _HOSTS[host]()
     weight, plain_weight = tf.Variable(1.0), tf.Variable(1.0)
     before = [variable.numpy().tolist() for variable in scaler.variables]
@@ -206,7 +206,7 @@ def test_new_scale_is_set_and_the_steps_are_counted(compiled: bool) -> None:
     for bad in (math.nan, math.inf, 0.5, -8.0):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"scale|finite"):
             run(tf.constant(16.0), tf.constant(bad))
-        # What was refused has counted nothing; the step itself is in, as it came first.
+        # If the scale is refused, the step is not counted, although its gradient was applied before.
         assert (float(scaler.loss_scale), int(scaler.attempted_steps)) == (16, 2)
         scaler.abandon()
 
@@ -221,7 +221,7 @@ def test_new_scale_is_set_and_the_steps_are_counted(compiled: bool) -> None:
         (2.0**30, ValueError, "loss_scale must not be greater than max_loss_scale, got 1073741824.0"),
     ],
 )
-def test_new_scale_out_of_range_is_refused_before_anything_moves(
+def test_new_scale_out_of_range_is_refused_before_anything_changes(
     new_scale: Any, error: type[Exception], message: str
 ) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, max_loss_scale=1024)
@@ -230,18 +230,18 @@ def test_new_scale_out_of_range_is_refused_before_anything_moves(
     with pytest.raises(error, match=message):
         scaler.update(new_scale)
     assert (float(scaler.loss_scale), int(scaler.attempted_steps)) == (8, 0)
-    # The step waits for an update that can be made.
+    # The next update still counts the step.
     scaler.update()
     assert int(scaler.applied_steps) == 1
 
 
 @pytest.mark.parametrize("manager", [tfmp.FixedLossScaleManager, lambda scale: tfmp.LogMaxLossScaleManager()])
-def test_scale_that_a_rule_alone_decides_cannot_be_set(manager: Callable[[float], tfmp.LossScaleManager]) -> None:
+def test_scale_of_other_managers_cannot_be_set(manager: Callable[[float], tfmp.LossScaleManager]) -> None:
     with pytest.raises(NotImplementedError, match="cannot be set: use a tfmp"):
         tfmp.GradScaler(manager=manager(8)).update(16)
 
 
-def test_largest_gradient_of_all_optimizers_is_what_the_manager_learns() -> None:
+def test_manager_gets_the_largest_magnitude_of_all_optimizers() -> None:
     scaler = tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager())
     alone = tfmp.LogMaxLossScaleManager()
     for _ in range(2):
@@ -249,7 +249,7 @@ def test_largest_gradient_of_all_optimizers_is_what_the_manager_learns() -> None
             scaler.step(_sgd(), [(scaler.scale(magnitude), tf.Variable(0.0))])
         scaler.update()
         alone.update_loss_scale(tf.constant(True), tf.constant(64.0))
-        # Of one step, not of all that came before.
+        # The magnitude is that of this iteration, not of all iterations before.
         assert float(scaler.loss_scale) == float(alone.get_loss_scale())
     scaler.step(_sgd(), [(scaler.scale(1.0), tf.Variable(0.0))])
     scaler.update()
@@ -257,7 +257,7 @@ def test_largest_gradient_of_all_optimizers_is_what_the_manager_learns() -> None
     assert scaler.state_dict() == alone.state_dict()
 
 
-def test_steps_are_counted_by_iterations_and_overflows_by_optimizers() -> None:
+def test_steps_are_counted_per_iteration_and_overflows_per_optimizer() -> None:
     scaler, first, second = tfmp.GradScaler(8), tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
     optimizers = [_sgd(), _sgd()]
     for grad in (8.0, math.nan, math.inf):
@@ -267,7 +267,7 @@ def test_steps_are_counted_by_iterations_and_overflows_by_optimizers() -> None:
     assert not scaler.last_step_finite
     counts = (scaler.attempted_steps, scaler.applied_steps, scaler.skipped_steps, scaler.consecutive_skipped_steps)
     assert [int(count) for count in counts] == [3, 1, 2, 2]
-    # 8 is 1, 1 and 2 in true magnitude: the scale has halved once before the last step.
+    # Unscaled, the gradients of 8 are 1, 1 and 2, because the scale has halved before the last step.
     assert (float(first), float(second)) == (-4, -1)
     reports = {report.names[0]: report.steps.numpy().tolist() for report in scaler.overflow_reports()}
     assert reports == {"first:0": [0], "second:0": [2]}
@@ -276,7 +276,7 @@ def test_steps_are_counted_by_iterations_and_overflows_by_optimizers() -> None:
 @pytest.mark.parametrize(("overflow_drops", "expected"), [("window", 0.0), ("micro_batch", -2.0)])
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_window_is_clipped_and_applied_by_its_policy(
+def test_mean_of_a_window_is_clipped_and_applied_as_overflow_drops_says(
     overflow_drops: str, expected: float, enabled: bool, compiled: bool
 ) -> None:
     scaler, weight, optimizer = tfmp.GradScaler(8, enabled=enabled), tf.Variable(0.0), _sgd()
@@ -298,7 +298,7 @@ def test_window_is_clipped_and_applied_by_its_policy(
 
 
 @functools.cache
-def _scaler_of_machine() -> tuple[tfmp.GradScaler, Callable[[tf.Tensor, tf.Tensor], None], list[tf.Variable]]:
+def _cached_training() -> tuple[tfmp.GradScaler, Callable[[tf.Tensor, tf.Tensor], None], list[tf.Variable]]:
     scaler = tfmp.GradScaler(64, 4.0, 0.25, 2)
     weights, optimizers = [tf.Variable(0.0) for _ in range(3)], [_sgd() for _ in range(3)]
 
@@ -320,7 +320,7 @@ def _scaler_of_machine() -> tuple[tfmp.GradScaler, Callable[[tf.Tensor, tf.Tenso
     )
 )
 def test_scale_moves_by_the_rule_of_torch(iterations: list[list[float | None]]) -> None:
-    scaler, iterate, weights = _scaler_of_machine()
+    scaler, iterate, weights = _cached_training()
     scaler.load_state_dict({"loss_scale": 64, "good_steps": 0, "bad_steps": 0})
     for weight in weights:
         weight.assign(0.0)
@@ -342,7 +342,7 @@ def test_scale_moves_by_the_rule_of_torch(iterations: list[list[float | None]]) 
         assert [float(weight) for weight in weights] == expected
 
 
-def test_windows_on_replicas_are_taken_by_a_loop_of_python(two_replicas: tf.distribute.MirroredStrategy) -> None:
+def test_replicas_accumulate_in_a_python_loop(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         scaler, optimizer, weight = tfmp.GradScaler(8), _sgd(), tf.Variable(0.0)
         accumulator = tfmp.GradientAccumulator([weight], accumulation_steps=2)

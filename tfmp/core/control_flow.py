@@ -1,4 +1,4 @@
-"""Calls one of two functions that change variables, by a flag on the device."""
+"""Calls one of two functions that change variables, depending on a boolean tensor."""
 
 from collections.abc import Callable
 
@@ -12,16 +12,16 @@ from tfmp.types import ApplyGradients, Gradients
 def conditional_update(
     flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients | None = None
 ) -> tf.Operation:
-    """Call one of two functions with gradients, or one or none.
+    """Call one of two functions with gradients, depending on a boolean tensor.
 
     Args:
         flag: A boolean scalar.
-        grads: The gradients.
-        if_true: Called where the flag is true; changes variables.
-        if_false: Called where it is false; by default nothing is.
+        grads: The gradients with which the function is called.
+        if_true: Called if the flag is True; changes variables.
+        if_false: Called if the flag is False; by default nothing is called then.
 
     Returns:
-        The op that does so; None in eager mode.
+        The op that does this; None in eager mode.
 
     Example:
         >>> total = tf.Variable(0.0)
@@ -44,11 +44,15 @@ def conditional_update(
 
 
 def _call_once_or_never(flag: tf.Tensor, grads: Gradients, function: ApplyGradients) -> tf.Operation:
-    """Call a function once or not at all, by a loop, which updates variables in place: a conditional copies them."""
+    """Call a function in a loop that runs once or not at all.
+
+    XLA updates variables in place if they are changed in a loop. If they are changed in a conditional, it copies them.
+    """
 
     def run(times: tf.Tensor) -> tf.Tensor:
-        # The 1 that is left is no constant of the loop. Without it, XLA would take arithmetic on gradients out of the
-        # loop, and store what it gives.
+        # `times` is always 1 here, but XLA does not know this, because the loop changes it. Without this factor XLA
+        # would move arithmetic on the gradients out of the loop, as it does not change in the loop, and store its
+        # results in memory.
         factor = tf.cast(times, tf.float32)
         grads_here = [
             arithmetic.map_values(lambda values: values * tf.cast(factor, values.dtype), grad) for grad in grads

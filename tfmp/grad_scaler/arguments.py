@@ -1,4 +1,4 @@
-"""Checks the optimizers and the pairs that users step with."""
+"""Checks the optimizers, and the pairs of gradients and variables, that users pass to `step`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,42 +13,43 @@ from tfmp.types import Gradient, GradsAndVars
 
 
 def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:  # noqa: ANN401
-    """Return the pairs of gradients and variables that a step is to be taken with, or say why none can be.
+    """Return pairs of gradients and variables as a list, or raise an error if a step with them is not possible.
 
     Args:
-        optimizer: What the user gave as an optimizer.
-        grads_and_vars: What the user gave for it.
+        optimizer: The object that the user passed as the optimizer.
+        grads_and_vars: The object that the user passed as its pairs.
 
     Raises:
-        TypeError: It is no optimizer; or these are no pairs.
-        ValueError: It scales losses or averages gradients itself; or there is no gradient.
-        NotImplementedError: A variable's "gradient" is its next value; or Keras' optimizer cannot step in the graph.
+        TypeError: The optimizer is not an optimizer, or the pairs are not pairs.
+        ValueError: The optimizer scales losses or averages gradients itself, or every gradient is None.
+        NotImplementedError: The "gradient" of a variable is its next value; or a Keras optimizer is to step in a TF1
+            graph.
     """
     validate_optimizer(optimizer)
     pairs = lists.pairs(grads_and_vars)
     if all(grad is None for grad, _ in pairs):
         raise ValueError(
-            "there are no gradients to step with: pass pairs of a gradient and its variable, of which one gradient at "
-            "least is not None."
+            "there are no gradients to step with: pass pairs of a gradient and its variable, with at least one "
+            "gradient that is not None."
         )
     if any(is_overwritten(variable) for _, variable in pairs):
         raise NotImplementedError(
-            "a variable of float8 scales takes its next value for a gradient, which would be unscaled: train it with "
-            "tfmp.LossScaleOptimizer."
+            'the "gradient" of a variable is its next value (float8 scales), which tfmp.GradScaler would unscale: '
+            "train it with tfmp.LossScaleOptimizer."
         )
     return pairs
 
 
 def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
-    """Say why no step can be taken with an optimizer, if none can.
+    """Raise an error if `GradScaler` cannot step with an optimizer.
 
     Args:
-        optimizer: What the user gave as an optimizer.
+        optimizer: The object that the user passed as the optimizer.
 
     Raises:
-        TypeError: It is none.
-        ValueError: It scales losses or averages gradients itself.
-        NotImplementedError: It is Keras', and the step is built in a graph of TF1.
+        TypeError: The object is not an optimizer.
+        ValueError: The optimizer scales losses or averages gradients itself.
+        NotImplementedError: The optimizer is one of Keras, and the step is built in a TF1 graph.
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, ScaledGradientsOptimizer) and not hasattr(optimizer, "apply_gradients"):
@@ -64,23 +65,23 @@ def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
         )
     with tf.init_scope():
         in_graph = not tf.executing_eagerly()
-    # Those of Keras' `optimizers.legacy` have no `build`, and step in graphs.
+    # The optimizers in Keras' `optimizers.legacy` have no `build`. They can step in a TF1 graph.
     if in_graph and hasattr(optimizer, "build") and hasattr(optimizer, "iterations"):
         raise NotImplementedError(
-            f"the optimizer is Keras' {kind}, which has no op that a session could run: in a graph of TF1 pass a "
+            f"the optimizer is Keras' {kind}, which has no op that a session could run: in a TF1 graph pass a "
             "tf.compat.v1.train.Optimizer, or train eagerly or in a tf.function."
         )
 
 
 def validated_steps(steps: Iterable[tuple[Any, GradsAndVars]]) -> list[tuple[Any, GradsAndVars]]:
-    """Return pairs of an optimizer and what it is to step with, or say why these are none.
+    """Return pairs of an optimizer and its `grads_and_vars` as a list, or raise an error if they are not such pairs.
 
     Args:
-        steps: What the user gave.
+        steps: The object that the user passed to `step_all`.
 
     Raises:
-        TypeError: These are no pairs.
-        ValueError: There are none.
+        TypeError: The object is not an iterable of pairs.
+        ValueError: There are no pairs.
     """
     what, advice = "pairs of an optimizer and its grads_and_vars", "pass [(optimizer, zip(grads, variables)), ...]"
     listed = lists.items("steps", steps, what, advice)
@@ -93,14 +94,16 @@ def validated_steps(steps: Iterable[tuple[Any, GradsAndVars]]) -> list[tuple[Any
 
 
 def validate_kwargs(optimizers: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that not all of the optimizers take: some would step before another fails.
+    """Raise an error if one of the optimizers does not take the keyword arguments.
+
+    Otherwise some optimizers would step before the call of that one fails.
 
     Args:
         optimizers: The optimizers that step together.
-        kwargs: The keyword arguments, which each of them would get.
+        kwargs: The keyword arguments that are passed to each optimizer.
 
     Raises:
-        TypeError: There are some, and one optimizer does not take them.
+        TypeError: There are keyword arguments, and one optimizer does not take them.
     """
     given = ", ".join(kwargs)
     for optimizer in optimizers:

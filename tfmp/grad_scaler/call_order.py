@@ -1,4 +1,4 @@
-"""What was called since the scale was last updated."""
+"""Checks that `unscale`, `step` and `update` are called in the right order."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ from tfmp.core.overflow.local_check import LocalCheck
 
 
 class _Call(NamedTuple):
-    """A call that was made for an optimizer, on a replica.
+    """A call that was made for an optimizer.
 
     Attributes:
-        optimizer: The optimizer; held, so that no other takes its identity.
-        replica: The replica's number; None outside of replicas.
+        optimizer: The optimizer. This reference keeps it alive, so that no other object can get its identity.
+        replica: The number of the replica on which the call was made; None outside of replicas.
     """
 
     optimizer: object
@@ -25,34 +25,44 @@ class _Call(NamedTuple):
 
 
 class _Unscaled(NamedTuple):
-    """A call of `unscale`, and whether `step` came after it."""
+    """A call of `unscale`.
+
+    Attributes:
+        call: The optimizer and the replica.
+        context: Where the call was made: a weak reference to a graph, or to the object that stands for eager code.
+        known: The result of checking the gradients.
+        stepped: True if `step` was called with the gradients.
+    """
 
     call: _Call
-    place: "weakref.ref[_Place]"
+    context: "weakref.ref[_Context]"
     known: LocalCheck
     stepped: bool = False
 
-    def is_in(self, places: "Sequence[_Place]") -> bool:
-        place = self.place()
-        return any(place is here for here in places)
+    def is_in(self, contexts: "Sequence[_Context]") -> bool:
+        context = self.context()
+        return any(context is each for each in contexts)
 
 
 class CallOrder:
-    """The calls that an iteration has had for each optimizer, where they are built.
+    """Records the calls of an iteration, and raises an error if a call is out of order.
 
-    They must come in this order:
+    The calls for each optimizer must come in this order:
 
-        [unscale]    at most once
+        unscale      optional, at most once
         step         at most once
-        update       forgets them
+        update       once for all optimizers; the calls before it are forgotten
 
-    They are looked at when code is built: eagerly at each call, in a graph or a `tf.function` once. A function may hold
-    some of them, and eager code the others; but what `unscale` found is known in its own function only. What a function
-    that was traced before does, when it is called again, is not looked at: two calls of one that steps are two steps,
-    and gradients that were unscaled outside of it are divided again if it was traced with scaled ones.
+    Calls are recorded when Python runs them: in eager code in every iteration, in a graph or a `tf.function` only while
+    it is built. Some calls of an iteration may be in a `tf.function` and others in eager code, but `step` can use the
+    result of `unscale` only if both are in the same function, or both in eager code.
+
+    When a function that was traced earlier is called again, its calls are not recorded. Two mistakes are therefore not
+    noticed: calling a function that contains `step` twice, and passing unscaled gradients to a function that was traced
+    with scaled ones, which divides them again.
 
     Args:
-        is_strict: Whether calls out of order are refused.
+        is_strict: False if calls may come in any order, for a scaler that is not enabled.
 
     Example:
         >>> calls = CallOrder()
@@ -68,21 +78,21 @@ class CallOrder:
     def __init__(self, is_strict: bool = True) -> None:
         self._is_strict = is_strict
         self._unscaled: list[_Unscaled] = []
-        self._stepped: weakref.WeakKeyDictionary[_Place, list[_Call]] = weakref.WeakKeyDictionary()
-        self._ops: weakref.WeakKeyDictionary[_Place, list[tf.Operation]] = weakref.WeakKeyDictionary()
+        self._stepped: weakref.WeakKeyDictionary[_Context, list[_Call]] = weakref.WeakKeyDictionary()
+        self._ops: weakref.WeakKeyDictionary[_Context, list[tf.Operation]] = weakref.WeakKeyDictionary()
 
     def refuse_second_unscale(self, optimizer: object) -> None:
-        """Refuse `unscale` where it would not be in order.
+        """Raise an error if `unscale` must not be called now.
 
         Args:
-            optimizer: For which optimizer.
+            optimizer: The optimizer for which `unscale` was called.
 
         Raises:
-            RuntimeError: It was called already; or `step` was.
+            RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
         """
         self._refuse_second_step("unscale", optimizer)
-        places = list(self._places())
-        if self._is_strict and any(each.is_in(places) for each in self._of(optimizer)):
+        contexts = list(self._enclosing_contexts())
+        if self._is_strict and any(each.is_in(contexts) for each in self._unscaled_for(optimizer)):
             raise RuntimeError(
                 f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update: the "
                 "gradients would be divided by the loss scale twice. Unscale once, then step, then update; call "
@@ -90,31 +100,32 @@ class CallOrder:
             )
 
     def note_unscale(self, optimizer: object, known: LocalCheck) -> None:
-        """Take note of `unscale`.
+        """Record a call of `unscale`.
 
         Args:
-            optimizer: For which optimizer.
-            known: What was found of its gradients.
+            optimizer: The optimizer for which `unscale` was called.
+            known: The result of checking its gradients.
         """
-        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._place()), known))
+        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), known))
 
     def found_by_unscale(self, optimizer: object) -> LocalCheck | None:
-        """Return what `unscale` found of the gradients that `step` is called with; None if it was not called.
+        """Return the result of the check in `unscale`, for a call of `step`; None if `unscale` was not called.
 
         Args:
-            optimizer: For which optimizer.
+            optimizer: The optimizer for which `step` was called.
 
         Raises:
-            RuntimeError: It was called in another function, or in eager code and `step` is not; or `step` was called
-                already.
+            RuntimeError: `unscale` was called in another `tf.function`, or in eager code while `step` is in a function;
+                or `step` was already called for this optimizer since the last update.
         """
         self._refuse_second_step("step", optimizer)
-        places, called = list(self._places()), self._of(optimizer)
+        contexts, called = list(self._enclosing_contexts()), self._unscaled_for(optimizer)
         for each in called:
-            if each.is_in(places):
+            if each.is_in(contexts):
                 return each.known
-        # One that was stepped with is of another branch of a conditional, say, or of another function.
-        if any(each.place() is not None and not each.stepped for each in called):
+        # If a step has already used the unscaled gradients, that `unscale` belongs to another branch of a conditional
+        # or to another function, and is not a mistake.
+        if any(each.context() is not None and not each.stepped for each in called):
             raise RuntimeError(
                 f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step "
                 "is called in: call both in the same function, or both eagerly; call abandon() first if an exception "
@@ -123,77 +134,84 @@ class CallOrder:
         return None
 
     def refuse_conditional(self) -> None:
-        """Refuse a step that `update` would not run.
+        """Raise an error if a step is built where `update` could not run it.
 
         Raises:
-            NotImplementedError: It is called in a conditional, or a `tf.function`, in a graph of TF1.
+            NotImplementedError: The step is built in a conditional or a `tf.function` inside a TF1 graph.
         """
         with tf.init_scope():
             in_eager_program = tf.executing_eagerly()
         graph = tf.compat.v1.get_default_graph()
-        # Private, for want of a public way to ask; conditionals of control flow v1 have no graph of their own.
+        # A conditional of control flow v1 has no graph of its own; only this private method shows it.
         if not in_eager_program and (graph.building_function or graph._get_control_flow_context() is not None):
             raise NotImplementedError(
-                "step in a conditional, or in a tf.function, in a graph of TF1: update would not run it. Make its "
-                "gradients conditional, and build the step outside of it; or train in a tf.function of an eager "
+                "step in a conditional, or in a tf.function, in a TF1 graph: update would not run it. Compute the "
+                "gradients in the conditional and build the step outside of it; or train in a tf.function of an eager "
                 "program."
             )
 
     def note_step(self, optimizer: object, op: tf.Operation | None) -> None:
-        """Take note of `step`.
+        """Record a call of `step`.
 
         Args:
-            optimizer: For which optimizer.
-            op: The step, None in eager mode.
+            optimizer: The optimizer for which `step` was called.
+            op: The op of the step; None in eager mode.
         """
-        # Kept until the update: another branch may step with the same gradients.
-        places = list(self._places())
+        # The record of `unscale` stays until the update: another branch of a conditional may step with the same
+        # gradients.
+        contexts = list(self._enclosing_contexts())
         self._unscaled = [
-            each._replace(stepped=True) if each.call.is_for(optimizer) and each.is_in(places) else each
+            each._replace(stepped=True) if each.call.is_for(optimizer) and each.is_in(contexts) else each
             for each in self._unscaled
         ]
-        place = self._place()
-        self._stepped.setdefault(place, []).append(_Call(optimizer, _current_replica()))
+        context = self._context()
+        self._stepped.setdefault(context, []).append(_Call(optimizer, _current_replica()))
         if op is not None and not op.graph.building_function:
-            # A function sees to the order itself, and would be kept alive by its ops.
-            self._ops.setdefault(place, []).append(op)
+            # A `tf.function` runs its ops in the right order by itself, and a stored op would keep its graph alive.
+            self._ops.setdefault(context, []).append(op)
 
     def ops(self) -> Sequence[tf.Operation]:
-        """Return the steps built since the last update where nothing else puts ops in order: in a graph of TF1."""
-        return self._ops.get(self._place(), [])
+        """Return the ops of the steps since the last update, which `update` must run in a TF1 graph; empty elsewhere.
+
+        In eager code and in a `tf.function`, steps run in the order of the program.
+        """
+        return self._ops.get(self._context(), [])
 
     @property
     def stepped(self) -> bool:
-        """Whether `step` is known to have been called, here."""
-        return bool(self._stepped.get(self._place()))
+        """True if a call of `step` was recorded in the current graph, or in eager code, since the last update."""
+        return bool(self._stepped.get(self._context()))
 
     def end(self) -> None:
-        """Forget all calls that were made here."""
-        place = self._place()
-        stepped = self._stepped.pop(place, [])
-        self._ops.pop(place, None)
+        """Forget the calls that were made in the current graph, or in eager code."""
+        context = self._context()
+        stepped = self._stepped.pop(context, [])
+        self._ops.pop(context, None)
         if on_replica():
-            # The other replicas come here later.
-            here = _current_replica()
-            self._stepped[place] = [call for call in stepped if call.replica != here]
-            self._unscaled = [each for each in self._unscaled if each.call.replica != here or self._outlives(each)]
+            # Only this replica's calls are forgotten: the other replicas call `update` themselves.
+            replica = _current_replica()
+            self._stepped[context] = [call for call in stepped if call.replica != replica]
+            self._unscaled = [
+                each for each in self._unscaled if each.call.replica != replica or self._outlives_update(each)
+            ]
         else:
-            self._unscaled = list(filter(self._outlives, self._unscaled))
+            self._unscaled = list(filter(self._outlives_update, self._unscaled))
 
-    def _outlives(self, unscaled: _Unscaled) -> bool:
-        """Tell whether a call was made in a place that goes on when the present one has updated."""
-        place = unscaled.place()
-        if place is None or place is self._place():
+    def _outlives_update(self, unscaled: _Unscaled) -> bool:
+        """Return True if `step` may still follow a call of `unscale` after an `update` in the current context."""
+        context = unscaled.context()
+        if context is None or context is self._context():
             return False
-        # Of functions those around this one: any other is traced, or will not be.
-        is_function = isinstance(place, tf.Graph) and place.building_function
-        return not is_function or unscaled.is_in(list(self._places()))
+        # Among functions, only those around the current one are still being traced. The trace of any other function is
+        # finished, or has failed.
+        is_function = isinstance(context, tf.Graph) and context.building_function
+        return not is_function or unscaled.is_in(list(self._enclosing_contexts()))
 
-    def _of(self, optimizer: object) -> list[_Unscaled]:
+    def _unscaled_for(self, optimizer: object) -> list[_Unscaled]:
         return [each for each in self._unscaled if each.call.is_for(optimizer)]
 
     def _refuse_second_step(self, verb: str, optimizer: object) -> None:
-        calls = [call for place in self._places() for call in self._stepped.get(place, [])]
+        calls = [call for context in self._enclosing_contexts() for call in self._stepped.get(context, [])]
         if self._is_strict and any(call.is_for(optimizer) for call in calls):
             order = "" if verb == "step" else "unscale comes before step; "
             raise RuntimeError(
@@ -202,23 +220,23 @@ class CallOrder:
                 "exception ended the iteration."
             )
 
-    def _place(self) -> "_Place":
+    def _context(self) -> "_Context":
         return self if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    def _places(self) -> Iterator["_Place"]:
-        """Yield the place that code is built in, and those that hold it: a conditional's function, and so on."""
-        here = self._place()
-        while here is not None:
-            yield here
-            here = getattr(here, "outer_graph", None)
+    def _enclosing_contexts(self) -> Iterator["_Context"]:
+        """Yield the current context and all graphs around it: for a branch of a conditional, its function's graph."""
+        context = self._context()
+        while context is not None:
+            yield context
+            context = getattr(context, "outer_graph", None)
 
 
-#: A graph, or eager code, for which the object stands that asks.
-_Place: TypeAlias = tf.Graph | CallOrder
+#: Where a call is made: the graph that is being built, or for eager code the `CallOrder` object itself.
+_Context: TypeAlias = tf.Graph | CallOrder
 
 
 def on_replica() -> bool:
-    """Tell whether code is called on each replica of a strategy.
+    """Return True if the running code is called on each replica of a `tf.distribute` strategy.
 
     Example:
         >>> on_replica()
@@ -228,7 +246,8 @@ def on_replica() -> bool:
 
 
 def _current_replica() -> int | None:
-    # Not the thread: a strategy takes others at each run, and the system gives them old numbers.
+    # A replica is not identified by its thread: a strategy uses new threads in each run, and the operating system gives
+    # them numbers that other threads had before.
     context = tf.distribute.get_replica_context() if on_replica() else None
     return None if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 

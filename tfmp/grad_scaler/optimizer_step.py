@@ -1,4 +1,4 @@
-"""What one optimizer does in a step, and what is known of the gradients of several that step together."""
+"""The part of one optimizer in a step, and the combined check of several optimizers that step together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from tfmp.types import Gradients
 
 
 class OptimizerStep(NamedTuple):
-    """What one optimizer does in a step.
+    """The part of one optimizer in a step.
 
     Attributes:
         adapter: The optimizer and its variables.
-        given: The gradients as they were given, or their mean over Horovod's processes.
-        true_grads: The gradients in true magnitude.
-        known: What `unscale` found of the gradients; None if the user did not call it.
+        given: The gradients that the user passed to `step`, or their mean over Horovod's processes.
+        true_grads: The unscaled gradients.
+        known: The result of the check in `unscale`; None if the user did not call `unscale`.
     """
 
     adapter: OptimizerAdapter
@@ -29,33 +29,36 @@ class OptimizerStep(NamedTuple):
 
     @property
     def is_of_window(self) -> bool:
-        """Whether the gradients are those of an accumulator, whose window may not be usable."""
+        """True if the gradients are the mean of an accumulator's window, which may not be usable."""
         return self.known is not None and self.known.overflow_counts is not None
 
     def apply_scaled(self, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation | None:
-        """Let an optimizer that takes scaled gradients apply them or skip them; do nothing for any other.
+        """Call the optimizer if it is a `ScaledGradientsOptimizer`, which then applies its gradients or skips them.
 
         Args:
             loss_scale: The loss scale.
             finite: A boolean scalar: are the gradients finite on every replica?
+
+        Returns:
+            The op that does this; None in eager mode, or for any other optimizer.
         """
         if not isinstance(self.adapter, ScaledGradientsAdapter):
             return None
         return self.adapter.apply_scaled(self.given, loss_scale if self.known is None else tf.constant(1.0), finite)
 
     def apply_unchecked(self) -> tf.Operation:
-        """Apply the gradients as they are."""
+        """Apply the gradients without checking them, for a scaler that is not enabled."""
         own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
         return self.adapter.apply(self.true_grads) if own is None else own
 
 
 def adapter_of(optimizer: Any, variables: Sequence[Any], kwargs: Mapping[str, Any]) -> OptimizerAdapter:  # noqa: ANN401
-    """Return the adapter for an optimizer, by its type.
+    """Return an adapter for an optimizer, chosen by the optimizer's type.
 
     Args:
         optimizer: The optimizer.
-        variables: The variables, in the order of the gradients.
-        kwargs: Keyword arguments for its `apply_gradients`.
+        variables: The variables that it trains, in the order of the gradients.
+        kwargs: Keyword arguments for the optimizer's `apply_gradients`.
     """
     if isinstance(optimizer, ScaledGradientsOptimizer):
         return ScaledGradientsAdapter(optimizer, variables)
@@ -65,13 +68,17 @@ def adapter_of(optimizer: Any, variables: Sequence[Any], kwargs: Mapping[str, An
 
 
 def known_together(steps: Sequence[OptimizerStep]) -> LocalCheck | None:
-    """Return what is known of the gradients of several optimizers, which step together or not at all.
+    """Combine the earlier checks of several optimizers, which step together or not at all.
 
     Args:
-        steps: What each optimizer does.
+        steps: The part of each optimizer in the step.
+
+    Returns:
+        One check for all optimizers; None if `unscale` was called for none of them.
 
     Raises:
-        ValueError: The gradients of an accumulator are not for as many variables as it has.
+        ValueError: The mean of an accumulator was not passed on whole: `step` got fewer or more gradients than the
+            accumulator has variables.
     """
     checks = [step.known for step in steps if step.known is not None]
     if not checks:
@@ -82,7 +89,7 @@ def known_together(steps: Sequence[OptimizerStep]) -> LocalCheck | None:
         usable=tf.reduce_all([check.usable for check in checks]),
         complete=_complete_together(checks),
         overflow_counts=_counts_together(steps),
-        # The magnitude is found from all gradients if it is not known of some.
+        # If the magnitude is unknown for one optimizer, the step computes it from the gradients of all.
         max_abs=None if any(each is None for each in largest) else tf.reduce_max(largest),
         emptied=tf.group(*emptied) if emptied else None,
         checked=[grad for check in checks for grad in check.checked],

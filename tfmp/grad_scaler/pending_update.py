@@ -10,7 +10,7 @@ from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 
 
 class _Pending(NamedTuple):
-    """The steps since the last update, in variables: they may be taken in other functions than the update.
+    """The state of `PendingUpdate`, kept in variables because `step` and `update` may be in different functions.
 
     Attributes:
         steps: The number of steps; int64.
@@ -33,7 +33,7 @@ _NOTHING_PENDING = _Pending(np.int64(0), np.True_, np.True_, np.float32(0), np.F
 
 
 class PendingUpdate(NotCheckpointed):
-    """The results of several steps, for one update of the loss scale.
+    """Combines the results of all steps since the last update of the loss scale into one result.
 
     Example:
         >>> pending = PendingUpdate()
@@ -47,7 +47,8 @@ class PendingUpdate(NotCheckpointed):
         super().__init__()
         self._state = StateVariables(_NOTHING_PENDING, saved=False)
         self._state.create()
-        # Whether any step could be applied and not be finite, as far as steps are built.
+        # True once a step was built that can be applied although a gradient overflowed: `finite` and `applied` are then
+        # different tensors, and so they are in the combined result.
         self._may_drop = False
 
     @property
@@ -64,10 +65,10 @@ class PendingUpdate(NotCheckpointed):
         """Add the result of a step.
 
         Args:
-            result: The result, on which all replicas agree.
+            result: The result of the step, on which all replicas agree.
 
         Returns:
-            The op that adds it; None in eager mode.
+            The op that adds the result; None in eager mode.
         """
         self._may_drop |= result.finite is not result.applied
         known = self._state.read()
@@ -84,20 +85,20 @@ class PendingUpdate(NotCheckpointed):
         )
 
     def result(self, with_max_abs: bool) -> StepResult:
-        """Return the result of all steps together.
+        """Return the combined result of all steps since the last update.
 
         Args:
-            with_max_abs: Whether the manager asks for the largest magnitude.
+            with_max_abs: True if the manager needs the largest magnitude.
         """
         known = self._state.read()
         finite = known.finite if self._may_drop else known.applied
         return StepResult(known.applied, finite, known.max_abs if with_max_abs else None)
 
     def clear(self) -> tf.Operation:
-        """Forget all results, except that an iteration was applied in part.
+        """Forget all results, but increment `partial_iterations` if some steps were applied and others skipped.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does this; None in eager mode.
         """
         known = self._state.read()
         is_partial = tf.logical_and(known.any_applied, tf.logical_not(known.applied))

@@ -1,4 +1,4 @@
-"""Takes a training step again, on the same batch, while it overflows."""
+"""Repeats a training step on the same batch as long as its gradients overflow."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -15,38 +15,43 @@ Result = TypeVar("Result")
 
 
 def replay(train_step: Callable[[], Result], scaler: StepProperties, max_replays: int) -> Result:
-    """Take a training step, and again while it is skipped: at the lower scale its batch may not overflow.
+    """Take a training step, and repeat it on the same batch while it is skipped because of an overflow.
 
-    Nothing of the batch is lost, and nothing is applied twice: a skipped step moves nothing but the loss scale. A batch
-    that overflows at every scale is given up in the end. It works eagerly, as a loop of Python, and in a `tf.function`,
-    compiled by XLA too, as a loop on the device, for which the step is traced once.
+    A skipped step lowers the loss scale, so the same batch may not overflow the next time. A batch is lost only if it
+    still overflows after `max_replays` repetitions. No batch is applied twice, because a skipped step does not
+    apply gradients. In eager code the repetition is a Python loop. In a `tf.function`, with or without `jit_compile`,
+    it is a loop on the device, for which `train_step` is traced once.
 
-    What was skipped only in part cannot be taken again as a whole, and is an error. So let several optimizers step
-    together, by `step_all`, which applies all or none; and update the scale once in `train_step`.
+    A step that was skipped only in part cannot be repeated as a whole and is an error. So if `train_step` has several
+    optimizers, let them step together by `GradScaler.step_all`, which steps all of them or none; and call `update` only
+    once in `train_step`.
 
-    Each attempt is a step for the manager, and so a batch that holds NaN costs `max_replays` more back-offs. A manager
-    that shrinks the scale after two overflows replays once at the same scale. And what the forward pass itself changes
-    changes at every attempt: the averages of batch normalization, the state of random numbers, metrics. An accumulator
-    counts the micro-batches of every attempt: leave its `micro_batches_per_epoch` out, and end the last window of an
-    epoch yourself, by calling `step` and `update` with what it holds.
+    Note the following effects:
+
+    * The manager counts every attempt as a step. A batch that contains NaN lowers the scale `max_replays` more times.
+    * A manager that lowers the scale only after two overflows repeats the step once at the same scale.
+    * Whatever the forward pass itself changes is changed by every attempt: the averages of batch normalization, the
+      state of random number generators, metrics.
+    * An accumulator counts the micro-batches of every attempt. Leave out its `micro_batches_per_epoch`, and end the
+      last window of an epoch yourself: call `step` and `update` with the mean of the micro-batches that it has.
 
     Args:
-        train_step: Takes one step on a batch that it holds: forward and backward pass, and `step` and `update` of a
-            `tfmp.GradScaler`, or `apply_gradients` of a `tfmp.LossScaleOptimizer`. With accumulation: all micro-batches
-            of a window. Under a `tf.distribute` strategy it calls `strategy.run`.
-        scaler: The `tfmp.GradScaler` or `tfmp.LossScaleOptimizer` that it steps with.
-        max_replays: How often the step may be taken again.
+        train_step: A function without arguments that takes one step on a batch: forward and backward pass, then `step`
+            and `update` of a `tfmp.GradScaler`, or `apply_gradients` of a `tfmp.LossScaleOptimizer`. With accumulation
+            it processes all micro-batches of a window. Under a `tf.distribute` strategy it calls `strategy.run`.
+        scaler: The `tfmp.GradScaler` or `tfmp.LossScaleOptimizer` that `train_step` uses.
+        max_replays: The largest number of repetitions; at least 1.
 
     Returns:
-        What the last call of `train_step` returned; in a `tf.function`, as tensors.
+        The result of the last call of `train_step`; in a `tf.function`, as tensors.
 
     Raises:
-        TypeError: `scaler` is neither, or `max_replays` is no number.
-        ValueError: `max_replays` is not whole, or less than 1; or the manager's scale is fixed.
-        RuntimeError: It is called on a replica, or in a graph of TF1. Or an attempt was skipped only in part: one of
-            several optimizers stepped, or one of several updates was of a step that was applied. What was applied stays
-            applied. In a `tf.function` that is an `InvalidArgumentError`; compiled by XLA, which checks nothing as it
-            runs, the replay ends there without an error.
+        TypeError: `scaler` is not one of these two, or `max_replays` is not a number.
+        ValueError: `max_replays` is not a whole number or is less than 1, or the manager's scale is fixed.
+        RuntimeError: The call is on a replica or in a TF1 graph. Or an attempt was skipped only in part: one optimizer
+            stepped and another did not, or of several updates one was after an applied step and one after a skipped
+            step. Variables that have changed stay changed. In a `tf.function` this error is an `InvalidArgumentError`.
+            With `jit_compile=True` there is no error, because XLA cannot raise one at run time; the repetition ends.
 
     Example:
         >>> import tfmp
@@ -62,7 +67,7 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, max_replays
         >>> float(w), float(scaler.loss_scale), int(scaler.skipped_steps)
         (-4.0, 8192.0, 3)
 
-    Source: batch replay as in the proposal of torch.amp.
+    Source: the proposal of torch.amp, which calls this batch replay.
     """
     _validate(scaler)
     times = settings.count("max_replays", max_replays)
@@ -72,63 +77,66 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, max_replays
 
 
 class _Counts(NamedTuple):
-    """What a scaler has counted; int64 scalars.
+    """The numbers of updates that a scaler has counted; int64 scalars.
 
     Attributes:
-        applied: Updates after steps that all were applied.
-        skipped: The others.
-        in_part: Of these, those after which some of several optimizers had stepped.
+        applied: The number of updates before which all steps were applied.
+        skipped: The number of all other updates.
+        partial: The number of updates before which some steps were applied and others skipped.
     """
 
     applied: tf.Tensor
     skipped: tf.Tensor
-    in_part: tf.Tensor
+    partial: tf.Tensor
 
     @classmethod
     def of(cls, scaler: StepProperties) -> "_Counts":
-        in_part = scaler._pending.partial_iterations if isinstance(scaler, GradScaler) else tf.constant(0, tf.int64)
-        return cls(tf.identity(scaler.applied_steps), tf.identity(scaler.skipped_steps), tf.identity(in_part))
+        partial = scaler._pending.partial_iterations if isinstance(scaler, GradScaler) else tf.constant(0, tf.int64)
+        return cls(tf.identity(scaler.applied_steps), tf.identity(scaler.skipped_steps), tf.identity(partial))
 
 
 class _Attempt(NamedTuple):
-    """What became of an attempt; bool scalars.
+    """The result of one attempt; bool scalars.
 
     Attributes:
-        skipped: Whether nothing was applied, and a step was skipped.
-        optimizers_parted: Whether one optimizer stepped and another did not.
-        updates_parted: Whether one update was of a step that was applied, and another of one that was not.
+        skipped: True if a step was skipped and none was applied.
+        optimizers_differ: True if one optimizer stepped and another did not.
+        updates_differ: True if there were several updates, one after an applied step and one after a skipped step.
     """
 
     skipped: tf.Tensor
-    optimizers_parted: tf.Tensor
-    updates_parted: tf.Tensor
+    optimizers_differ: tf.Tensor
+    updates_differ: tf.Tensor
 
     @classmethod
     def between(cls, before: _Counts, after: _Counts) -> "_Attempt":
         skipped, applied = after.skipped > before.skipped, after.applied > before.applied
-        optimizers_parted, updates_parted = after.in_part > before.in_part, tf.logical_and(skipped, applied)
-        parted = tf.logical_or(optimizers_parted, updates_parted)
-        return cls(tf.logical_and(skipped, tf.logical_not(parted)), optimizers_parted, updates_parted)
+        optimizers_differ, updates_differ = after.partial > before.partial, tf.logical_and(skipped, applied)
+        is_partial = tf.logical_or(optimizers_differ, updates_differ)
+        return cls(tf.logical_and(skipped, tf.logical_not(is_partial)), optimizers_differ, updates_differ)
 
     def checks(self) -> list[tuple[tf.Tensor, str]]:
-        """Return what must not be, with what to say then."""
+        """Return pairs of a flag that must not be True and the error message for it."""
         return [
             (
-                self.optimizers_parted,
-                "train_step was skipped only in part: one of its optimizers stepped, and would step again if the batch "
-                "was replayed. Let them step together, by scaler.step_all, which applies all or none.",
+                self.optimizers_differ,
+                "train_step was skipped only in part: one of its optimizers stepped and another did not, and the first "
+                "would step twice if the batch was replayed. Let them step together, by scaler.step_all, which steps "
+                "all of them or none.",
             ),
             (
-                self.updates_parted,
+                self.updates_differ,
                 "train_step was skipped only in part: it updated the scale several times, after a step that was "
-                "applied and after one that was skipped. Take one step in it, with one update, and replay each.",
+                "applied and after one that was skipped. Let train_step take only one step with one update, and replay "
+                "the steps one by one.",
             ),
         ]
 
 
 def _replay_eagerly(train_step: Callable[[], Result], scaler: StepProperties, times: int) -> Result:
     for _ in range(1 + times):
-        # Not `last_step_applied`: a call that ends no window takes no step.
+        # `last_step_applied` would not do: a call that does not end a window takes no step, and the property would be
+        # about an earlier one.
         before = _Counts.of(scaler)
         result = train_step()
         attempt = _Attempt.between(before, _Counts.of(scaler))
@@ -141,7 +149,7 @@ def _replay_eagerly(train_step: Callable[[], Result], scaler: StepProperties, ti
 
 
 def _replay_on_device(train_step: Callable[[], Any], scaler: StepProperties, times: int) -> Any:  # noqa: ANN401 - a nest
-    # One function for all calls, which is traced once.
+    # `train_step` is called at two places below. As a `tf.function` it is traced only once for both.
     step = tf.function(train_step)
 
     def attempt() -> tuple[_Attempt, Any]:
@@ -159,13 +167,13 @@ def _replay_on_device(train_step: Callable[[], Any], scaler: StepProperties, tim
         lambda replayed, last, _: tf.logical_and(last.skipped, replayed < times),
         again,
         [tf.constant(0), first, _tensors(result)],
-        # What an attempt writes, the next one reads.
+        # Each attempt reads the variables that the attempt before it wrote.
         parallel_iterations=1,
     )
     for is_wrong, message in last.checks():
         tf.debugging.Assert(tf.logical_not(is_wrong), [message])
     rest = iter(carried)
-    # A loop does not carry None, which is the same at every call.
+    # A loop cannot carry None. Its places in the result are the same at every call, so they are restored here.
     return tf.nest.map_structure(lambda part: None if part is None else next(rest), result)
 
 
@@ -180,15 +188,18 @@ def _validate(scaler: StepProperties) -> None:
             f"{scaler!r} of type {type(scaler).__name__}."
         )
     if on_replica():
-        raise RuntimeError("replay was called on a replica: call it around strategy.run, which train_step calls.")
+        raise RuntimeError(
+            "replay was called on a replica: call it outside of strategy.run, with a train_step that calls "
+            "strategy.run."
+        )
     if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
         raise RuntimeError(
-            "replay was called in a graph of TF1, whose train op session.run takes: call session.run again while the "
+            "replay was called in a TF1 graph, where session.run takes the steps: call session.run again while the "
             "optimizer's last_step_applied is False."
         )
     is_enabled = not isinstance(scaler, GradScaler) or scaler.enabled
     if is_enabled and isinstance(scaler.manager, FixedLossScaleManager):
         raise ValueError(
-            "the scale of a FixedLossScaleManager never falls: a batch that overflows once would do so at each replay. "
-            "Use a tfmp.ExponentialUpdateLossScaleManager."
+            "the scale of a FixedLossScaleManager never falls: a batch that overflows once would overflow at each "
+            "replay. Use a tfmp.ExponentialUpdateLossScaleManager."
         )

@@ -1,4 +1,4 @@
-"""Optimizers that take scaled gradients, and unscale and skip by themselves."""
+"""The protocol of optimizers that take scaled gradients and unscale them themselves, and the adapter for them."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,10 +11,11 @@ from tfmp.types import Gradients, GradsAndVars
 
 @runtime_checkable
 class ScaledGradientsOptimizer(Protocol):
-    """An optimizer that unscales and skips by itself; `GradScaler.step` then leaves both to it.
+    """A protocol for optimizers that unscale gradients and skip steps themselves, for example in one fused kernel.
 
-    For an optimizer that does so in one fused kernel. Whatever has the method is taken for one. Unless a graph prunes
-    it, the gradients are still unscaled beside it, to be checked.
+    `GradScaler.step` calls `apply_scaled_gradients` of such an optimizer at every step and leaves unscaling and
+    skipping to it. Any object with this method qualifies; it need not inherit from this class. The scaler also unscales
+    the gradients to check them; this is a copy that the optimizer does not see.
 
     Example:
         >>> class Fused:
@@ -30,44 +31,47 @@ class ScaledGradientsOptimizer(Protocol):
     def apply_scaled_gradients(
         self, grads_and_vars: GradsAndVars, loss_scale: tf.Tensor, finite: tf.Tensor
     ) -> tf.Operation:
-        """Apply gradients of a scaled loss, if they are finite.
+        """Divide gradients by the loss scale and apply them if they are finite; otherwise change nothing.
 
-        Called on every replica, at every step.
+        `GradScaler` calls this method on every replica, at every step.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable; none of the gradients is None.
-            loss_scale: What to divide the gradients by, a float32 scalar; 1 if they were unscaled before.
-            finite: Whether they are finite on every replica, a boolean scalar. Where it is False, nothing may change.
+            grads_and_vars: Pairs of a gradient and its variable; no gradient is None.
+            loss_scale: The number by which to divide the gradients, a float32 scalar; 1 if `GradScaler.unscale` has
+                unscaled them already, or if scaling is not enabled.
+            finite: A boolean scalar: are the gradients finite on every replica? If it is False, no variable may change.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does this; None in eager mode.
         """
 
 
 class ScaledGradientsAdapter(OptimizerAdapter):
-    """A `ScaledGradientsOptimizer`, which is called at every step and so does nothing in the conditional.
+    """The adapter for a `ScaledGradientsOptimizer`.
+
+    Such an optimizer is called at every step, so it is called outside of the conditional that applies or skips a step.
 
     Args:
         optimizer: The optimizer.
-        variables: The variables, in the order of the gradients.
+        variables: The variables that it trains, in the order of the gradients.
     """
 
     def apply(
         self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
     ) -> tf.Operation:
-        """Do nothing: the optimizer is called outside of the conditional."""
+        """Do nothing: `apply_scaled` calls the optimizer, outside of the conditional."""
         del grads, loss_scale, measures
         return tf.no_op()
 
     def apply_scaled(self, grads: Gradients, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
-        """Let the optimizer apply gradients, or skip them.
+        """Call the optimizer, which applies the gradients or skips them.
 
         Args:
-            grads: The gradients, as they were given to the step.
-            loss_scale: What to divide them by.
-            finite: A boolean scalar: are they finite on every replica?
+            grads: The gradients that were passed to the step.
+            loss_scale: The number by which the optimizer divides the gradients.
+            finite: A boolean scalar: are the gradients finite on every replica?
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does this; None in eager mode.
         """
         return self.optimizer.apply_scaled_gradients(self._without_none(grads), loss_scale, finite)

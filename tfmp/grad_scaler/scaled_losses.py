@@ -15,13 +15,13 @@ _logger = logging.getLogger("tfmp")
 
 #: The largest number of ops that a search visits. In a larger graph there is no warning.
 _MOST_OPS = 50_000
-#: Parts of the types of ops whose values may come from elsewhere than their inputs. Gradients that depend on such an op
-#: may depend on the scale unnoticed, so there is no warning.
-_GIVEN_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray")
+#: Parts of the types of ops whose values may come from elsewhere than their inputs. If gradients depend on such an op,
+#: they may depend on the scale although the graph does not show it, so there is no warning.
+_VALUES_FROM_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray")
 #: Parts of the types of ops that stand for the arguments and captures of a function.
 _SOURCES = ("Placeholder", "VarHandleOp", "Variable")
-#: The files of TensorFlow that compute gradients, and the types of the ops with which they begin: a tensor of ones in
-#: the shape of the loss, the gradient of the loss with respect to itself.
+#: The files of TensorFlow that compute gradients, and the types of the op with which such a computation begins: a
+#: tensor of ones in the shape of the loss, the gradient of the loss with respect to itself.
 _DIFFERENTIATES = ("gradients_impl.py", "backprop.py")
 _ONES = {"Const", "Fill", "OnesLike"}
 
@@ -46,9 +46,9 @@ class ScaledLosses:
     def __init__(self) -> None:
         self._any = False
         self._scale_was_read = False
-        self._told = False
+        self._warned = False
         # For each graph, the names of the ops that its scales depend on. The ops themselves would keep the graph alive.
-        self._behind_scales: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
+        self._ancestors_of_scales: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
 
     def note(self, scaled: tf.Tensor) -> None:
         """Remember that a loss was scaled.
@@ -62,11 +62,11 @@ class ScaledLosses:
             return
         # Under `tf.debugging.enable_check_numerics`, `scaled.op` is not the multiplication but an op that checks its
         # result. The scale cannot be found then, and this object gives no more warnings.
-        behind = _past([scaled.op.inputs[1].op]) if len(scaled.op.inputs) == 2 else None
-        if behind is None:
+        ancestors = _with_ancestors([scaled.op.inputs[1].op]) if len(scaled.op.inputs) == 2 else None
+        if ancestors is None:
             self._scale_was_read = True
             return
-        self._behind_scales.setdefault(scaled.graph, set()).update(op.name for op in behind)
+        self._ancestors_of_scales.setdefault(scaled.graph, set()).update(op.name for op in ancestors)
 
     def note_read(self) -> None:
         """Remember that the user read the scale, and may multiply losses by it without calling `scale`."""
@@ -78,69 +78,76 @@ class ScaledLosses:
         Args:
             grads: The gradients that are about to be unscaled.
         """
-        if self._told or self._scale_was_read:
+        if self._warned or self._scale_was_read:
             return
         ops = script_lines.ops_of(grads)
         fault = None
         if self._any:
-            if ops and self._is_left_out_of(ops):
+            if ops and self._are_independent_of_scales(ops):
                 fault = "they are not the gradients of what scale() returned: differentiate that"
-        elif not ops or not _may_be_made_elsewhere(ops):
+        elif not ops or not _may_be_computed_elsewhere(ops):
             fault = "scale() was not called before: differentiate what scale() returns"
         if fault is not None:
-            self._told = True
+            self._warned = True
             _logger.warning(
                 "%s: gradients are divided by the loss scale, but %s, not the loss itself.", _line_of(grads), fault
             )
 
-    def _is_left_out_of(self, ops: Sequence[tf.Operation]) -> bool:
+    def _are_independent_of_scales(self, ops: Sequence[tf.Operation]) -> bool:
         """Return True if the ops that compute gradients certainly do not depend on a scale."""
         graph = ops[0].graph
-        behind_scale = self._behind_scales.get(graph)
-        if behind_scale is None or any(op.graph is not graph for op in ops):
+        ancestors_of_scale = self._ancestors_of_scales.get(graph)
+        if ancestors_of_scale is None or any(op.graph is not graph for op in ops):
             return False
-        past = _past(ops, behind_scale)
-        return past is not None and not _calls_functions(past) and not _is_given(past) and _beginning(past) is not None
+        ancestors = _with_ancestors(ops, ancestors_of_scale)
+        return (
+            ancestors is not None
+            and not _calls_functions(ancestors)
+            and not _has_values_from_elsewhere(ancestors)
+            and _start_of_gradients(ancestors) is not None
+        )
 
 
-def _may_be_made_elsewhere(ops: Sequence[tf.Operation]) -> bool:
+def _may_be_computed_elsewhere(ops: Sequence[tf.Operation]) -> bool:
     """Return whether the gradients may have been computed outside the graph of the ops, for example by a caller."""
-    past = _past(ops)
-    if past is None:
+    ancestors = _with_ancestors(ops)
+    if ancestors is None:
         return True
-    is_made_here = _beginning(past) is not None or _calls_functions(past)
-    return not is_made_here and (_is_given(past) or any(_is_of(op, _SOURCES) for op in past))
+    is_made_here = _start_of_gradients(ancestors) is not None or _calls_functions(ancestors)
+    return not is_made_here and (
+        _has_values_from_elsewhere(ancestors) or any(_type_contains(op, _SOURCES) for op in ancestors)
+    )
 
 
-def _past(ops: Sequence[tf.Operation], not_behind: Collection[str] = ()) -> list[tf.Operation] | None:
+def _with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) -> list[tf.Operation] | None:
     """Return the given ops and all ops that they depend on.
 
-    The result is None if there are more than `_MOST_OPS`, or if an op whose name is in `not_behind` is among them.
+    The result is None if there are more than `_MOST_OPS`, or if an op whose name is in `excluded` is among them.
     """
     queue, seen = deque(ops), set(ops)
-    past = []
+    ancestors = []
     while queue:
         op = queue.popleft()
-        if op.name in not_behind or len(seen) > _MOST_OPS:
+        if op.name in excluded or len(seen) > _MOST_OPS:
             return None
-        past.append(op)
+        ancestors.append(op)
         inputs = [tensor.op for tensor in op.inputs if tensor.op not in seen]
         seen.update(inputs)
         queue.extend(dict.fromkeys(inputs))
-    return past
+    return ancestors
 
 
-def _beginning(past: Sequence[tf.Operation]) -> tf.Operation | None:
+def _start_of_gradients(ancestors: Sequence[tf.Operation]) -> tf.Operation | None:
     """Return the op of ones with which the last computation of gradients began; None if there is none."""
-    # `past` begins with the ops closest to the gradients, so the first match belongs to the last differentiation.
-    ones = (op for op in past if op.type in _ONES and _is_one(op))
+    # `ancestors` begins with the ops closest to the gradients, so the first match belongs to the last differentiation.
+    ones = (op for op in ancestors if op.type in _ONES and _is_one(op))
     return next((op for op in ones if script_lines.made_within(op, *_DIFFERENTIATES)), None)
 
 
 def _line_of(grads: Gradients) -> str:
     """Return the line that computes the gradients. In a graph this is not a later line, such as one that clips them."""
-    beginning = _beginning(_past(script_lines.ops_of(grads)) or [])
-    return (beginning and script_lines.line_of_op(beginning)) or script_lines.line_of_gradients(grads)
+    start = _start_of_gradients(_with_ancestors(script_lines.ops_of(grads)) or [])
+    return (start and script_lines.line_of_op(start)) or script_lines.line_of_gradients(grads)
 
 
 def _is_one(op: tf.Operation) -> bool:
@@ -150,20 +157,20 @@ def _is_one(op: tf.Operation) -> bool:
     return op.type == "OnesLike" or (value is not None and bool(np.all(value == 1)))
 
 
-def _calls_functions(past: Sequence[tf.Operation]) -> bool:
+def _calls_functions(ancestors: Sequence[tf.Operation]) -> bool:
     # All ops of a type have the same attributes, so one op of each type is enough.
     kinds = {
         kind
-        for kind, op in {op.type: op for op in past}.items()
+        for kind, op in {op.type: op for op in ancestors}.items()
         if any(attribute.type in {"func", "list(func)"} for attribute in op.op_def.attr)
     }
     # The package's own clipping contains `tf.cond`, whose branches are functions. They compute norms, not gradients.
-    return any(op.type in kinds and not script_lines.made_by_clipping(op) for op in past)
+    return any(op.type in kinds and not script_lines.made_by_clipping(op) for op in ancestors)
 
 
-def _is_given(past: Sequence[tf.Operation]) -> bool:
-    return any(_is_of(op, _GIVEN_ELSEWHERE) for op in past)
+def _has_values_from_elsewhere(ancestors: Sequence[tf.Operation]) -> bool:
+    return any(_type_contains(op, _VALUES_FROM_ELSEWHERE) for op in ancestors)
 
 
-def _is_of(op: tf.Operation, parts: Sequence[str]) -> bool:
+def _type_contains(op: tf.Operation, parts: Sequence[str]) -> bool:
     return any(part in op.type for part in parts)

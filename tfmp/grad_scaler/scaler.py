@@ -1,4 +1,4 @@
-"""GradScaler: loss scaling in hand-written loops, with the verbs of torch.amp."""
+"""GradScaler: loss scaling for hand-written training loops, with the methods of torch.amp."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,43 +24,52 @@ from tfmp.grad_scaler.pending_update import PendingUpdate
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.types import Gradient, Gradients, GradsAndVars
 
-#: The arguments of torch.amp.GradScaler, and its defaults.
+#: The settings of torch.amp.GradScaler with their defaults there.
 _RULE_OF_TORCH = {"init_scale": 2.0**16, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
 class GradScaler(StepProperties, tf.Module):
-    """Scales losses, unscales gradients, and steps with those that are finite: loss scaling for hand-written loops.
+    """Loss scaling for hand-written training loops, with the methods of torch.amp.GradScaler.
 
-    An iteration, with any number of losses and optimizers, of Keras (any version) or of TF1:
+    An iteration may have any number of losses and optimizers. The optimizers may be those of any Keras, those of
+    `tf.compat.v1.train`, or any object with `apply_gradients`. An iteration calls these methods in this order:
 
-        scale(loss)                             loss * loss_scale, to be differentiated
-        unscale(optimizer, grads)               optional: gradients in true magnitude, to clip or look at
-        step(optimizer, grads_and_vars)         applies them if they are finite on every replica
-        update()                                once, after all optimizers: moves the loss scale
+        scale(loss)                             multiplies the loss by the loss scale; differentiate the result
+        unscale(optimizer, grads)               optional; returns the unscaled gradients, to clip or inspect them
+        step(optimizer, grads_and_vars)         applies the gradients if they are finite on every replica
+        update()                                once, after all optimizers; adjusts the loss scale
 
-    It works eagerly, in a `tf.function`, compiled by XLA, and in graphs of TF1, where `update` returns the op that runs
-    the whole iteration. Under `tf.distribute` all but `update` are called on the replicas, and `update` there or
-    outside. `update` is called eagerly where an optimizer steps eagerly; steps in a `tf.function` are seen by either.
+    This works eagerly, in a `tf.function` with or without `jit_compile`, and in TF1 graphs. In a TF1 graph, run the op
+    that `update` returns: it runs all steps too.
 
-    Gradients that are unscaled though their loss was not scaled are warned of, once, as far as that can be known.
+    Under a `tf.distribute` strategy, call `scale`, `unscale` and `step` on the replicas, inside `strategy.run`. The
+    call of `update` may be there or outside. If an optimizer steps eagerly, call `update` eagerly. If all of them step
+    in a `tf.function`, `update` may be in that function or in eager code.
+
+    One warning is logged if gradients are unscaled although their loss was not scaled, where this can be detected.
 
     Args:
-        init_scale: The scale to start from.
-        growth_factor: What the scale is multiplied by after `growth_interval` iterations in a row without overflow.
-        backoff_factor: What it is multiplied by after an iteration with an overflow. It does not go below 1.
-        growth_interval: Iterations without overflow after which the scale grows.
-        enabled: With False everything is passed through: losses and gradients as they are, steps without a check, calls
-            in any order. One loop then serves training with and without scaling.
-        manager: What decides the scale, instead of the four settings: a `tfmp.LossScaleManager`, a number for a fixed
-            scale, or what else `tfmp.get_loss_scale_manager` takes.
-        is_distributed: Whether Horovod's processes train together: they agree on each step, and gradients are averaged
-            over them. Leave it out with `hvd.DistributedGradientTape`, which averages. The replicas of a
-            `tf.distribute` strategy are found with either value.
-        overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
+        init_scale: The loss scale at the start.
+        growth_factor: The factor by which the scale is multiplied after `growth_interval` iterations in a row without
+            an overflow; greater than 1.
+        backoff_factor: The factor by which the scale is multiplied after an iteration with an overflow; between 0
+            and 1. The scale never becomes less than 1.
+        growth_interval: The number of iterations in a row without an overflow after which the scale grows.
+        enabled: If False, losses and gradients are not scaled, steps are not checked, and the methods may be called in
+            any order. So the same loop can train with and without loss scaling.
+        manager: Decides the loss scale, instead of the four settings above: a `tfmp.LossScaleManager`, a number for a
+            fixed scale, or any other value that `tfmp.get_loss_scale_manager` takes.
+        is_distributed: True if Horovod's processes train together: they agree on each step, and the scaler averages the
+            gradients over them. Leave it at False with `hvd.DistributedGradientTape`, which averages gradients itself.
+            The replicas of a `tf.distribute` strategy are recognized with either value.
+        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
+
+    Attributes:
+        manager: The loss-scale manager. A `tf.train.Checkpoint` of the scaler saves the manager's state.
 
     Raises:
         TypeError: A setting is of the wrong type.
-        ValueError: A setting is out of range; or a manager is given and settings for another.
+        ValueError: A setting is out of range; or both a manager and some of the four settings were passed.
 
     Example:
         >>> import tfmp
@@ -104,12 +113,12 @@ class GradScaler(StepProperties, tf.Module):
             raise ValueError("manager decides the scale by settings of its own: leave out init_scale and the like.")
         self._enabled = settings.flag("enabled", enabled)
         manager = get_loss_scale_manager(rule if manager is None else manager)
-        #: Decides the loss scale; a checkpoint of the scaler has its state under this name.
+        #: Decides the loss scale. This attribute's name is a part of the keys in a checkpoint of the scaler.
         self.manager = manager
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
         self._scaler = LossScaler(manager, validated_detector(overflow_detector), self._is_distributed)
-        # Tracked, so that a function that takes steps can be exported.
+        # As an attribute of this module the counts are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._losses = ScaledLosses()
         self._pending = PendingUpdate()
@@ -117,7 +126,7 @@ class GradScaler(StepProperties, tf.Module):
 
     @property
     def enabled(self) -> bool:
-        """Whether losses are scaled and steps are checked."""
+        """True if losses are scaled and steps are checked."""
         return self._enabled
 
     def is_enabled(self) -> bool:
@@ -130,24 +139,26 @@ class GradScaler(StepProperties, tf.Module):
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The loss scale, a float32 scalar; 1 where scaling is not enabled."""
+        """The loss scale, a float32 scalar; 1 if scaling is not enabled."""
         self._losses.note_read()
         return self._scale_to_divide_by()
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
-        """Make an optimizer's variables, such as its momenta, before a `tf.function` is traced.
+        """Make an optimizer's own variables, such as momenta, before a `tf.function` is traced.
 
-        For an optimizer that does not step when the function is first traced, as a generator may sit out the first
-        iterations: a `tf.function` makes an optimizer's variables in its first trace only. In any other case `step`
-        sees to it.
+        Usually `step` makes them. But a `tf.function` can make variables only in its first trace. So call this method
+        if an optimizer does not step in the first trace, such as that of a generator which is not trained in the first
+        iterations.
 
         Args:
             optimizer: The optimizer.
-            variables: What `step` will be called with, those without a gradient too.
+            variables: The variables that `step` will be called with, including those without a gradient.
 
         Raises:
-            TypeError: It is no optimizer; or these are no variables.
-            ValueError: It scales losses or averages gradients itself; or the function is traced already.
+            TypeError: `optimizer` is not an optimizer, or `variables` are not variables.
+            ValueError: The optimizer scales losses or averages gradients itself; or the call is in a later trace of a
+                `tf.function`.
+            NotImplementedError: The optimizer is one of Keras, and the call is in a TF1 graph.
 
         Example:
             >>> generator, critic = tf.Variable(1.0), tf.Variable(1.0)
@@ -170,16 +181,18 @@ class GradScaler(StepProperties, tf.Module):
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
-        """Multiply losses by the loss scale.
+        """Multiply losses by the loss scale; differentiate the results instead of the losses.
 
         Args:
-            losses: A loss, of a floating-point type, or a nest of such (lists, dicts); a generator counts as a list.
+            losses: A loss in any floating-point dtype, or a structure of losses (lists, dicts). A generator is treated
+                as a list.
 
         Returns:
-            The same nest of scaled losses, in float32 or float64.
+            The scaled losses in the same structure, in float32, or in float64 for a loss in float64. If scaling is not
+            enabled, the losses unchanged.
 
         Raises:
-            TypeError: A loss is not of a floating-point type.
+            TypeError: A loss does not have a floating-point dtype.
 
         Example:
             >>> scaled = GradScaler(init_scale=8).scale({"generator": 1.0, "critic": 2.0})
@@ -202,22 +215,24 @@ class GradScaler(StepProperties, tf.Module):
         optimizer: Any,  # noqa: ANN401 - of any host
         grads: Iterable[Gradient] | GradientAccumulator,
     ) -> list[Gradient]:
-        """Divide gradients by the loss scale, for whoever clips them or looks at them before `step`.
+        """Divide gradients by the loss scale, to clip or inspect them before `step`.
 
-        Whether they are finite is taken down here: no clipping afterwards hides an overflow.
+        Pass the result, changed or not, to `step`, which does not divide it again. Whether the gradients are finite is
+        checked here, so clipping them afterwards cannot hide an overflow from `step`.
 
         Args:
-            optimizer: The optimizer whose gradients they are.
-            grads: The gradients of a scaled loss; None stays None. Or an accumulator, whose mean is returned, and which
-                is emptied.
+            optimizer: The optimizer with which `step` will be called.
+            grads: The gradients of a scaled loss; None stays None. Or a `tfmp.GradientAccumulator`: its mean is
+                returned, and it is emptied.
 
         Returns:
-            The gradients in true magnitude, in float32 or float64; of an accumulator in the types of its variables.
-            With Horovod and `is_distributed=True` they are the mean over the processes.
+            The unscaled gradients, in float32, or in float64 for gradients in float64. The mean of an accumulator is in
+            the dtypes of its variables. With Horovod and `is_distributed=True` the gradients are averaged over the
+            processes.
 
         Raises:
-            TypeError: The gradients are no list of gradients.
-            RuntimeError: It was called for this optimizer since the last update; or `step` was.
+            TypeError: `grads` is not a list of gradients.
+            RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
             ValueError: Every gradient is None.
 
         Example:
@@ -240,7 +255,7 @@ class GradScaler(StepProperties, tf.Module):
         return true_grads
 
     def _true_grads(self, grads: Gradients) -> tuple[list[Gradient], LocalCheck]:
-        """Return gradients of a scaled loss in true magnitude, and what is found of them."""
+        """Unscale gradients and check them."""
         lists.refuse_all_none(grads)
         if not self._enabled:
             return self._averaged(grads), LocalCheck(tf.constant(True))
@@ -249,7 +264,7 @@ class GradScaler(StepProperties, tf.Module):
         return true_grads, self._scaler.check(true_grads, self._scaler.distribution())
 
     def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], LocalCheck]:
-        """Return the mean of a window, and what is found of it; empty the window."""
+        """Return the mean of a window and the result of checking it, and empty the window."""
         distribution = self._scaler.distribution()
         grads, window = self._scaler.drain(accumulator, distribution)
         lists.refuse_all_none(grads)
@@ -261,42 +276,48 @@ class GradScaler(StepProperties, tf.Module):
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
-        """Apply gradients by an optimizer if they are finite on every replica.
+        """Apply gradients by an optimizer if they are finite on every replica; otherwise skip the step.
 
         Args:
-            optimizer: An optimizer of Keras or TF1, with `apply_gradients`; or a `ScaledGradientsOptimizer`.
-            grads_and_vars: Pairs of a gradient and its variable: gradients of a scaled loss, or what `unscale` made of
-                them. None is left out.
+            optimizer: An optimizer with `apply_gradients`, such as those of Keras and TF1; or a
+                `tfmp.ScaledGradientsOptimizer`.
+            grads_and_vars: Pairs of a gradient and its variable: the gradients of a scaled loss; or, if `unscale` was
+                called for this optimizer, the gradients that it returned, which you may have clipped. A variable whose
+                gradient is None is not changed.
             **kwargs: Passed to the optimizer's `apply_gradients`, such as `global_step`.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does this; None in eager mode.
 
         Raises:
-            TypeError: The optimizer has no `apply_gradients`.
-            ValueError: There are no gradients; or the optimizer scales losses, or averages gradients, itself.
-            RuntimeError: It was called for this optimizer since the last update.
-            NotImplementedError: It is called in a conditional, or a `tf.function`, in a graph of TF1.
+            TypeError: The optimizer has no `apply_gradients`; or `grads_and_vars` are not pairs.
+            ValueError: Every gradient is None; or the optimizer scales losses or averages gradients itself.
+            RuntimeError: `step` was already called for this optimizer since the last update; or `unscale` was called
+                outside of the `tf.function` in which `step` is called.
+            NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph; or the optimizer is
+                one of Keras, and the call is in a TF1 graph; or a variable holds float8 scales of Keras.
         """
         return self.step_all([(optimizer, grads_and_vars)], **kwargs)
 
     @without_autograph
     def step_all(self, steps: Iterable[tuple[Any, GradsAndVars]], **kwargs: Any) -> tf.Operation:  # noqa: ANN401
-        """Apply the gradients of several optimizers if all are finite: all step, or none.
+        """Apply the gradients of several optimizers if all of them are finite; otherwise skip the step of each.
 
-        Several calls of `step` are the other rule: there each optimizer that can steps.
+        If you call `step` for each optimizer instead, an optimizer steps if its own gradients are finite.
 
         Args:
-            steps: Pairs of an optimizer and what `step` takes for it.
-            **kwargs: Passed to every optimizer's `apply_gradients`; `global_step` would be counted by each.
+            steps: Pairs of an optimizer and its `grads_and_vars`, as for `step`.
+            **kwargs: Passed to the `apply_gradients` of every optimizer. Do not pass `global_step`, since each
+                optimizer would increment it.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does this; None in eager mode.
 
         Raises:
-            TypeError: As `step`.
-            ValueError: As `step`; or there is no optimizer; or one is given twice.
-            RuntimeError: As `step`.
+            TypeError: As for `step`; or an optimizer does not take the keyword arguments.
+            ValueError: As for `step`; or there is no optimizer, or one optimizer is passed twice.
+            RuntimeError: As for `step`.
+            NotImplementedError: As for `step`.
 
         Example:
             >>> v, w = tf.Variable(1.0), tf.Variable(1.0)
@@ -319,7 +340,8 @@ class GradScaler(StepProperties, tf.Module):
         validate_kwargs(optimizers, kwargs)
         for step in taken:
             _make_variables(step.adapter)
-        # An accumulator decides on its window also where scaling is not enabled.
+        # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
+        # its micro-batches, and an overflow may drop the whole window.
         checks = self._enabled or any(step.is_of_window for step in taken)
         op = self._run(taken) if checks else tf.group(*(step.apply_unchecked() for step in taken))
         for optimizer in optimizers:
@@ -328,23 +350,23 @@ class GradScaler(StepProperties, tf.Module):
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
-        """Move the loss scale, by what all steps since the last update have shown.
+        """Adjust the loss scale according to the results of all steps since the last update.
 
-        An iteration counts as applied if all its steps were.
+        The manager counts the iteration as one step, which was applied if all of its steps were applied.
 
         Args:
-            new_scale: Set the scale to this number, or float32 scalar, and do not move it otherwise.
+            new_scale: Set the loss scale to this number or float32 scalar, instead of adjusting it.
 
         Returns:
-            The op that does it; None in eager mode. In a graph of TF1 it runs the steps that were built before it.
+            The op that does this; None in eager mode. In a TF1 graph the op also runs the steps that were built before.
 
         Raises:
-            RuntimeError: No optimizer has stepped since the last update. In a `tf.function` that is an error when it
-                runs.
-            TypeError: The new scale is no number.
-            ValueError: The new scale is not finite, or not within the manager's bounds. A tensor in a graph is an error
-                when the op runs.
-            NotImplementedError: The manager's scale cannot be set.
+            RuntimeError: No optimizer has stepped since the last update. In a `tf.function` this is an
+                `InvalidArgumentError` when the function runs.
+            TypeError: The new scale is not a number.
+            ValueError: The new scale is not finite or not within the manager's bounds. For a tensor in a graph this is
+                an `InvalidArgumentError` when the op runs.
+            NotImplementedError: The scale of this kind of manager cannot be set.
 
         Example:
             >>> scaler = GradScaler(init_scale=1024)
@@ -372,15 +394,16 @@ class GradScaler(StepProperties, tf.Module):
         return moved
 
     def abandon(self) -> tf.Operation:
-        """Forget the iteration, which an exception has ended: what was called in it, and what its steps have shown.
+        """Forget the calls and results of an iteration that was ended by an exception.
 
-        After any exception while steps are taken, in a `tf.function` and in `session.run` too: what they have shown is
-        on the device, and would count in the next update.
+        Call this method if you catch an exception between the first call of an iteration and `update`, also one that a
+        `tf.function` or `session.run` raised. Otherwise the next iteration may fail because `unscale` or `step` was
+        already called, and the results of the steps would count in the next update.
 
-        The scale stays, and nothing is counted. What was applied stays applied.
+        The loss scale and the step counters do not change. Variables that have changed stay changed.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does this; None in eager mode.
 
         Example:
             >>> w, optimizer = tf.Variable(1.0), tf.compat.v1.train.GradientDescentOptimizer(0.5)
@@ -399,15 +422,16 @@ class GradScaler(StepProperties, tf.Module):
         return self._once(self._pending.clear)
 
     def state_dict(self) -> dict[str, float]:
-        """Return the manager's state as numbers, to be saved after `update`; empty where scaling is not enabled.
+        """Return the manager's state as numbers; empty if scaling is not enabled. Call this after `update`.
 
-        A `tf.train.Checkpoint(scaler=scaler)` holds the same; a graph's Saver holds its variables.
+        A `tf.train.Checkpoint(scaler=scaler)` saves the same state. In a TF1 graph the state is in variables, which a
+        `tf.compat.v1.train.Saver` saves.
 
         Returns:
-            The numbers, by their names.
+            A dictionary from the names of the numbers to the numbers.
 
         Raises:
-            RuntimeError: It is called in a graph, or in a `tf.function`.
+            RuntimeError: The call is in a graph or in a `tf.function`.
 
         Example:
             >>> GradScaler(init_scale=8).state_dict()
@@ -417,14 +441,16 @@ class GradScaler(StepProperties, tf.Module):
         return self.manager.state_dict() if self._enabled else {}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
-        """Go on from what `state_dict` returned.
+        """Set the manager's state to one that `state_dict` returned; do nothing if scaling is not enabled.
 
         Args:
-            state_dict: The numbers, by their names.
+            state_dict: The dictionary that `state_dict` returned.
 
         Raises:
-            ValueError: It is of another kind of manager, or of a scaler that was not enabled.
-            RuntimeError: It is called in a graph, or in a `tf.function`.
+            TypeError: A value is not a number.
+            ValueError: The dictionary is from another kind of manager or from a scaler that was not enabled, or a value
+                is out of range.
+            RuntimeError: The call is in a graph or in a `tf.function`.
 
         Example:
             >>> scaler = GradScaler()
@@ -437,7 +463,7 @@ class GradScaler(StepProperties, tf.Module):
             self.manager.load_state_dict(state_dict)
 
     def _scale_to_divide_by(self) -> tf.Tensor:
-        # Not the property, whose reads are taken for the user's.
+        # The property of this class is not used, because it records that the user has read the scale.
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def _settings_to_show(self) -> list[str]:
@@ -445,7 +471,7 @@ class GradScaler(StepProperties, tf.Module):
         return [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
 
     def _averaged(self, grads: Gradients, *, are_scaled: bool = True) -> list[Gradient]:
-        """Return the mean of gradients over Horovod's workers, if they train together."""
+        """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
         if not self._is_distributed:
             return list(grads)
         names = [f"gradient {index}" for index in range(len(grads))]
@@ -461,7 +487,7 @@ class GradScaler(StepProperties, tf.Module):
         return OptimizerStep(adapter, grads, self._scaler.unscale(grads) if self._enabled else grads, None)
 
     def _run(self, steps: Sequence[OptimizerStep]) -> tf.Operation:
-        """Run the steps of several optimizers together, and keep the result for `update`."""
+        """Run the steps of several optimizers together, and store the result for `update`."""
         distribution = self._scaler.distribution()
         adapters = [step.adapter for step in steps]
         adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
@@ -481,7 +507,7 @@ class GradScaler(StepProperties, tf.Module):
 
     def _set(self, new_scale: float | tf.Tensor, result: StepResult) -> tf.Operation:
         has_set = self.manager.set_loss_scale(new_scale)
-        # If the manager refuses the scale, which in a graph is known only when it runs, no step is counted.
+        # The step is counted only after the scale was set: in a graph, the manager may refuse the scale when it runs.
         with tf.control_dependencies([] if has_set is None else [has_set]):
             return conditional_update(self._pending.steps > 0, [], lambda _: self.manager.note_step(result.applied))
 
@@ -489,7 +515,11 @@ class GradScaler(StepProperties, tf.Module):
         return current_distribution(self._is_distributed).once(function) if on_replica() else function()
 
     def _refuse_if_none_stepped(self) -> list[tf.Operation]:
-        """Stop if no step is known on the device; whether one was built here is known already."""
+        """Raise an error if no optimizer has stepped since the last update.
+
+        The caller has found no step in the current graph or in eager code. Steps elsewhere, as in a `tf.function` that
+        was traced earlier, show only in the number of steps on the device.
+        """
         message = "update was called, and no optimizer has stepped since the last update: call step first."
         if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
             raise RuntimeError("update was built before any step: build the steps first, and update in the same graph.")
@@ -504,17 +534,17 @@ class GradScaler(StepProperties, tf.Module):
         if not tf.executing_eagerly():
             raise RuntimeError(
                 f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "
-                "tf.function. A graph of TF1 has its state in variables, which tf.compat.v1.train.Saver saves."
+                "tf.function. In a TF1 graph the state is in variables, which tf.compat.v1.train.Saver saves."
             )
 
 
 def _make_variables(adapter: OptimizerAdapter) -> None:
-    """Make an optimizer's variables, or say how to make them where a `tf.function` makes none any more."""
+    """Make an optimizer's own variables; if a `tf.function` cannot make them any more, raise an error with advice."""
     try:
         adapter.prepare(adapter.variables)
     except ValueError as error:
-        # Variables of Keras are refused when they are made; those of TensorFlow 1 when the trace ends, in TensorFlow's
-        # own words.
+        # Keras raises a ValueError, whose text contains "variables", when the variables are made. For an optimizer of
+        # TensorFlow 1, TensorFlow itself raises an error at the end of the trace, which is not caught here.
         if tf.executing_eagerly() or "ariables" not in str(error):
             raise
         kind, names = type(adapter.optimizer).__name__, ", ".join(adapter.names)

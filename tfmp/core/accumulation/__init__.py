@@ -1,1 +1,1 @@
-"""Sums of the gradients of several micro-batches, to be applied as those of one batch."""
+"""Gradient accumulation: sums of the gradients of several micro-batches, which are applied like those of one batch."""

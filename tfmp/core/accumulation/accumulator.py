@@ -1,4 +1,4 @@
-"""Adds up the gradients of several micro-batches, to be applied as those of one batch."""
+"""Adds up the gradients of several micro-batches, so that their mean can be applied like that of one batch."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,42 +17,57 @@ from tfmp.types import AddBuffer, Gradient, Gradients
 
 
 class GradientAccumulator(tf.Module):
-    """Adds up the gradients of several micro-batches, to be applied as those of one batch.
+    """Adds up the gradients of several micro-batches, so that their mean can be applied like that of one batch.
 
-    The rule, for the gradients `g` of each micro-batch, in true magnitude and float32 (float64 where the variable is):
+    The micro-batches between two steps of the optimizer are called a window. Call `add` for each micro-batch. When
+    `is_full` is True, take a step with `mean()` and call `reset()`. With a `tfmp.GradScaler`, pass the accumulator to
+    `GradScaler.unscale` instead: it returns the mean, empties the window, and applies `overflow_drops`.
 
-        add      tried += 1;  sum += g and kept += 1 if g is finite
+    The rule, for the unscaled gradients `g` of each micro-batch, in float32 (float64 if the variable is in float64):
+
+        add      tried += 1
+                 if g is finite:  sum += g  and  kept += 1
         mean     sum / kept
-        usable   kept = tried                   if an overflow drops the window
-                 kept > 0                       if it drops the micro-batch
+        usable   kept == tried                  with overflow_drops="window"
+                 kept > 0                       with overflow_drops="micro_batch"
 
-    So the divisor is right for a window that ends early. Each replica of a `tf.distribute` strategy, and each process
-    of Horovod, has sums of its own, which are shared when the window ends: then `kept` and `tried` are those of all.
+    `GradScaler.step` skips the step if the window is not usable. The sum is divided by the number of micro-batches that
+    are in it, so the mean is also right if a window ends early. Each replica of a `tf.distribute` strategy, and each
+    process of Horovod, has sums of its own. They are combined when `GradScaler.unscale` ends the window: `kept` and
+    `tried` in the rule are then the totals of all replicas.
 
-    A variable keeps None for a gradient until a micro-batch gives it one, and has zeros from then on where none does. A
-    `tf.function` that ends a window leaves out, for good, variables that had none when it was traced: a gradient that
-    comes later is refused. After restoring a checkpoint, eager code takes for given what has a sum other than 0, and a
-    graph only what its own micro-batches give. A gradient that came as `IndexedSlices` is one again, of the rows
-    whose sum is not 0; of all rows within XLA.
+    Gradients that are None: the mean for a variable is None until a micro-batch has a gradient for it. After that, None
+    counts as zeros. In a `tf.function` this is decided when the function is traced. If a variable has had no gradient
+    by the time that a function takes the mean in its trace, the function never returns a mean for that variable;
+    adding a gradient for it later is an error. After a checkpoint was restored, eager code assumes that the variables
+    whose sum is not 0 had a gradient; a graph only counts gradients that are added in it.
+
+    Sparse gradients: if the last gradient for a variable was an `IndexedSlices`, the mean is one too. It contains the
+    rows whose sum is not 0; in code that XLA compiles it contains all rows.
 
     Args:
-        variables: The variables to train, of TensorFlow or Keras. Make the accumulator in the strategy's scope.
-        accumulation_steps: Micro-batches in a window, after which `is_full`.
-        overflow_drops: `"window"`: if a micro-batch overflows, the step is skipped. `"micro_batch"`: it is taken with
-            the others, and divided by their number.
-        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, the number of those
-            in an epoch, or in the whole training; counting then begins anew. By default windows end when full.
-        overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
-        keeps_float32: Leave the mean in float32 for variables of half precision, for an optimizer that updates a
-            float32 copy of them.
+        variables: The variables to train, of TensorFlow or Keras. Under a `tf.distribute` strategy, make the
+            accumulator in the strategy's scope.
+        accumulation_steps: The number of micro-batches in a full window.
+        overflow_drops: What an overflow drops. With `"window"` the step is skipped if any micro-batch overflowed. With
+            `"micro_batch"` the step is taken with the mean of the others.
+        micro_batches_per_epoch: The number of micro-batches in an epoch, or in the whole training. A window also ends
+            after this number, even if it is not full; counting then starts anew. By default only full windows end.
+        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
+        add_buffer: Makes a variable of zeros from a name, a shape and a dtype. Leave it out; an optimizer that owns the
+            variables of its accumulator uses it.
+        keeps_float32: Leave the mean in float32 also for variables in half precision, for an optimizer that updates
+            float32 copies of them.
 
     Attributes:
-        sums: The sums of the micro-batches that were kept, one for each variable.
-        kept: How many they are; float64.
-        tried: How many there were in the window; float64.
-        tried_in_epoch: How many since the epoch began, or the window if there are no epochs; float64.
-        largest: The largest magnitude in those that were kept, if it was asked for; float32.
-        overflows: What was wrong with those that were not, as `OverflowDetector.counts` tells; float64.
+        sums: The sums of the gradients of the micro-batches that were kept, one for each variable.
+        kept: The number of micro-batches in the sums; float64.
+        tried: The number of micro-batches in the window, including those that overflowed; float64.
+        tried_in_epoch: The number of micro-batches since the epoch began, or without `micro_batches_per_epoch` since
+            the window began; float64.
+        largest: The largest gradient magnitude among the micro-batches that were kept; float32. The optimizers of tfmp
+            store it only if the loss-scale manager needs it.
+        overflows: The counts of `OverflowDetector.counts` for the micro-batches that overflowed; float64.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -67,7 +82,8 @@ class GradientAccumulator(tf.Module):
         >>> bool(accumulator.is_full), accumulator.mean()[0].numpy().tolist()
         (True, [3.0, 6.0])
 
-    Source: the accumulation of torch.amp's examples and of MMCV, whose divisor is right for a shorter window.
+    Source: the examples of torch.amp for gradient accumulation, and MMCV, which also divides a shorter window by the
+    number of its own micro-batches.
     """
 
     def __init__(
@@ -92,30 +108,31 @@ class GradientAccumulator(tf.Module):
         self._dtypes = sum_dtypes if keeps_float32 else dtypes
         self._names = [variable.name for variable in variables]
         self._strategy = tf.distribute.get_strategy()
-        # Of which variables there was a gradient, and a sparse one; and which a graph leaves out of a window's end.
-        self._given: set[int] = set()
+        # Three sets of indices of variables: those that have had a gradient, those whose last gradient was sparse, and
+        # those for which a traced end of a window returns None.
+        self._have_grad: set[int] = set()
         self._sparse: set[int] = set()
-        self._left_out: set[int] = set()
+        self._none_when_traced: set[int] = set()
         add = add_buffer or _add_buffer
         with tf.init_scope():
             self.sums = [
                 add(f"sum_{index}", variable.shape.as_list(), dtype)
                 for index, (variable, dtype) in enumerate(zip(variables, sum_dtypes, strict=True))
             ]
-            # Not int64: when a checkpoint is restored on replicas, each gets its part of the sum. Float32 would stop
-            # counting at 2**24.
+            # Counts are in float64. A checkpoint holds the sum over the replicas, and each replica restores an equal
+            # part of it, which may not be whole as an int64 must be. Float32 could not count beyond 2**24.
             self.kept = add("kept", [], tf.float64)
             self.tried = add("tried", [], tf.float64)
             self.tried_in_epoch = add("tried_in_epoch", [], tf.float64)
-            # A checkpoint of replicas holds the sum, of which each gets a part: at most what the largest was.
+            # With several replicas, a restored value is the mean of the saved ones, so it is at most the largest.
             self.largest = add("largest", [], tf.float32)
             self.overflows = add("overflows", [len(variables), len(KINDS)], tf.float64)
 
     @property
     def is_full(self) -> tf.Tensor:
-        """Whether the window has ended: it is full, or the epoch is over; a boolean scalar.
+        """True if the window has ended, because it is full or because the epoch is over; a boolean scalar.
 
-        It may be asked for on a strategy's replicas, and outside of them, after `strategy.run`.
+        Under a `tf.distribute` strategy you can read it on the replicas, and also outside of `strategy.run`.
 
         Example:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2, micro_batches_per_epoch=3)
@@ -128,7 +145,7 @@ class GradientAccumulator(tf.Module):
             True
             True
         """
-        # Outside of the replicas a read gives the sum over them.
+        # Outside of the replicas, a variable reads as the sum of the replicas' values.
         readers = 1 if self._is_on_replica() else self._strategy.num_replicas_in_sync
         full = self.tried.read_value() / readers >= self._settings.accumulation_steps
         per_epoch = self._settings.micro_batches_per_epoch
@@ -138,22 +155,24 @@ class GradientAccumulator(tf.Module):
 
     @without_autograph
     def add(self, grads: Iterable[Gradient], loss_scale: tf.Tensor | float = 1.0) -> tf.Operation:
-        """Add the gradients of a micro-batch, unless they overflowed.
+        """Divide the gradients of a micro-batch by the loss scale, and add them to the sums unless they overflowed.
 
         Args:
-            grads: The replica's gradients, one for each variable; None adds nothing.
-            loss_scale: The scale of the loss that they are of, such as `GradScaler.loss_scale`: a scalar tensor, or a
-                number.
+            grads: This replica's gradients, one for each variable; None adds nothing.
+            loss_scale: The number by which the loss was multiplied, such as `GradScaler.loss_scale`: a scalar tensor or
+                a number. Leave it out if the gradients are not scaled.
 
         Returns:
-            The op that does it; None in eager mode. In a graph of TF1 nothing orders it and what reads the window, but
-            control dependencies.
+            The op that adds the gradients; None in eager mode. In a TF1 graph, call methods that read the window, such
+            as `mean`, under a control dependency on this op if they must read it after the addition.
 
         Raises:
-            ValueError: There are not as many gradients as variables; or every gradient is None; or one is of a variable
-                that a traced end of the window leaves out; or the scale is not finite, or not above 0.
-            TypeError: These are no gradients, or the scale is no number.
-            RuntimeError: It is called outside of the replicas of the strategy in whose scope the accumulator was made.
+            ValueError: The number of gradients is not the number of variables; or every gradient is None; or there is a
+                gradient for a variable that had none when the function that ends the window was traced; or the scale is
+                not finite or not greater than 0.
+            TypeError: `grads` is not a list of gradients, or the scale is not a number.
+            RuntimeError: The accumulator was made in a strategy's scope, and this call is outside of its replicas; or
+                it was made outside of the scope of the active strategy.
 
         Example:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2)
@@ -172,15 +191,15 @@ class GradientAccumulator(tf.Module):
     def add_unscaled(
         self, grads: Iterable[Gradient], loss_scale: tf.Tensor, *, keeps_max_abs: bool = True
     ) -> tf.Operation:
-        """Add gradients that are in true magnitude already; else as `add`.
+        """Add gradients that are already unscaled; otherwise like `add`.
 
         Args:
-            grads: The replica's gradients.
-            loss_scale: The scale that they were found with, for the overflow detector.
-            keeps_max_abs: Whether someone will ask for the largest magnitude.
+            grads: This replica's gradients, one for each variable; None adds nothing.
+            loss_scale: The number by which the loss was multiplied. Only the overflow detector uses it.
+            keeps_max_abs: True if the largest magnitude shall be stored in `largest`.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that adds the gradients; None in eager mode.
         """
         grads = lists.gradients(grads)
         self._refuse_outside_of_replicas()
@@ -195,23 +214,25 @@ class GradientAccumulator(tf.Module):
         def drop(grads: Gradients) -> tf.Operation:
             return tf.group(self.overflows.assign_add(tf.cast(check.counts(grads), tf.float64)))
 
-        # In a graph, a run that fails for want of gradients, as at the end of the input, must count nothing.
+        # The counters are incremented last: in a graph, a run that fails before it has gradients, as at the end of the
+        # input, must not count.
         with tf.control_dependencies([conditional_update(check.all_finite(grads), grads, keep, drop)]):
             return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
     @without_autograph
     def mean(self) -> list[Gradient]:
-        """Return the mean of what this replica's window holds; divided by the number that this replica has kept.
+        """Return the mean of the micro-batches that this replica has kept: the sums divided by their number.
 
-        On several replicas, which may have kept different numbers, `GradScaler.unscale(optimizer, accumulator)` divides
-        by that of all.
+        Replicas may have kept different numbers of micro-batches. `GradScaler.unscale(optimizer, accumulator)` divides
+        by the total number of all replicas; this method divides by the number of this replica.
 
         Returns:
-            A gradient for each variable, in its type unless the accumulator keeps float32; NaN where every micro-batch
-            overflowed, None where none had one.
+            One gradient for each variable, in the variable's dtype unless `keeps_float32` is set. It is NaN if every
+            micro-batch overflowed, and None if no micro-batch had a gradient for the variable.
 
         Raises:
-            RuntimeError: The window is empty, in eager code; or it is called outside of the replicas.
+            RuntimeError: The window is empty (this is only checked in eager code), or the call is outside of the
+                replicas of the strategy in whose scope the accumulator was made.
 
         Example:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0), tf.Variable(0.0)], 4)
@@ -227,13 +248,13 @@ class GradientAccumulator(tf.Module):
 
     @without_autograph
     def reset(self) -> tf.Operation:
-        """Empty the window.
+        """Empty the window, so that the next micro-batch starts a new one.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that empties the window; None in eager mode.
 
         Raises:
-            RuntimeError: It is called outside of the replicas.
+            RuntimeError: The call is outside of the replicas of the strategy in whose scope the accumulator was made.
 
         Example:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 4)
@@ -254,27 +275,30 @@ class GradientAccumulator(tf.Module):
         )
 
     def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], LocalCheck]:
-        """Return what the window holds, and empty it.
+        """Return this replica's part of the window's mean, with the result of the checks, and empty the window.
 
         Args:
             total: Sums a tensor over the replicas.
 
         Returns:
-            The replica's part of the gradients: their sum over the replicas, times the number of replicas if they take
-            the mean, is what a batch of all kept micro-batches would give. And what is known of them, on all replicas.
+            The gradients and the result of checking the micro-batches. The gradients are this replica's sums, divided
+            by the average number of micro-batches that a replica has kept: their mean over the replicas is the mean of
+            all micro-batches that were kept.
 
         Raises:
-            RuntimeError: The window is empty, in eager code; or it is called outside of the replicas.
+            RuntimeError: The window is empty (this is only checked in eager code), or the call is outside of the
+                replicas of the strategy in whose scope the accumulator was made.
         """
         self._refuse_outside_of_replicas()
         self._refuse_if_empty()
         counts = tf.stack([self.kept.read_value(), self.tried.read_value(), tf.ones([], tf.float64)])
         kept, tried, replicas = tf.unstack(total(counts))
         complete = tf.equal(kept, tried)
+        # Counts that come from a checkpoint of several replicas may not be whole. Rounding them up loses no overflow.
         overflows = tf.cast(tf.math.ceil(self.overflows.read_value()), tf.int64)
         largest = tf.identity(self.largest.read_value())
-        # In the sums' own types; and not times 1 / kept, which is rounded. Of an empty window the sums are 0: as NaN
-        # they would be counted as an overflow of every variable.
+        # The sums are divided in their own dtype. They are not multiplied by 1 / kept, which would be rounded. If no
+        # micro-batch was kept, the result is 0: NaN would be counted as an overflow in the gradient of every variable.
         grads = self._divided_sums(lambda values: tf.math.divide_no_nan(values, tf.cast(kept / replicas, values.dtype)))
         with tf.control_dependencies([*arithmetic.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
@@ -289,23 +313,26 @@ class GradientAccumulator(tf.Module):
         )
 
     def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:
-        given = self._given_now()
+        have_grad = self._indices_with_grad()
         if not tf.executing_eagerly():
-            self._left_out |= set(range(len(self.sums))) - given
+            self._none_when_traced |= set(range(len(self.sums))) - have_grad
         grads: list[Gradient] = []
         for index, (variable, dtype) in enumerate(zip(self.sums, self._dtypes, strict=True)):
             grad = None
-            if index in given:
+            if index in have_grad:
                 values = variable.read_value()
                 grad = arithmetic.rows_not_zero(values) if index in self._sparse else values
             grads.append(arithmetic.cast(arithmetic.map_values(divide, grad), dtype))
         return grads
 
-    def _given_now(self) -> set[int]:
-        """Return of which variables there was a gradient; a window that a checkpoint brought shows it by its sums."""
-        if not self._given and tf.executing_eagerly() and self.tried.read_value() > 0:
-            self._given |= {index for index, values in enumerate(self.sums) if tf.reduce_any(values.read_value() != 0)}
-        return self._given
+    def _indices_with_grad(self) -> set[int]:
+        """Return the indices of the variables that have had a gradient."""
+        # If no gradient was added here, but the window is not empty, a checkpoint was restored: only the sums can show
+        # which variables had gradients.
+        if not self._have_grad and tf.executing_eagerly() and self.tried.read_value() > 0:
+            not_zero = {index for index, values in enumerate(self.sums) if tf.reduce_any(values.read_value() != 0)}
+            self._have_grad |= not_zero
+        return self._have_grad
 
     def _is_on_replica(self) -> bool:
         return tf.distribute.get_strategy() is self._strategy and not tf.distribute.in_cross_replica_context()
@@ -314,13 +341,13 @@ class GradientAccumulator(tf.Module):
         active, own = tf.distribute.get_strategy(), self._strategy
         if active is not own and active.num_replicas_in_sync > 1:
             raise RuntimeError(
-                f"make the accumulator in the strategy's scope: it was made outside of that of this "
-                f"{type(active).__name__}, and its replicas would share one window."
+                f"make the accumulator in the strategy's scope: it was made outside of the scope of this "
+                f"{type(active).__name__}, so that all replicas would share one window."
             )
         if own.num_replicas_in_sync > 1 and not self._is_on_replica():
             raise RuntimeError(
-                f"the accumulator is of {type(own).__name__}'s replicas: call its methods on them, in strategy.run; "
-                "is_full alone may be asked for outside."
+                f"the accumulator belongs to the replicas of {type(own).__name__}: call its methods on the replicas, "
+                "inside strategy.run; only is_full can be read outside."
             )
 
     def _refuse_if_empty(self) -> None:
@@ -335,14 +362,14 @@ class GradientAccumulator(tf.Module):
             )
         lists.refuse_all_none(grads)
         given = {index for index, grad in enumerate(grads) if grad is not None}
-        lost = ", ".join(self._names[index] for index in sorted(given & self._left_out))
+        lost = ", ".join(self._names[index] for index in sorted(given & self._none_when_traced))
         if lost:
             raise ValueError(
-                f"there was no gradient of {lost} when a function that ends the window was traced, which therefore "
-                "leaves out what is added now: pass tf.zeros_like(variable) for a gradient there, or take all "
-                "micro-batches by one function."
+                f"there was no gradient for {lost} when the function that ends the window was traced, so that function "
+                "would ignore the gradient that is added now: pass tf.zeros_like(variable) as the gradient before the "
+                "function is traced, or add all micro-batches in one function."
             )
-        self._given = self._given_now() | given
+        self._have_grad = self._indices_with_grad() | given
         sparse = {index for index in given if arithmetic.is_sparse(grads[index])}
         self._sparse = (self._sparse - given) | sparse
 
@@ -352,8 +379,8 @@ def _wide(dtype: tf.DType) -> tf.DType:
 
 
 def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-    # Each replica has its own; a checkpoint holds their sum. In a graph `tf.Variable` would put each replica's part
-    # among the global variables, to be saved and restored beside the sum.
+    # Each replica has values of its own, and a checkpoint holds their sum. This is not `tf.Variable`: in a graph it
+    # would add each replica's part to the global variables, to be saved and restored in addition to the sum.
     return tf.compat.v1.Variable(
         tf.zeros(shape, dtype),
         trainable=False,
@@ -369,5 +396,5 @@ def _add_to(variable: tf.Variable, grad: Gradient) -> Any:  # noqa: ANN401 - an 
         return tf.no_op()
     if arithmetic.is_sparse(grad) and not tf.distribute.has_strategy():
         return variable.scatter_add(arithmetic.cast(grad, variable.dtype.base_dtype))
-    # A replica's own variable knows no scatter_add.
+    # The variables that are separate on each replica do not support scatter_add.
     return variable.assign_add(tf.cast(arithmetic.densify(grad), variable.dtype.base_dtype))

@@ -1,4 +1,4 @@
-"""The optimizers of each host framework, as the core sees them: one adapter class for each host."""
+"""Adapters: how the core works with the optimizers of each host framework, one class for each host."""
 
 from tfmp.core.adapters.base import OptimizerAdapter as OptimizerAdapter
 from tfmp.core.adapters.base import is_overwritten as is_overwritten

@@ -1,4 +1,4 @@
-"""All that the core needs to know of an optimizer, whatever its host framework."""
+"""The base class of the adapters: what the core asks of an optimizer, whichever host framework it comes from."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,27 +10,31 @@ from tfmp.types import Gradient, Gradients
 
 
 class OptimizerAdapter:
-    """An optimizer and the variables that it trains, as `LossScaler` sees them.
+    """An optimizer together with the variables that it trains, in the form that `LossScaler` uses.
 
-    This class serves any optimizer with `apply_gradients(grads_and_vars, **kwargs)`: those of users, and in a
-    `tfmp.GradScaler` also those of Keras. A subclass for each host framework overrides what its front-end needs. An
-    adapter holds no gradient: what differs between the replicas of a strategy travels as an argument, because a
-    strategy calls the functions of its first replica for all.
+    This class works with any optimizer that has a method `apply_gradients(grads_and_vars, **kwargs)`: with optimizers
+    that users wrote, and in a `tfmp.GradScaler` also with those of Keras. For each host framework there is a subclass,
+    which overrides the methods that must differ for this host.
+
+    An adapter never stores a gradient. Under a `tf.distribute` strategy each replica makes an adapter, but the
+    conditional calls only the adapter of the first replica, for all replicas. Anything that differs between replicas,
+    such as gradients, is therefore passed to the methods as an argument.
 
     Args:
         optimizer: The optimizer.
-        variables: The variables, in the order of the gradients.
+        variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
 
     Attributes:
         optimizer: The optimizer.
-        variables: The variables.
+        variables: The variables that it trains.
         names: The names of the variables, or their paths in Keras 3, for reports and errors.
-        dtypes: The type that each gradient is cast to before it is checked, because an unscaled gradient can overflow
-            the type of its variable; None for a gradient that stays in float32.
-        overwritten: Indices of variables whose "gradient" is their next value, which was never scaled.
-        sums_first: Whether `reduce` sums gradients over the replicas before the check. Otherwise the optimizer may sum
-            them when it applies them.
+        dtypes: For each gradient the dtype to which it is cast before it is checked, because an unscaled gradient can
+            overflow in the dtype of its variable; None if the gradient stays in float32.
+        overwritten: The indices of the variables whose "gradient" is their next value (Keras' float8 scales). Such a
+            "gradient" was never scaled.
+        sums_first: True if the gradients are already summed over the replicas when they are checked. If it is False,
+            the optimizer may sum them when it applies them.
 
     Example:
         >>> class Descent:
@@ -59,20 +63,20 @@ class OptimizerAdapter:
         self._kwargs = kwargs or {}
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """Make the optimizer's own variables, such as momenta, which must not be made inside a conditional.
+        """Make the optimizer's own variables, such as momenta, ahead of the conditional, which must not make them.
 
         Args:
-            variables: The variables that need them.
+            variables: The variables to train, for which the optimizer makes its own.
         """
-        # Keras' optimizers have the method.
+        # Only the optimizers of Keras have `build`.
         if hasattr(self.optimizer, "build") and not getattr(self.optimizer, "built", False):
             self.optimizer.build(variables)
 
     def typed(self, grads: Gradients) -> list[Gradient]:
-        """Return the gradients in `dtypes`; those of `overwritten` variables stay as they are.
+        """Cast the gradients to `dtypes`; those of the `overwritten` variables are returned unchanged.
 
         Args:
-            grads: The gradients in true magnitude, one for each variable.
+            grads: The unscaled gradients, one for each variable.
         """
         return [
             grad if dtype is None or index in self.overwritten else arithmetic.cast(grad, dtype)
@@ -80,28 +84,34 @@ class OptimizerAdapter:
         ]
 
     def unscales(self, grads: Gradients) -> bool:
-        """Tell whether `apply` can unscale these gradients itself, inside the program that applies them.
+        """Return True if `apply` can unscale these gradients itself, in the same program that applies them.
 
         Args:
-            grads: Gradients of a scaled loss.
+            grads: Gradients of a scaled loss, one for each variable.
         """
         del grads
         return False
 
     def reduce(self, grads: Gradients) -> Gradients:
-        """Sum gradients over the replicas, for a host that does so before it applies them.
+        """Sum the gradients over the replicas, if this host does so before it applies them.
 
         Args:
-            grads: The replica's gradients.
+            grads: The gradients of one replica.
+
+        Returns:
+            The sums; or the gradients themselves, if this host does not sum them here.
         """
         return grads
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
-        """Return what `apply` needs to know of the gradients and what is cheaper to compute beside the check.
+        """Compute numbers that `apply` needs, such as a norm, if it is cheaper to compute them next to the check.
 
         Args:
-            grads: The replica's gradients.
-            loss_scale: As in `apply`.
+            grads: The gradients of one replica, as `apply` will get them.
+            loss_scale: The loss scale, as `apply` will get it.
+
+        Returns:
+            Tensors to pass to `apply`; most adapters need none.
         """
         del grads, loss_scale
         return []
@@ -112,25 +122,25 @@ class OptimizerAdapter:
         """Apply the gradients of one replica.
 
         Args:
-            grads: The gradients.
-            loss_scale: What to divide them by, a float32 scalar; None if they are in true magnitude.
-            measures: What `measure` returned of them.
+            grads: The gradients, one for each variable.
+            loss_scale: The float32 scalar by which to divide the gradients; None if they are unscaled already.
+            measures: What `measure` returned for these gradients.
 
         Returns:
             The op that applies them; None in eager mode.
         """
-        # These two are for adapters that unscale.
+        # Only an adapter whose `unscales` can return True uses these two.
         del loss_scale, measures
         return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
 
     def on_step(self, applied: tf.Tensor) -> tf.Operation | None:
-        """Do what the host does once for each step, and once for all replicas.
+        """Callback at the end of each step, for what the host counts; called once per step, not once per replica.
 
         Args:
             applied: A boolean scalar: was the step applied?
 
         Returns:
-            The op that does it; None if there is nothing to do.
+            An op that the step runs; None if there is nothing to do.
         """
         del applied
         return None
@@ -148,12 +158,12 @@ def names_of(variables: Iterable[Any]) -> list[str]:
     Args:
         variables: Variables of TensorFlow or Keras.
     """
-    # Keras 3 also takes TensorFlow's own variables, which have no path.
+    # An optimizer of Keras 3 can also train a `tf.Variable`, which has no path.
     return [getattr(variable, "path", variable.name) for variable in variables]
 
 
 def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
-    """Tell whether the "gradient" of a variable is its next value, as Keras has it for float8 scales.
+    """Return True if the "gradient" of a variable is its next value, as for the float8 scales of Keras.
 
     Args:
         variable: A variable of TensorFlow or Keras.
@@ -162,14 +172,14 @@ def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
 
 
 def finished(applied: Any) -> tf.Operation:  # noqa: ANN401 - whatever `apply_gradients` returns
-    """Return an op that runs when an optimizer has applied its gradients.
+    """Return an op that finishes after an optimizer has applied its gradients.
 
     Args:
-        applied: What its `apply_gradients` returned.
+        applied: What the optimizer's `apply_gradients` returned: an op, a tensor, a variable, or a nest of these.
     """
     with tf.init_scope():
         in_graph = not tf.executing_eagerly()
-    # In a function Keras returns a variable, which is nothing to wait for. In a graph of TensorFlow 1 an optimizer may
-    # return a reference variable, whose op is the assignment.
+    # In a `tf.function` an optimizer of Keras returns a variable. There is nothing to wait for: a function runs its
+    # assignments in any case. In a TF1 graph an optimizer may return a reference variable, whose op is the assignment.
     parts = [part.op if in_graph and hasattr(part, "op") else part for part in tf.nest.flatten(applied)]
     return tf.group(*(part for part in parts if isinstance(part, tf.Operation | tf.Tensor)))

@@ -1,4 +1,4 @@
-"""Optimizers of Keras 2, as the core sees them, whichever package Keras 2 comes in."""
+"""The adapter for optimizers of Keras 2, which is a part of TensorFlow or the package tf_keras."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,14 +10,16 @@ from tfmp.types import Gradients
 
 
 class Keras2Adapter(OptimizerAdapter):
-    """An optimizer of Keras 2 or tf_keras, whose gradients are summed over the replicas before they are checked.
+    """The adapter for an optimizer of Keras 2; the gradients are summed over the replicas before they are checked.
 
     Args:
         optimizer: The optimizer.
-        variables: The variables, in the order of the gradients.
+        variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        sums_first: Whether `reduce` sums the gradients over the replicas. Otherwise they are summed already.
-        counts_skipped_steps: Whether skipped steps move `iterations` too, as with Keras' own wrapper.
+        sums_first: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
+            already. The attribute of this name is True in both cases.
+        counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own
+            `LossScaleOptimizer`.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Keras2Adapter(OptimizerAdapter):
         self._counts_skipped_steps = counts_skipped_steps
 
     def reduce(self, grads: Gradients) -> Gradients:
-        """Sum gradients over the replicas."""
+        """Sum the gradients over the replicas, unless the caller has done so."""
         if not self._sums:
             return grads
         return [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
@@ -43,13 +45,13 @@ class Keras2Adapter(OptimizerAdapter):
     def apply(
         self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
     ) -> tf.Operation:
-        """Apply gradients that are summed already."""
+        """Apply gradients that are already summed over the replicas."""
         del loss_scale, measures
         self.optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
         return tf.no_op()
 
     def on_step(self, applied: tf.Tensor) -> tf.Operation | None:
-        """Count a skipped step, if the optimizer's `iterations` are to include those."""
+        """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""
         if not self._counts_skipped_steps:
             return None
         iterations = self.optimizer.iterations

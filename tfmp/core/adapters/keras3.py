@@ -1,4 +1,4 @@
-"""Optimizers of Keras 3, as the core sees them."""
+"""The adapter for optimizers of Keras 3."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ class Update(Protocol):
     """Unscales gradients and applies them in one program."""
 
     def measure(self, grads: Gradients, variables: Sequence[Any], loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Return what `apply` needs to know of the gradients, as `OptimizerAdapter.measure` does."""
+        """Compute what `apply` needs next to the check; see `OptimizerAdapter.measure`."""
 
     def apply(
         self, grads: Gradients, variables: Sequence[Any], loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]
@@ -22,12 +22,12 @@ class Update(Protocol):
 
 
 class Keras3Adapter(OptimizerAdapter):
-    """An optimizer of Keras 3, which unscales gradients where it applies them if it can.
+    """The adapter for an optimizer of Keras 3, which unscales gradients in the program that applies them, if it can.
 
     Args:
         optimizer: The optimizer.
-        variables: The variables, in the order of the gradients.
-        update: Unscales and applies gradients in one program.
+        variables: The variables that it trains, in the order of the gradients.
+        update: Unscales gradients and applies them by the optimizer, in one program.
     """
 
     def __init__(self, optimizer: Any, variables: Iterable[Any], update: Update) -> None:  # noqa: ANN401
@@ -35,22 +35,24 @@ class Keras3Adapter(OptimizerAdapter):
         self._update = update
 
     def unscales(self, grads: Gradients) -> bool:
-        """Tell whether `apply` can unscale these gradients itself.
+        """Return True if `apply` can unscale these gradients itself.
 
-        Not on the replicas of a strategy, which must know whether true gradients overflow in their sum.
+        Under a `tf.distribute` strategy this is False: the check needs unscaled gradients there, to find out whether
+        their sum over the replicas could overflow. It is also False if a variable has float8 scales: their next values,
+        which come as "gradients", must not be divided by the loss scale.
         """
         if self.overwritten or tf.distribute.has_strategy():
             return False
         return all(map(_can_be_unscaled_late, grads, self.variables))
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
-        """Return what the update needs to know of scaled gradients."""
+        """Compute what the update needs; nothing for gradients that are unscaled already."""
         return [] if loss_scale is None else self._update.measure(grads, self.variables, loss_scale)
 
     def apply(
         self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
     ) -> tf.Operation:
-        """Apply the gradients of one replica; scaled ones by the update."""
+        """Apply the gradients of one replica: by the update if they are scaled, otherwise by the optimizer itself."""
         if loss_scale is None:
             self.optimizer.apply(list(grads), self.variables)
         else:
@@ -59,6 +61,6 @@ class Keras3Adapter(OptimizerAdapter):
 
 
 def _can_be_unscaled_late(grad: Gradient, variable: Any) -> bool:  # noqa: ANN401 - of Keras or TensorFlow
-    """Tell whether a finite scaled gradient stays finite when it is unscaled and cast to the variable's type."""
+    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to the variable's dtype."""
     dtype = tf.as_dtype(variable.dtype)
     return dtype == tf.float64 or (dtype == tf.float32 and (grad is None or grad.dtype != tf.float64))

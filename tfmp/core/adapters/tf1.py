@@ -1,4 +1,4 @@
-"""Optimizers of TensorFlow 1, as the core sees them."""
+"""The adapter for optimizers of TensorFlow 1."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +13,13 @@ from tfmp.types import Gradients
 
 
 class StepCounter:
-    """Advances a global step by exactly one, whether or not an optimizer advances it.
+    """Increments a global step by exactly one per step, whether or not the optimizer increments it.
+
+    Not every optimizer of TensorFlow 1 increments the global step that it is given: BERT's, for example, does not.
 
     Args:
         global_step: The variable.
-        distribution: How replicas act together: one of them advances the variable for all.
+        distribution: How the replicas act together: one of them increments the variable for all.
     """
 
     def __init__(self, global_step: tf.Variable, distribution: Distribution) -> None:
@@ -25,14 +27,15 @@ class StepCounter:
         self._distribution = distribution
 
     def count(self, apply: Callable[[tf.Variable], Any]) -> tf.Operation:
-        """Call a function that applies gradients, and advance the global step if the function did not.
+        """Call a function that applies gradients, and increment the global step if the function did not.
 
         Args:
-            apply: Called with the global step.
+            apply: Applies the gradients; called with the global step.
 
         Returns:
-            The op of both; None in eager mode.
+            The op that applies the gradients and counts the step; None in eager mode.
         """
+        # The target is computed before the optimizer runs, because the optimizer may increment the variable.
         target = self._global_step.read_value() + 1
         with tf.control_dependencies([target]):
             applied = finished(apply(self._global_step))
@@ -46,15 +49,15 @@ class StepCounter:
 
 
 class TF1Adapter(OptimizerAdapter):
-    """A `tf.compat.v1.train.Optimizer`.
+    """The adapter for a `tf.compat.v1.train.Optimizer`.
 
     Args:
         optimizer: The optimizer.
-        variables: The variables, in the order of the gradients.
+        variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        counter: A global step that goes up by exactly one when the gradients are applied, whether or not the optimizer
-            sees to that.
-        name_scope: The full name of the scope in which the optimizer makes its variables, with a slash at its end; by
+        counter: Increments the global step when the gradients are applied; None if there is no global step to count, or
+            if `kwargs` contains it.
+        name_scope: The full name, with a slash at its end, of the scope in which the optimizer makes its variables; by
             default the current scope.
     """
 
@@ -74,14 +77,15 @@ class TF1Adapter(OptimizerAdapter):
             self.dtypes = [None] * len(self.variables)
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """Make the optimizer's slots, in eager code.
+        """Make the optimizer's slot variables, such as momenta, in eager code.
 
-        A graph makes them outside of conditionals by itself. In eager code a `tf.train.Checkpoint` restores slots when
-        they are made, and would save the next checkpoint without them if the first step was skipped.
+        In a graph the optimizer itself makes them outside the conditional. In eager code it would make them in the
+        first step that is applied. A `tf.train.Checkpoint` restores slots at the moment when they are made. If the
+        first step were skipped, the next checkpoint would be saved without them.
         """
         with tf.init_scope():
             if tf.executing_eagerly() and not tf.distribute.has_strategy():
-                # Private, but it is what subclasses override to make slots. An optimizer of the user's may have none.
+                # A private method, but the one that optimizers override to make their slots. The base class makes none.
                 self.optimizer._create_slots(variables)
 
     def apply(
@@ -89,6 +93,7 @@ class TF1Adapter(OptimizerAdapter):
     ) -> tf.Operation:
         """Apply the gradients of one replica, and count the step."""
         del loss_scale, measures
+        # TensorFlow enters a name scope whose name ends in a slash as it is, without the current scope in front.
         with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):
             if self._counter is None:
                 return finished(self.optimizer.apply_gradients(self._pairs(grads), **self._kwargs))

@@ -1,4 +1,4 @@
-"""Several optimizers that step together or not at all, as one adapter."""
+"""One adapter for several optimizers that step together or not at all."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from tfmp.types import Gradients
 
 
 class AdaptersTogether(OptimizerAdapter):
-    """The optimizers of several adapters, whose gradients come in one list.
+    """Treats the optimizers of several adapters as one optimizer, whose gradients are those of all in one list.
 
     Args:
-        adapters: The adapters, in the order of their gradients.
+        adapters: One adapter for each optimizer, in the order in which their gradients stand in that list.
     """
 
     def __init__(self, adapters: Sequence[OptimizerAdapter]) -> None:
@@ -24,7 +24,7 @@ class AdaptersTogether(OptimizerAdapter):
     def apply(
         self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
     ) -> tf.Operation:
-        """Apply the gradients of each optimizer."""
+        """Apply to each optimizer its own part of the gradients."""
         del loss_scale, measures
         rest = iter(grads)
         parts = [list(itertools.islice(rest, len(adapter.variables))) for adapter in self._adapters]

@@ -1,4 +1,4 @@
-"""How the replicas of one step act together, a file for each way of having several."""
+"""How the replicas of one step act together; there is a module for each way of running several replicas."""
 
 from tfmp.core.distribute.base import Distribution as Distribution
 from tfmp.core.distribute.horovod import Horovod as Horovod

@@ -1,4 +1,4 @@
-"""What it takes for many replicas to act as one: share gradients, agree on a flag, act on it, act once."""
+"""The interface through which replicas act as one: average gradients, agree on a result, and change shared state."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -13,73 +13,75 @@ class Distribution(Protocol):
 
     @property
     def num_summed(self) -> int:
-        """How many replicas' gradients an optimizer sums when it applies them, after the check."""
+        """The number of replicas whose gradients an optimizer sums when it applies them, after the check."""
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
-        """Return the mean of the gradients over the replicas, for an optimizer that nobody makes do so.
+        """Return the mean of the gradients over the replicas, unless the optimizer sums them itself.
 
         Args:
             grads: The replica's gradients of a scaled loss.
             names: The names of their variables, for errors.
-            dtype: The type that they travel in; by default their own.
+            dtype: The dtype in which the gradients are sent; by default their own.
 
         Returns:
-            The means, the same on each replica; the gradients themselves where the optimizer sums them.
+            The means, the same on each replica; or the gradients unchanged, if the optimizer sums them itself.
         """
 
     def agree(
         self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Find what holds for all replicas, by one collective.
+        """Combine the replicas' results of the check, by one collective.
 
         Args:
-            usable: Whether this replica's gradients may be applied, a boolean scalar.
-            max_abs: The largest magnitude of this replica's gradients, a float32 scalar; None if nothing asks for it.
+            usable: A boolean scalar: may this replica's gradients be applied?
+            max_abs: The largest magnitude of this replica's gradients, a float32 scalar; None if it is not needed.
             grads: This replica's gradients. All replicas must have a gradient for the same variables.
             names: The names of their variables, for errors.
 
         Returns:
-            Whether the gradients of every replica may be applied, and the largest magnitude of them all; the same on
-            each replica. If some gradients are not finite the magnitude may be infinite or NaN.
+            Two values that are the same on each replica. The first is True if the gradients of every replica may be
+            applied. The second is the largest magnitude on any replica, or None if it is not needed; it may be infinite
+            or NaN if some gradients are not finite.
         """
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the largest of the replicas' values, the same on each; NaN is not to be among them.
+        """Return, for each value, the largest over the replicas; the result is the same on each replica.
 
         Args:
-            values: The replica's values, of any shape: one comes out for each of them.
-            name: What they are, a different name for each use in a step: Horovod tells tensors apart by that.
+            values: The replica's values, of any shape; none of them may be NaN.
+            name: A name that no other tensor of the step has, because Horovod distinguishes tensors by their names.
         """
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the sum of the replicas' values, the same on each.
+        """Return, for each value, the sum over the replicas; the result is the same on each replica.
 
         Args:
-            values: The replica's values, of any shape: one comes out for each of them.
-            name: What they are, as for `maximum`.
+            values: The replica's values, of any shape.
+            name: A name that no other tensor of the step has, because Horovod distinguishes tensors by their names.
         """
 
     def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
-        """Call one of two functions on every replica, the same on each.
+        """Call one of two functions on every replica; all replicas call the same one.
 
         Args:
             flag: A boolean scalar on which all replicas agree.
-            grads: The replica's gradients, which are what may differ between replicas.
-            if_true: Called with them where the flag is true; may reduce across replicas, or call `once`.
-            if_false: Called with them where it is false; the same holds.
+            grads: The replica's gradients. Other tensors that the functions use must be added to this list if they
+                differ between replicas.
+            if_true: Called with these tensors if the flag is True. It may sum over replicas or call `once`.
+            if_false: Called with these tensors if the flag is False. It may do the same.
 
         Returns:
-            The op that does so; None in eager mode.
+            The op that does this; None in eager mode.
         """
 
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
-        """Call a function that changes what all replicas share, once for all of them.
+        """Call a function once for all replicas, to change variables that they share.
 
         Args:
-            function: Changes variables; must not need anything that differs between replicas.
+            function: Changes the variables. It must not use tensors that differ between replicas.
 
         Returns:
-            The op that does so; None in eager mode.
+            The op that does this; None in eager mode.
         """

@@ -1,4 +1,4 @@
-"""What replicas tell each other by sums, which every strategy knows."""
+"""Exchanges values between replicas by sums alone, because every kind of distribution supports sums."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,10 +10,10 @@ def sum_together(total: Callable[[tf.Tensor], tf.Tensor], parts: Sequence[tf.Ten
 
     Args:
         total: Sums a tensor over the replicas.
-        parts: This replica's tensors, float32, of shapes that are known.
+        parts: This replica's tensors, in float32, with static shapes.
 
     Returns:
-        The sum of each, in its shape.
+        The sum of each tensor over the replicas, in the tensor's shape.
 
     Example:
         >>> sums = sum_together(lambda values: values * 2, [tf.constant(1.0), tf.constant([[2.0], [3.0]])])
@@ -28,31 +28,34 @@ def sum_together(total: Callable[[tf.Tensor], tf.Tensor], parts: Sequence[tf.Ten
 
 
 def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Tensor:
-    """Return the values as one slot of many that are 0: the sum over the replicas then holds those of each.
+    """Return a tensor with a row for each replica: this replica's values in its own row, zeros in all others.
+
+    The sum of these tensors over the replicas contains the values of every replica.
 
     Args:
         values: The replica's values, of any shape.
-        replica: The replica's number.
-        replicas: How many there are.
+        replica: The number of this replica, from 0.
+        replicas: The number of replicas.
 
     Example:
         >>> in_slot(tf.constant([3.0]), 1, 2).numpy().tolist()
         [[0.0], [3.0]]
     """
+    # The values are selected and not multiplied by 0 or 1: infinity times 0 is NaN.
     is_own = tf.reshape(tf.equal(tf.range(replicas), replica), [replicas] + [1] * values.shape.rank)
     return tf.where(is_own, values, tf.zeros([], values.dtype))
 
 
 def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:
-    """Stop unless what `arithmetic.forms` tells holds on no replica or on all.
+    """Raise an error unless the replicas have gradients of the same forms: the same are None, and the same are sparse.
 
     Args:
-        counts: On how many replicas it holds, a float32 matrix of the shape of `arithmetic.forms`.
-        replicas: How many there are.
-        names: The names of the gradients' variables.
+        counts: The sum of `arithmetic.forms` over the replicas, a float32 matrix.
+        replicas: The number of replicas.
+        names: The names of the gradients' variables, for the error.
 
     Returns:
-        The op that stops; None in eager mode.
+        The op that raises the error; None in eager mode.
 
     Example:
         >>> alike_on_all(tf.constant([[2.0, 0.0]]), 2, ["kernel"])

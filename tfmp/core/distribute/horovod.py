@@ -1,4 +1,4 @@
-"""The processes that Horovod connects."""
+"""The distribution of Horovod: processes that Horovod connects."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,7 +12,10 @@ from tfmp.types import Gradient, Gradients
 
 
 class Horovod(SingleProcess):
-    """The processes that Horovod connects, each of which acts on variables of its own.
+    """The processes that Horovod connects; each of them has variables of its own.
+
+    `conditional_update` and `once` are those of a single process: each process changes its own variables. All processes
+    change them in the same way, because they agree on the flag.
 
     Args:
         horovod: The module `horovod.tensorflow`, initialized.
@@ -31,26 +34,30 @@ class Horovod(SingleProcess):
 
     def _mean(self, grad: Gradient, name: str, dtype: tf.DType | None) -> Gradient:
         def part(values: tf.Tensor) -> tf.Tensor:
-            # Divided before the cast and the sum: neither overflows unless the mean comes near to it.
+            # The values are divided before the cast and the sum. So neither overflows, unless the mean itself is close
+            # to overflowing.
             return tf.cast(
-                values / _of_each_step(tf.constant(self._horovod.size(), values.dtype)), dtype or values.dtype
+                values / _not_constant(tf.constant(self._horovod.size(), values.dtype)), dtype or values.dtype
             )
 
         def summed(values: tf.Tensor) -> tf.Tensor:
             return tf.cast(self._horovod.allreduce(part(values), op=self._horovod.Sum, name=name), values.dtype)
 
+        # Sparse gradients are gathered: the result has the rows of all processes, and rows of one index are summed when
+        # they are applied.
         def rows(values: tf.Tensor) -> tf.Tensor:
             return tf.cast(self._horovod.allgather(part(values), name=f"{name}_values"), values.dtype)
 
         def indices(values: tf.Tensor) -> tf.Tensor:
-            return self._horovod.allgather(_of_each_step(values), name=f"{name}_indices")
+            return self._horovod.allgather(_not_constant(values), name=f"{name}_indices")
 
         return arithmetic.map_parts(summed, rows, indices, grad)
 
     def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> tf.Operation:
-        """Stop every process where one has a gradient that another lacks, which would wait for it for ever.
+        """Raise an error in every process if one has a gradient that another lacks.
 
-        Nothing of a step is needed to know, so in a graph this is done by the time that there are gradients.
+        Otherwise the first process would wait forever for the other. This check needs no values of gradients. In a
+        graph it can therefore be finished before the gradients are computed.
         """
         counts = self.total(tf.cast(arithmetic.forms(grads), tf.float32), "forms_of_gradients")
         return alike_on_all(counts, self._horovod.size(), names)
@@ -58,7 +65,7 @@ class Horovod(SingleProcess):
     def agree(
         self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Find what holds for all processes; `mean` has compared which gradients they have."""
+        """Combine the processes' results of the check; `mean` has already compared which gradients they have."""
         del grads, names
         unusable = tf.cast(tf.logical_not(usable), tf.float32)
         parts = [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
@@ -66,22 +73,24 @@ class Horovod(SingleProcess):
         return tf.equal(sums[0], 0), None if max_abs is None else tf.reduce_max(sums[1], axis=0)
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the largest of the processes' values."""
+        """Return, for each value, the largest over the processes."""
         return tf.reduce_max(self.total(self._in_own_slot(values), name), axis=0)
 
     def _in_own_slot(self, values: tf.Tensor) -> tf.Tensor:
         return in_slot(values, self._horovod.rank(), self._horovod.size())
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the sum of the processes' values."""
-        return self._horovod.allreduce(_of_each_step(values), op=self._horovod.Sum, name=name)
+        """Return, for each value, the sum over the processes."""
+        return self._horovod.allreduce(_not_constant(values), op=self._horovod.Sum, name=name)
 
 
-def _of_each_step(value: tf.Tensor) -> tf.Tensor:
-    """Return a number, or a few, as no constant, even where they are always the same.
+def _not_constant(value: tf.Tensor) -> tf.Tensor:
+    """Return a tensor of the same value that TensorFlow does not recognize as a constant.
 
-    Horovod's ops (0.28.1) do not say that they are stateful. That of a constant runs while TensorFlow optimizes a
-    graph, anew for each set of fetches: a process that fetches a summary would wait for ever for those that do not.
+    Horovod's ops (0.28.1) are not marked as stateful. If such an op has a constant input, TensorFlow runs the op while
+    it optimizes the graph, once for each set of fetches. A process that fetches a summary too would then wait forever
+    for the processes that do not.
     """
-    # Not times 1: TensorFlow knows what 0 times anything is.
+    # The timestamp is never negative, so this adds 0. It is not multiplied in as a 0, because TensorFlow knows that 0
+    # times anything is 0 and would see a constant again.
     return value + tf.cast(tf.timestamp() < 0, value.dtype)

@@ -1,4 +1,4 @@
-"""Recognizes Horovod: whether it runs, and which optimizers are its own."""
+"""Finds out whether Horovod runs, and which optimizers are Horovod's."""
 
 import inspect
 import sys
@@ -12,13 +12,13 @@ def running_horovod() -> ModuleType | None:
         >>> running_horovod() is None
         True
     """
-    # Whoever runs it has imported it; nobody else need have it.
+    # A program that uses Horovod has imported it already. It is not imported here, because it may not be installed.
     horovod = sys.modules.get("horovod.tensorflow")
     return horovod if horovod is not None and horovod.is_initialized() else None
 
 
 def is_horovods(opt: object) -> bool:
-    """Tell whether an optimizer is one of Horovod's, which share gradients themselves.
+    """Return True if an optimizer is one of Horovod's, which average gradients over the processes themselves.
 
     Args:
         opt: The optimizer.
@@ -32,30 +32,30 @@ def is_horovods(opt: object) -> bool:
 
 
 def refuse_unsupported_horovods(opt: object) -> None:
-    """Say so if an optimizer is one of Horovod's that does not average the gradients of each step.
+    """Raise an error if an optimizer is one of Horovod's that does not average the gradients of each step.
 
     Args:
         opt: The optimizer to wrap.
 
     Raises:
-        ValueError: It is such a one.
+        ValueError: The optimizer sums gradients over several steps, or uses Adasum.
 
     Example:
         >>> import tensorflow as tf
         >>> refuse_unsupported_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
     """
-    # By private names, since Horovod (0.28.1) tells in no other way.
+    # These names are private: Horovod (0.28.1) has no public way to ask.
     if is_horovods(opt) and getattr(opt, "_agg_helper", None) is not None:
         raise ValueError(
             "hvd.DistributedOptimizer(..., backward_passes_per_step=n) sums scaled gradients over n steps, and the "
             "scale may change between them: leave backward_passes_per_step at 1."
         )
     if is_horovods(opt) and type(opt).__name__ == "_DistributedAdasumOptimizer":
-        raise ValueError("hvd.DistributedOptimizer(..., op=hvd.Adasum) shares no gradients: use op=hvd.Average.")
+        raise ValueError("hvd.DistributedOptimizer(..., op=hvd.Adasum) does not average gradients: use op=hvd.Average.")
 
 
 def without_horovods(opt: object) -> object:
-    """Return the optimizer that Horovod's wraps, or the optimizer itself if it is none of Horovod's.
+    """Return the optimizer inside a Horovod optimizer, or the optimizer itself if it is not one of Horovod's.
 
     Args:
         opt: The optimizer.
@@ -66,17 +66,19 @@ def without_horovods(opt: object) -> object:
         >>> without_horovods(opt) is opt
         True
     """
-    # By a private name (Horovod 0.28.1): what is public of it hands methods on, and no attributes.
+    # This name is private: the public part of the class (Horovod 0.28.1) forwards methods, but gives no access to the
+    # optimizer or its attributes.
     return getattr(opt, "_optimizer", opt) if is_horovods(opt) else opt
 
 
 def called_by_horovods(opt: object) -> bool:
-    """Tell whether a method of the Horovod optimizer around this one is running.
+    """Return True if this call comes from a method of the Horovod optimizer that wraps an optimizer.
 
-    Nothing else tells an optimizer what wraps it; and what is wrapped stands in a private attribute (Horovod 0.28.1).
+    An optimizer does not know what wraps it, so this function searches the calling frames. Horovod (0.28.1) stores the
+    wrapped optimizer in a private attribute.
 
     Args:
-        opt: The optimizer.
+        opt: The optimizer that may be wrapped.
 
     Example:
         >>> import tensorflow as tf
@@ -85,7 +87,7 @@ def called_by_horovods(opt: object) -> bool:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        # Not by the module of the code: AutoGraph runs a copy of it.
+        # The owner of the method decides, not the module of the code: AutoGraph runs a converted copy of the code.
         owner = frame.f_locals.get("self")
         if is_horovods(owner) and getattr(owner, "_optimizer", None) is opt:
             return True

@@ -1,4 +1,4 @@
-"""The replicas of a `tf.distribute` strategy."""
+"""The distributions of `tf.distribute` strategies that keep a copy of every variable on each replica."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -16,8 +16,9 @@ _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
 class Mirrored:
     """The replicas of a `tf.distribute` strategy that keeps a copy of every variable on each of them.
 
-    The conditional must stand in the cross-replica context: optimizers meet there to sum gradients, and a branch
-    that only some replicas' threads built would wait for the others for ever.
+    The conditional must be built in the cross-replica context. A strategy builds each replica's part in a thread of its
+    own, and the optimizer makes these threads wait for each other when it sums gradients. If a branch were built by
+    some of the threads only, they would wait forever.
     """
 
     def __repr__(self) -> str:
@@ -25,11 +26,11 @@ class Mirrored:
 
     @property
     def num_summed(self) -> int:
-        """The number of replicas, of all workers."""
+        """The number of replicas on all workers together."""
         return _replica_context().num_replicas_in_sync
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
-        """Return the gradients: optimizers sum them over the replicas when they apply them."""
+        """Return the gradients unchanged, because optimizers sum them over the replicas when they apply them."""
         del names
         if dtype is not None:
             raise NotImplementedError(
@@ -41,7 +42,10 @@ class Mirrored:
     def agree(
         self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Find what holds for all replicas; those of one process cannot differ in which gradients they have."""
+        """Combine the replicas' results of the check.
+
+        Which gradients the replicas have is not compared: in one process all of them run the same code.
+        """
         del grads, names
         unusable, *largest = sum_together(self._total, self._result_parts(usable, max_abs))
         return tf.equal(unusable, 0), tf.reduce_max(largest[0], axis=0) if largest else None
@@ -51,7 +55,7 @@ class Mirrored:
         return [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the largest of the replicas' values."""
+        """Return, for each value, the largest over the replicas."""
         del name
         return tf.reduce_max(self._total(self._in_own_slot(values)), axis=0)
 
@@ -60,24 +64,26 @@ class Mirrored:
         return in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the sum of the replicas' values."""
+        """Return, for each value, the sum over the replicas."""
         del name
         return self._total(values)
 
     def _total(self, values: tf.Tensor) -> tf.Tensor:
-        # Else all_reduce (TensorFlow 2.15 to 2.21, in graphs) looks for the variables that a gradient would depend on.
+        # Without stop_gradient, `all_reduce` (TensorFlow 2.15 to 2.21) searches a graph for the variables on which a
+        # gradient of the sum would depend.
         return _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
 
     def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
     ) -> tf.Operation:
-        """Call one of the functions on each replica; the conditional stands in the cross-replica context."""
+        """Call one of the functions on each replica; the conditional itself is built in the cross-replica context."""
 
         def on_all(strategy: _Strategy, flags: tf.Tensor, grads: Gradients) -> tf.Operation:
             def run(function: ApplyGradients) -> tf.Operation:
                 return tf.group(strategy.experimental_local_results(strategy.run(function, args=(grads,))))
 
-            # A graph orders nothing by itself: what each replica did before its flag comes before what is called.
+            # A graph has no order of its own. This makes everything that each replica did to compute its flag run
+            # before the function that is called.
             flags = strategy.experimental_local_results(flags)
             with tf.control_dependencies(flags):
                 first = tf.identity(flags[0])
@@ -86,14 +92,15 @@ class Mirrored:
         return _replica_context().merge_call(on_all, args=(flag, list(grads)))
 
     def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
-        """Call the function in the cross-replica context."""
+        """Call the function in the cross-replica context, where the first replica's function runs for all."""
         return _replica_context().merge_call(lambda strategy: function())
 
 
 class MirroredWorkers(Mirrored):
-    """Such replicas in several processes, each of which builds a step of its own.
+    """The replicas of a strategy that runs several processes, called workers, each of which builds its own step.
 
-    TensorFlow sums the first gradient of one with the first of the others, whichever variables they belong to.
+    TensorFlow sums the first gradient of one worker with the first gradients of the others, even if they belong to
+    different variables. So `agree` compares which gradients the workers have.
     """
 
     def __repr__(self) -> str:
@@ -102,7 +109,7 @@ class MirroredWorkers(Mirrored):
     def agree(
         self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Find what holds for all replicas; stop if one has a gradient that another lacks."""
+        """Combine the replicas' results of the check; raise an error if one has a gradient that another lacks."""
         forms = tf.cast(arithmetic.forms(grads), tf.float32)
         counts, unusable, *largest = sum_together(self._total, [forms, *self._result_parts(usable, max_abs)])
         replicas = tf.distribute.get_strategy().num_replicas_in_sync

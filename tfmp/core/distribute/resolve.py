@@ -1,4 +1,4 @@
-"""The distribution that a step being built is part of."""
+"""Finds the distribution of the step that is being built."""
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ _STRATEGIES_OF_WORKERS = (
     tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy,
 )
 
-#: Strategies whose replicas were tested to agree; every other is refused by name.
+#: The strategies with which tests have shown that the replicas agree. Any other strategy is refused by its name.
 _SUPPORTED_STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.OneDeviceStrategy,
@@ -24,18 +24,18 @@ _SUPPORTED_STRATEGIES = (
 
 
 def current_distribution(is_distributed: bool) -> Distribution:
-    """Return the distribution that the step being built is part of.
+    """Return the distribution of the step that is being built.
 
     Args:
-        is_distributed: Whether the user says that more than one device takes part.
+        is_distributed: True if the user states that several devices train together.
 
     Returns:
-        The distribution of the active `tf.distribute` strategy; or of Horovod; or of a single process.
+        The distribution of the active `tf.distribute` strategy, of Horovod, or of a single process.
 
     Raises:
-        ValueError: The user says that there are several devices and nothing here knows of them.
-        NotImplementedError: The active strategy is not one of those supported; or Horovod distributes too.
-        RuntimeError: A strategy is active, and the call is not made on its replicas.
+        ValueError: `is_distributed` is True, but there is neither an active strategy nor Horovod.
+        NotImplementedError: The active strategy is not supported, or Horovod runs several processes at the same time.
+        RuntimeError: A strategy is active, but the call is in its cross-replica context and not on its replicas.
 
     Example:
         >>> current_distribution(is_distributed=False)
@@ -56,7 +56,7 @@ def current_distribution(is_distributed: bool) -> Distribution:
     if horovod is not None and horovod.size() > 1:
         raise NotImplementedError(
             f"Horovod runs {horovod.size()} processes, and {type(strategy).__name__} is active in this one: tfmp does "
-            "not join the two. Distribute by one of them."
+            "not support both together. Use only one of them."
         )
     if not isinstance(strategy, _SUPPORTED_STRATEGIES):
         raise NotImplementedError(

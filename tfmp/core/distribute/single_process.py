@@ -1,4 +1,4 @@
-"""A process that trains alone."""
+"""The distribution of a process that trains alone."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from tfmp.types import ApplyGradients, Gradient, Gradients
 
 
 class SingleProcess:
-    """One replica, which always agrees with itself."""
+    """A single replica: every operation over all replicas returns this replica's own values."""
 
     num_summed = 1
 
@@ -17,24 +17,24 @@ class SingleProcess:
         return "SingleProcess()"
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
-        """Return the gradients."""
+        """Return the gradients unchanged."""
         del names, dtype
         return list(grads)
 
     def agree(
         self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return the flag and the magnitude."""
+        """Return the flag and the magnitude unchanged."""
         del grads, names
         return usable, max_abs
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the values."""
+        """Return the values unchanged."""
         del name
         return values
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the values."""
+        """Return the values unchanged."""
         del name
         return values
 

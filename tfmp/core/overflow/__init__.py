@@ -1,1 +1,1 @@
-"""Which gradients overflowed: the detectors, the check of a replica's gradients, and the counts by variable."""
+"""Overflow: the detectors, the check of one replica's gradients, and the counts of overflowed values by variable."""

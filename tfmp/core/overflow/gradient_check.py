@@ -1,4 +1,4 @@
-"""Checks the gradients of one replica: can they be applied, how large are they, what is wrong with them."""
+"""Checks the gradients of one replica: whether they can be applied, how large they are, which values overflowed."""
 
 import enum
 from collections.abc import Collection
@@ -11,29 +11,29 @@ from tfmp.types import Gradients
 
 
 class Scaling(enum.Enum):
-    """In which magnitude gradients come to a check, and in which they are checked."""
+    """Whether the gradients that are given to a check are scaled, and whether they are checked scaled."""
 
-    #: They come in true magnitude.
+    #: The gradients are not scaled, or have been unscaled.
     TRUE = enum.auto()
-    #: They come scaled and are checked as they are. A scale of 1 or more cannot hide an overflow.
+    #: The gradients are scaled and are checked so. A scale of 1 or more cannot hide an overflow.
     CHECK_SCALED = enum.auto()
-    #: They come scaled and are unscaled for the check.
+    #: The gradients are scaled and are unscaled for the check.
     UNSCALE_FIRST = enum.auto()
 
 
 class GradientCheck:
     """The check of one replica's gradients.
 
-    `checked_form` unscales the gradients if necessary, once; the other methods take what it returns.
+    Call `checked_form` once, which unscales the gradients if necessary, and pass its result to the other methods.
 
     Args:
         detector: Decides which gradients overflowed.
         loss_scale: The float32 scalar that the loss was multiplied by.
-        scaling: In which magnitude the gradients come.
-        num_summed: How many replicas' gradients the optimizer sums after the check. A gradient that is finite here
-            could overflow in that sum, and counts as an overflow; unless the detector ignores sums.
+        scaling: Whether the gradients are scaled, and whether they are unscaled for the check.
+        num_summed: The number of replicas whose gradients the optimizer sums after the check. A finite value that could
+            overflow in that sum counts as an overflow, unless the detector ignores sums.
         overwritten: Indices of gradients that are the next values of their variables (Keras' float8 scales). They are
-            never scaled, and are checked for finiteness alone.
+            never scaled, and are checked only for infinities and NaN.
 
     Example:
         >>> check = GradientCheck(NonFiniteDetector(), tf.constant(8.0), Scaling.UNSCALE_FIRST)
@@ -59,10 +59,10 @@ class GradientCheck:
         self._overwritten = overwritten
 
     def checked_form(self, grads: Gradients) -> Gradients:
-        """Return gradients in the magnitude that they are checked in.
+        """Return the gradients in the form in which they are checked: unscaled if `scaling` is `UNSCALE_FIRST`.
 
         Args:
-            grads: The replica's gradients, as they come.
+            grads: The replica's gradients, scaled or not as `scaling` says.
         """
         if self._scaling is not Scaling.UNSCALE_FIRST:
             return grads
@@ -78,7 +78,8 @@ class GradientCheck:
         to_detect = self._to_detect(grads)
         flags = [self._detector.all_finite(to_detect, self._loss_scale)]
         if self._scaling is Scaling.CHECK_SCALED:
-            # A checkpoint may have brought a lower scale than the manager ever gives. Unscaling could overflow then.
+            # The scale may come from a checkpoint and be lower than the manager would ever choose. Below 1, unscaling
+            # makes values larger, and a finite scaled value could overflow.
             flags.append(self._loss_scale >= 1)
         if self._num_summed > 1:
             # The detector may have read the same sums of squares; TensorFlow computes them once in a graph.

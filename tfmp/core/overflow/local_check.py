@@ -1,4 +1,4 @@
-"""What one replica knows of its gradients before all replicas agree on a step."""
+"""The result of checking one replica's gradients, before all replicas agree on a step."""
 
 from typing import NamedTuple
 
@@ -8,20 +8,23 @@ from tfmp.types import Gradients
 
 
 class LocalCheck(NamedTuple):
-    """What one replica knows of its gradients before a step is attempted with them.
+    """The result of checking one replica's gradients.
+
+    Gradients may be the mean of a window, the micro-batches that an accumulator has added up. Several attributes are
+    only for that case.
 
     Attributes:
-        usable: Whether the gradients of this replica may be applied; bool.
-        complete: Whether no micro-batch of the window overflowed, on any replica; bool. None if the gradients are not
-            those of a window.
-        overflow_counts: What overflowed in the window's micro-batches on this replica, as `OverflowDetector.counts`
-            counts it; int64. None if the gradients are not those of a window.
-        max_abs: The largest magnitude in the window's micro-batches on this replica; float32. None if it is to be found
-            from the gradients themselves.
+        usable: True if the gradients of this replica may be applied; bool.
+        complete: True if no micro-batch of the window overflowed on any replica; bool. None if there is no window, or
+            if any overflow drops the whole window, since `usable` then says the same.
+        overflow_counts: The numbers of values that overflowed in the window's micro-batches on this replica, in the
+            form of `OverflowDetector.counts`; int64. None if there is no window.
+        max_abs: The largest magnitude in the window's micro-batches on this replica; float32. None if the step must
+            compute the magnitude from the gradients.
         emptied: The op that empties the window, which the step must run; None if there is no window.
-        checked: The gradients that `usable` is about. Those that reach the step unchanged are not read again.
-        already_checked: True if each micro-batch was already checked by the detector; only the mean's finiteness is
-            checked now, since a replica's part of the mean can be larger than any micro-batch.
+        checked: The gradients that were checked. The step does not check them again if it gets the same tensors.
+        already_checked: True if the detector has already checked each micro-batch. The step then checks only that the
+            mean is finite, since a replica's part of the mean can be larger than any of its micro-batches.
     """
 
     usable: tf.Tensor

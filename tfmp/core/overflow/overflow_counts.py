@@ -1,4 +1,4 @@
-"""Which variables' gradients overflowed, counted on the device."""
+"""Counts, on the device, the values that overflowed in the gradient of each variable."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,13 +11,14 @@ from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 
 
 class OverflowReport(NamedTuple):
-    """Whose gradients overflowed since the session, or the eager program, began.
+    """How often the gradient of each variable overflowed since the session or the eager program began.
 
     Attributes:
         names: The names of the variables, or their paths in Keras 3.
-        last: How many values of each gradient were infinite, NaN, saturated on the last skipped step; int64, of shape
-            `[len(names), 3]`.
-        steps: On how many skipped steps each of them had such values; int64, of shape `[len(names)]`.
+        last: For each variable the numbers of values in its gradient that were infinite, NaN and saturated on the last
+            step with an overflow; int64, of shape `[len(names), 3]`.
+        steps: For each variable the number of steps on which its gradient had such values; int64, of shape
+            `[len(names)]`.
     """
 
     names: list[str]
@@ -26,7 +27,9 @@ class OverflowReport(NamedTuple):
 
 
 class OverflowCounts(tf.Module):
-    """The counts for one list of variables, which need no initializer.
+    """The counts for one list of variables.
+
+    They are stored in variables that a script need not initialize: they count from 0 in each session.
 
     Args:
         names: The names of the variables.
@@ -47,7 +50,7 @@ class OverflowCounts(tf.Module):
         self._state = StateVariables(zeros, saved=False)
 
     def are_of(self, names: Sequence[str]) -> bool:
-        """Tell whether these are the counts for a list of variables.
+        """Return True if these are the counts for a list of variables.
 
         Args:
             names: The names of the variables.
@@ -55,17 +58,17 @@ class OverflowCounts(tf.Module):
         return self._names == tuple(names)
 
     def create(self) -> None:
-        """Make the variables of the current context, unless it has them."""
+        """Make the variables that store the counts in the current graph, or in eager code, unless they exist."""
         self._state.create()
 
     def record(self, counts: tf.Tensor) -> tf.Operation:
-        """Store the counts of a step in which something overflowed; those of any other change nothing.
+        """Store the counts of a step; counts that are all 0 change nothing.
 
         Args:
-            counts: What `OverflowDetector.counts` returned.
+            counts: The counts that `OverflowDetector.counts` returned.
 
         Returns:
-            The op that stores them; None in eager mode.
+            The op that stores the counts; None in eager mode.
         """
         before = self._state.read()
         overflowed = tf.reduce_any(counts > 0, axis=1)
@@ -73,15 +76,15 @@ class OverflowCounts(tf.Module):
         return self._state.assign(_Counts(last=last, steps=before.steps + tf.cast(overflowed, tf.int64)))
 
     def report(self) -> OverflowReport:
-        """Return what was stored."""
+        """Return the stored counts with the names of the variables."""
         return OverflowReport(list(self._names), *self._state.read())
 
 
 class AllOverflowCounts(NotCheckpointed):
-    """The counts for every list of variables that steps are taken for.
+    """The counts for every list of variables with which steps are taken.
 
-    A front-end whose host tracks objects holds it, so that a function that takes steps can be exported. No checkpoint
-    holds the counts: they are of a program, not of a training.
+    An optimizer or scaler that TensorFlow tracks keeps this object in an attribute, so that a function that takes steps
+    can be exported in a SavedModel. Checkpoints do not contain the counts, because these describe one run of a program.
 
     Example:
         >>> counts = AllOverflowCounts()

@@ -1,1 +1,1 @@
-"""One step: check, agree, apply or count, advance; and what users read of the steps."""
+"""One step: check, agree, apply or count, advance; also the properties in which users see the results of steps."""

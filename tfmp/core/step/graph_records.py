@@ -1,4 +1,4 @@
-"""Records the losses and steps that are built in a graph, for monitors that are given no optimizer."""
+"""Records the losses and steps that are built in a graph, so that a monitor finds them without the optimizer."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class RecordedStep(NamedTuple):
 
     Attributes:
         manager: The manager that decides its scale.
-        overflow_counts: The counts of what overflowed in it.
+        overflow_counts: The counts of the values that overflowed in it.
     """
 
     manager: LossScaleManager
@@ -40,10 +40,10 @@ _STEPS: GraphList[RecordedStep] = GraphList("steps")
 def record_loss(manager: LossScaleManager, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
     """Record a loss that is scaled at the top level of a graph, where it can be fetched.
 
-    A loss inside a conditional, a loop or a `tf.function` is not recorded.
+    A loss inside a conditional, a loop or a `tf.function` cannot be fetched and is not recorded.
 
     Args:
-        manager: The manager whose scale multiplies it.
+        manager: The manager whose scale multiplies the loss.
         loss: The unscaled loss.
     """
     with tf.init_scope():
@@ -57,8 +57,8 @@ def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> N
     """Record a step that is built in a graph.
 
     Args:
-        manager: The manager that decides its scale.
-        overflow_counts: The counts of what overflows in it.
+        manager: The manager that decides the loss scale of the step.
+        overflow_counts: The counts of the values that overflow in the step.
     """
     _STEPS.append(RecordedStep(manager, overflow_counts))
 
@@ -90,19 +90,19 @@ def managers_of_graph() -> list[LossScaleManager]:
 
 
 def overflow_counts_of_graph(manager: LossScaleManager) -> list[OverflowCounts]:
-    """Return the overflow counts of a manager's steps that were built in the current graph, each once.
+    """Return the overflow counts of the steps that were built in the current graph for a manager, each once.
 
     Args:
-        manager: The manager.
+        manager: The manager that decides the loss scale of the steps.
     """
     return list(dict.fromkeys(step.overflow_counts for step in _STEPS.items() if step.manager is manager))
 
 
 def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]:
-    """Return whose gradients overflowed in a manager's steps that were built in the current graph.
+    """Return the overflow reports of the steps that were built in the current graph for a manager.
 
     Args:
-        manager: The manager.
+        manager: The manager that decides the loss scale of the steps.
 
     Example:
         >>> import tfmp

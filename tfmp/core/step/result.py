@@ -1,4 +1,4 @@
-"""What all replicas agree on about a step."""
+"""The result of a step, which is the same on all replicas."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ import tensorflow as tf
 
 
 class StepResult(NamedTuple):
-    """What all replicas agree on about a step.
+    """The result of a step, on which all replicas agree.
 
     Attributes:
-        applied: Whether the gradients were applied; bool.
-        finite: Whether no gradient overflowed; bool. Differs from `applied` only when overflowing micro-batches are
-            dropped; it is then another tensor.
-        max_abs: The largest magnitude, float32; None if the manager does not ask for it.
+        applied: True if the gradients were applied; bool.
+        finite: True if no gradient overflowed; bool. This is the same tensor as `applied`, unless an accumulator drops
+            overflowing micro-batches one by one: a step can then be applied without them.
+        max_abs: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
     """
 
     applied: tf.Tensor

@@ -25,14 +25,15 @@ _logger = logging.getLogger("tfmp")
 
 
 class Step(NamedTuple):
-    """One step of an optimizer: the gradients of one replica, and who applies them.
+    """One step of an optimizer on one replica: its gradients, and how they are to be checked and applied.
 
     Attributes:
         adapter: The optimizer and its variables.
         grads: This replica's gradients, one for each variable.
-        scaling: In which magnitude the gradients are, and in which they are checked.
-        loss_scale: What the adapter divides the gradients by when it applies them; None if it applies them as they are.
-        averages: Whether the gradients are to be averaged over Horovod's workers.
+        scaling: Whether the gradients are scaled, and whether they are unscaled before the check.
+        loss_scale: The number by which the adapter divides the gradients when it applies them; None if it applies them
+            as they are.
+        averages: True if the step shall average the gradients over Horovod's workers before the check.
     """
 
     adapter: OptimizerAdapter
@@ -43,22 +44,23 @@ class Step(NamedTuple):
 
 
 class LossScaler:
-    """Scales losses, unscales gradients, and applies those that are finite everywhere.
+    """Scales losses, unscales gradients, and applies the gradients of a step if they are finite on all replicas.
 
         scale       loss * loss_scale                                         float32
         unscale     grads / loss_scale                                        float32
         run         check            this replica's gradients                 LocalCheck
-                    agree            the same answer on all replicas          StepResult
-                    apply or count   the optimizer applies the gradients, or what overflowed is counted
-        advance     the manager moves the loss scale, and the step is counted
+                    agree            one answer for all replicas              StepResult
+                    apply or count   the optimizer applies the gradients, or the overflowed values are counted
+        advance     the manager adjusts the loss scale, and the step is counted
 
-    The state is the manager's.
+    `step` is `run` and then `advance`. The scaler itself has no state that training changes, apart from the overflow
+    counts: the loss scale and the step counters belong to the manager.
 
     Args:
-        manager: Decides the scale.
+        manager: Decides the loss scale.
         detector: Decides which gradients overflowed.
-        is_distributed: Whether the user says that several processes train together.
-        aggregation_dtype: The type of gradients on their way between Horovod's workers; by default their own.
+        is_distributed: True if the user states that several processes train together.
+        aggregation_dtype: The dtype in which gradients are sent between Horovod's workers; by default their own.
 
     Example:
         >>> import tfmp
@@ -86,11 +88,11 @@ class LossScaler:
         self._is_distributed = is_distributed
         self._aggregation_dtype = aggregation_dtype
         self._warned_of_horovod = False
-        #: Counts which variables' gradients overflowed.
+        #: The numbers of overflowed values in the gradient of each variable.
         self.overflow_counts = AllOverflowCounts()
 
     def distribution(self) -> Distribution:
-        """Return how the replicas of the step that is being built act together."""
+        """Return the distribution of the step that is being built: how its replicas act together."""
         return current_distribution(self._is_distributed)
 
     @without_autograph
@@ -105,7 +107,7 @@ class LossScaler:
 
     @without_autograph
     def unscale(self, grads: Gradients) -> list[Gradient]:
-        """Return the gradients in true magnitude, in float32 or float64.
+        """Return the gradients divided by the current scale, in float32 or float64.
 
         Args:
             grads: Gradients of a loss scaled by `scale`.
@@ -118,13 +120,14 @@ class LossScaler:
     ) -> list[Gradient]:
         """Return the mean of the gradients over Horovod's workers, for an optimizer that does not average them itself.
 
-        Gradients travel scaled if they travel in half precision: small ones would be lost otherwise.
+        If an aggregation dtype is set, gradients are sent scaled. Unscaled, small values would become 0 in half
+        precision.
 
         Args:
             grads: This worker's gradients.
-            names: The names of their variables.
-            distribution: How the workers act together. Where there are none, the gradients are returned as they are.
-            are_scaled: Whether they are the gradients of a scaled loss.
+            names: The names of their variables, for errors.
+            distribution: How the workers act together. Without Horovod's workers the gradients are returned unchanged.
+            are_scaled: True if these are the gradients of a scaled loss.
         """
         self.warn_if_nothing_averages()
         dtype = self._aggregation_dtype
@@ -138,11 +141,11 @@ class LossScaler:
         ]
 
     def warn_if_nothing_averages(self) -> None:
-        """Warn, once, if Horovod runs several processes and the user does not say that they train together."""
+        """Log one warning if Horovod runs several processes although `is_distributed` is False."""
         horovod = running_horovod()
         if self._is_distributed or self._warned_of_horovod or horovod is None or horovod.size() == 1:
             return
-        # Eager code comes here at every step.
+        # Eager code calls this method at every step.
         self._warned_of_horovod = True
         _logger.warning(
             "Horovod runs %d processes, and nothing averages the gradients over them: pass is_distributed=True to "
@@ -152,12 +155,12 @@ class LossScaler:
 
     @without_autograph
     def step(self, step: Step, distribution: Distribution, known: LocalCheck | None = None) -> tf.Operation:
-        """Run a step, and advance the loss scale by its result.
+        """Run a step, then adjust the loss scale according to its result.
 
         Args:
-            step: The step.
+            step: The gradients, and how they are to be checked and applied.
             distribution: How the replicas act together.
-            known: What this replica knows of the gradients already.
+            known: The result of an earlier check of gradients on this replica; None if there was none.
 
         Returns:
             The op of the whole step; None in eager mode.
@@ -175,12 +178,12 @@ class LossScaler:
         """Add the gradients of a micro-batch, and run a step with their mean when the window ends.
 
         Args:
-            step: The step of a micro-batch alone.
+            step: The step as it would be with this micro-batch alone, with unscaled gradients.
             distribution: How the replicas act together.
-            accumulator: Keeps the sums.
+            accumulator: Stores the sums of the gradients.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does both; None in eager mode.
         """
         needs_max_abs = self._manager.needs_max_abs
         added = accumulator.add_unscaled(step.grads, self._manager.get_loss_scale(), keeps_max_abs=needs_max_abs)
@@ -189,7 +192,8 @@ class LossScaler:
 
         def end_window(_: Gradients) -> tf.Operation:
             grads, local_check = self.drain(accumulator, distribution)
-            # A host that can unscale where it applies does so by 1, for the sake of the program that it has for that.
+            # The mean is unscaled already. An adapter that can unscale is still given a scale, of 1, because only then
+            # does it use its program that unscales and applies the gradients, which may be compiled.
             loss_scale = tf.ones([]) if step.adapter.unscales(grads) else None
             return self.step(step._replace(grads=grads, loss_scale=loss_scale), distribution, local_check)
 
@@ -197,19 +201,22 @@ class LossScaler:
 
     @without_autograph
     def drain(self, accumulator: GradientAccumulator, distribution: Distribution) -> tuple[list[Gradient], LocalCheck]:
-        """Return this replica's part of a window's mean and what is known of it; empty the accumulator.
+        """Empty an accumulator; return this replica's part of the mean and the result of checking its micro-batches.
 
         Args:
-            accumulator: The accumulator.
+            accumulator: The accumulator, whose window is at its end.
             distribution: How the replicas act together.
         """
         return accumulator.drain(lambda values: distribution.total(values, "micro_batches"))
 
     def scaled_step(self, adapter: OptimizerAdapter, grads: Gradients) -> Step:
-        """Return a step with the gradients of a scaled loss, which are unscaled as late as they can be.
+        """Return a step with the gradients of a scaled loss.
+
+        If the adapter can unscale the gradients when it applies them, they stay scaled in the step. Otherwise they are
+        unscaled here.
 
         Args:
-            adapter: The optimizer.
+            adapter: The optimizer and its variables.
             grads: This replica's gradients.
         """
         if not adapter.unscales(grads):
@@ -220,10 +227,10 @@ class LossScaler:
         return Step(adapter, grads, scaling, self._manager.get_loss_scale())
 
     def true_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> list[Gradient]:
-        """Return the gradients of a scaled loss in true magnitude; the next values of variables stay as they are.
+        """Unscale the gradients of a scaled loss, except those that are the next values of their variables.
 
         Args:
-            adapter: The optimizer.
+            adapter: The optimizer and its variables.
             grads: This replica's gradients.
         """
         unscaled = self.unscale(grads)
@@ -231,12 +238,13 @@ class LossScaler:
 
     @without_autograph
     def check(self, grads: Gradients, distribution: Distribution, *, already_checked: bool = False) -> LocalCheck:
-        """Check unscaled gradients now, for a step that will be run with them or with what the user makes of them.
+        """Check unscaled gradients before the user clips or changes them; pass the result to the step as `known`.
 
         Args:
-            grads: This replica's gradients.
+            grads: This replica's gradients, unscaled.
             distribution: How the replicas act together.
-            already_checked: As in `LocalCheck`.
+            already_checked: True if these are the mean of micro-batches that the detector has checked one by one. Only
+                the finiteness of the mean is checked then.
         """
         detector, loss_scale = self._detector_for(already_checked=already_checked), self._manager.get_loss_scale()
         check = GradientCheck(detector, loss_scale, num_summed=distribution.num_summed)
@@ -246,15 +254,15 @@ class LossScaler:
     def run(
         self, step: Step, distribution: Distribution, known: LocalCheck | None = None
     ) -> tuple[tf.Operation, StepResult]:
-        """Apply the gradients if they are finite on every replica; the loss scale stays.
+        """Apply the gradients if they are finite on every replica, without adjusting the loss scale.
 
         Args:
-            step: The step.
+            step: The gradients, and how they are to be checked and applied.
             distribution: How the replicas act together.
-            known: What this replica knows of the gradients already.
+            known: The result of an earlier check of gradients on this replica; None if there was none.
 
         Returns:
-            The op that does it, None in eager mode; and the result, for `advance`.
+            The op that does this (None in eager mode) and the result of the step, which `advance` takes.
         """
         step = step._replace(grads=self._reduce(step, distribution))
         check = self._gradient_check(step, distribution, known)
@@ -264,13 +272,11 @@ class LossScaler:
         return done, result
 
     def _reduce(self, step: Step, distribution: Distribution) -> Gradients:
-        """Return the gradients summed over replicas or averaged over workers, if the optimizer will not do that."""
+        """Sum the gradients over replicas, or average them over workers, unless the optimizer does so itself later."""
         grads = step.adapter.reduce(step.grads)
-        return (
-            self.average_over_workers(grads, step.adapter.names, distribution, are_scaled=False)
-            if step.averages
-            else grads
-        )
+        if not step.averages:
+            return grads
+        return self.average_over_workers(grads, step.adapter.names, distribution, are_scaled=False)
 
     def _gradient_check(self, step: Step, distribution: Distribution, known: LocalCheck | None) -> GradientCheck:
         num_summed = 1 if step.adapter.sums_first else distribution.num_summed
@@ -279,10 +285,12 @@ class LossScaler:
         return GradientCheck(detector, loss_scale, step.scaling, num_summed, step.adapter.overwritten)
 
     def _detector_for(self, *, already_checked: bool) -> OverflowDetector:
+        # A replica's part of a mean can be larger than any micro-batch. A detector that compares magnitudes with a
+        # limit, as it has done for each micro-batch, could reject it wrongly.
         return NonFiniteDetector() if already_checked else self._detector
 
     def _check(self, grads: Gradients, check: GradientCheck, known: LocalCheck | None) -> LocalCheck:
-        """Check this replica's gradients, each of which is read once: not those that were checked before."""
+        """Check this replica's gradients; those that were checked before and did not change are not read again."""
         grads = check.checked_form(grads)
         if known is None:
             local_check = LocalCheck(check.all_finite(grads))
@@ -295,7 +303,7 @@ class LossScaler:
         return local_check
 
     def _agree(self, step: Step, local_check: LocalCheck, distribution: Distribution) -> StepResult:
-        """Find what holds for all replicas."""
+        """Combine the checks of all replicas into one result."""
         max_abs = local_check.max_abs if self._manager.needs_max_abs else None
         applied, max_abs = distribution.agree(local_check.usable, max_abs, step.grads, step.adapter.names)
         complete = local_check.complete
@@ -304,12 +312,17 @@ class LossScaler:
     def _apply_or_count(
         self, step: Step, check: GradientCheck, local_check: LocalCheck, applied: tf.Tensor, distribution: Distribution
     ) -> tf.Operation:
-        """Apply the gradients, or count which variables overflowed, on all replicas alike."""
+        """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient.
+
+        All replicas do the same, since they agree on `applied`. If the gradients are the mean of a window, the counts
+        of the micro-batches that overflowed are stored in both cases.
+        """
         names, kept = step.adapter.names, self.overflow_counts.of(step.adapter.names)
         known_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
         measures = step.adapter.measure(step.grads, step.loss_scale)
 
-        # What differs between replicas comes as an argument: a strategy calls the first replica's functions for all.
+        # Everything that differs between replicas is passed in `held`, because a strategy calls the first replica's
+        # functions for all replicas.
         def apply(held: Gradients) -> tf.Operation:
             grads, counts, measures = _split(held, len(names), len(known_counts))
             done = step.adapter.apply(grads, step.loss_scale, measures)
@@ -328,7 +341,8 @@ class LossScaler:
         of_all = distribution.maximum(counts, "overflow_counts")
 
         def store() -> tf.Operation:
-            # Here, where only one replica comes: each replica may have made a manager, and one of them is used.
+            # The step is recorded here, where only the first replica's function runs: if each replica has made a
+            # manager of its own, the manager of the first replica is the one that is used.
             record_step(self._manager, kept)
             return kept.record(of_all)
 
@@ -336,22 +350,23 @@ class LossScaler:
 
     @without_autograph
     def advance(self, result: StepResult) -> tf.Operation:
-        """Move the loss scale and count the step; once for all replicas.
+        """Adjust the loss scale and count the step; to be called once for all replicas.
 
         Args:
             result: The result of the step.
 
         Returns:
-            The op that does it; None in eager mode.
+            The op that does both; None in eager mode.
         """
         seen = [result.finite] if result.max_abs is None else [result.finite, result.max_abs]
+        # If micro-batches can be dropped, `finite` is a second tensor, by which the manager records a drop.
         applied = [result.applied] if result.finite is result.applied else [result.applied, result.finite]
         return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(*applied))
 
     def overflow_reports(self) -> list[OverflowReport]:
-        """Return whose gradients overflowed, a report for each list of variables that steps were taken for.
+        """Return how often the gradient of each variable overflowed: one report for each list of variables.
 
-        In a graph the reports hold tensors to be fetched, of the steps that were built in that graph.
+        In a graph the reports are about the steps that were built in that graph, and contain tensors to fetch.
         """
         with tf.init_scope():
             eager = tf.executing_eagerly()
@@ -359,16 +374,16 @@ class LossScaler:
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Make the variables that a step needs, so that a SavedModel exported before any step has them.
+        """Make the variables that a step needs, so that a SavedModel that is exported before any step contains them.
 
         Args:
             names: The names of the variables that will be trained.
         """
-        # Each replica would make variables of its own.
+        # Not on the replicas of a strategy: each of them would make variables of its own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()
 
 
 def _split(held: Gradients, num_grads: int, num_counts: int) -> tuple[Gradients, Gradients, Gradients]:
-    """Return the gradients, the known counts and the measures of what a conditional holds."""
+    """Split the list of tensors that is passed through the conditional into gradients, known counts and measures."""
     return held[:num_grads], held[num_grads : num_grads + num_counts], held[num_grads + num_counts :]

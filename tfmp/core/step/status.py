@@ -1,4 +1,4 @@
-"""What users read of the steps of an optimizer or a scaler."""
+"""The properties in which an optimizer or a scaler shows its loss scale and the results of its steps."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from tfmp.core.step.scaler import LossScaler
 
 
 class StepProperties:
-    """The loss scale, and what became of the steps, for a class that has a manager and a scaler."""
+    """Properties for the loss scale and the results of steps: the base of classes with a manager and a scaler."""
 
     #: Decides the loss scale.
     manager: LossScaleManager
@@ -39,15 +39,15 @@ class StepProperties:
 
     @property
     def last_step_applied(self) -> tf.Tensor:
-        """Whether the last step was applied, a boolean scalar; True before the first step."""
+        """True if the last step was applied, and before the first step; a boolean scalar."""
         return self._loss_scale_manager.get_status().last_step_applied
 
     @property
     def last_step_finite(self) -> tf.Tensor:
-        """Whether no gradient of the last step overflowed, a boolean scalar; True before the first step.
+        """True if no gradient of the last step overflowed, and before the first step; a boolean scalar.
 
-        Differs from `last_step_applied` only with `overflow_drops="micro_batch"`, where a step is applied without the
-        micro-batches that overflowed.
+        It differs from `last_step_applied` only with `overflow_drops="micro_batch"`. A step can then be applied without
+        the micro-batches that overflowed.
         """
         return self._loss_scale_manager.get_status().last_step_finite
 
@@ -72,14 +72,16 @@ class StepProperties:
         return self._loss_scale_manager.get_status().consecutive_skipped_steps
 
     def overflow_reports(self) -> list[OverflowReport]:
-        """Return whose gradients overflowed since the session, or the eager program, began.
+        """Return how often the gradient of each variable overflowed since the session or the eager program began.
 
-        Counted on skipped steps only, on the device. With several replicas a count is the largest of theirs.
+        Values are counted on the device, and only on steps in which a gradient overflowed. With several replicas, each
+        count is the largest count among the replicas.
 
         Returns:
-            A report for each list of variables that steps were taken for, of which there is one as a rule: `names`,
-            and the int64 tensors `last` (a row for each variable: how many values were infinite, NaN, saturated on the
-            last skipped step) and `steps` (on how many skipped steps it had any).
+            One report for each list of variables with which steps were taken, usually a single one. A report has the
+            `names` of the variables and two int64 tensors. `last` has a row for each variable: the numbers of values
+            that were infinite, NaN and saturated on the last step with an overflow. `steps` has a number for each
+            variable: on how many steps its gradient had such values.
 
         Example:
             >>> import tfmp

@@ -1,1 +1,1 @@
-"""Where state is kept: variables of eager code and of graphs, and what belongs to a graph."""
+"""Storage: the variables that hold state, in graphs and in eager code, and the objects that belong to one graph."""

@@ -1,8 +1,9 @@
-"""Keeps what belongs to a graph in that graph: objects made once for it, and lists of what was built in it.
+"""Stores objects in the graph to which they belong: objects made once for each graph, and lists of what it contains.
 
-A manager may be made in one graph and used in another: Estimator builds a graph of its own for every call of `train`,
-and a manager may stand at the top of a script. So what belongs to a graph lives in a collection of that graph, and goes
-when the graph goes. The collection's key is never a string, because TensorFlow exports collections whose key is one.
+A manager may be made in one graph and used in another: Estimator builds a new graph for every call of `train`, while a
+script may make its manager once, at the top. Objects that belong to one graph are therefore stored in a collection of
+that graph, and are deleted together with the graph. The key of the collection is never a string, because TensorFlow
+exports the collections whose keys are strings.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,10 +17,10 @@ Kept = TypeVar("Kept")
 
 
 class OncePerGraph(Generic[Kept]):
-    """Makes an object once for each graph, outside any control context, and keeps it there.
+    """Makes an object once for each graph and stores it there.
 
     Args:
-        make: Called in the graph, with no control dependency and in no conditional.
+        make: Makes the object. It is called in the graph, outside control dependencies, conditionals and functions.
 
     Example:
         >>> answer = OncePerGraph(lambda: tf.constant(42.0))
@@ -38,27 +39,27 @@ class OncePerGraph(Generic[Kept]):
                 return self._make()
             kept = _kept_in_graph(self)
             if not kept:
-                # By slice: while this thread makes the object, the thread of another replica may come here and make
-                # one too. The last one stays, and is the one that all of them return.
+                # A slice is assigned, so that the list never has two objects: while this thread makes the object, the
+                # thread of another replica may make one too. The last one stays, and all threads return it later.
                 kept[:] = [self._make()]
             return kept[0]
 
     def read(self) -> Kept:
         """Return the graph's object at the top level of a graph; under control dependencies or conditionals, a new one.
 
-        For tensors that are read often: a training loop that asks again and again does not grow the graph, and may ask
-        when the graph is final.
+        This is for tensors that read variables. At the top level, a training loop may ask for them in every iteration
+        without adding ops to the graph, and also after the graph was finalized.
         """
         return self.get() if graph_variables.at_top_level_of_graph() else self._make()
 
 
 class GraphList(Generic[Kept]):
-    """A list for each graph of what was built in it, for monitors that are given no optimizer.
+    """A list in each graph of objects that were built there, so that a monitor finds them without the optimizer.
 
-    Eager code needs no list, and has none.
+    In eager code there is no list, because nothing needs one.
 
     Args:
-        name: Tells the lists of one graph apart.
+        name: The name of the list; a graph may have several lists.
 
     Example:
         >>> losses = GraphList("example")
@@ -75,14 +76,14 @@ class GraphList(Generic[Kept]):
         """Add an object to the current graph's list; in eager code, do nothing.
 
         Args:
-            item: The object.
+            item: The object to add.
         """
         with tf.init_scope():
             if not tf.executing_eagerly():
                 _kept_in_graph(self._key).append(item)
 
     def items(self) -> list[Kept]:
-        """Return what the current graph's list holds, in the order of building."""
+        """Return the objects in the current graph's list, in the order in which they were added."""
         return list(_kept_in_graph(self._key))
 
 

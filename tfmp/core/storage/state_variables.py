@@ -1,4 +1,4 @@
-"""Keep a NamedTuple of numbers in variables: one set for each graph, one for eager code."""
+"""Stores a NamedTuple of numbers in variables: one set of variables for each graph, and one for eager code."""
 
 import contextlib
 import threading
@@ -17,11 +17,12 @@ Kept = TypeVar("Kept")
 
 
 class _InGraph(NamedTuple):
-    """What a graph holds of a state.
+    """The part of a state that is in one graph.
 
     Attributes:
-        variables: One for each field.
-        values: A read of them that stands outside everything, to be fetched also when the graph is final.
+        variables: The variables, one for each field.
+        values: Tensors that read the variables, at the top level of the graph. They can be fetched in every iteration,
+            also after the graph was finalized.
     """
 
     variables: Any
@@ -29,12 +30,13 @@ class _InGraph(NamedTuple):
 
 
 class StateVariables(tf.Module, Generic[State]):
-    """The storage of one state.
+    """Stores one state: in variables of each graph that uses it, and in variables of eager code.
 
     Args:
-        initial: The state to start from: a NamedTuple of NumPy scalars, or of arrays.
-        saved: In a graph, whether the variables are initialised and saved as a script's own are. Otherwise no
-            initializer and no Saver knows of them, and every session starts from the initial state.
+        initial: The state at the start: a NamedTuple of NumPy scalars or arrays.
+        saved: For variables in a graph: True if they are initialized and saved with the script's own variables. If
+            False, they are in no collection, so that initializers and Savers do not find them, and every session starts
+            from the initial state.
     """
 
     def __init__(self, initial: State, saved: bool) -> None:
@@ -42,18 +44,20 @@ class StateVariables(tf.Module, Generic[State]):
         self._initial = initial
         self._saved = saved
         self._in_graph = OncePerGraph(self._make_in_graph)
-        #: The variables of eager code. The name stands in the keys of `tf.train.Checkpoint`.
+        #: The variables of eager code. This attribute's name is a part of the keys in a `tf.train.Checkpoint`.
         self.values: State | None = None
         self._hosted = False
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Keep the eager state in variables that a host makes, from its present values on.
+        """Move the state of eager code into variables of a host, such as a Keras optimizer, which saves them.
+
+        The state keeps its current values.
 
         Args:
-            add_variable: The host's; what it makes, the host saves.
+            add_variable: The host's function that makes a variable.
 
         Raises:
-            ValueError: The state is kept by a host already.
+            ValueError: The state is already in variables of a host.
         """
         if self._hosted:
             raise ValueError(
@@ -65,7 +69,7 @@ class StateVariables(tf.Module, Generic[State]):
             self._hosted = True
 
     def create(self) -> State:
-        """Return the variables of the current context, making them on the first call."""
+        """Return the variables of the current graph, or of eager code; make them on the first call."""
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return self._in_graph.get().variables
@@ -76,8 +80,9 @@ class StateVariables(tf.Module, Generic[State]):
     def read(self) -> State:
         """Return the state as tensors.
 
-        In a graph, where nothing says when to read, these are the same tensors at every call: a loop that asks again
-        and again does not grow the graph. Under control dependencies and in conditionals they are read anew.
+        At the top level of a graph, every call returns the same tensors, so that a loop that calls this method does not
+        add ops to the graph. Under control dependencies and in conditionals, where the time of the read matters, every
+        call adds new ops that read the variables.
         """
         variables = self.create()
         if graph_variables.at_top_level_of_graph():
@@ -85,21 +90,21 @@ class StateVariables(tf.Module, Generic[State]):
         return self._read(variables)
 
     def assign(self, state: State) -> tf.Operation:
-        """Store a state, each field once all of them are computed.
+        """Store a state; no field is stored before all fields are computed.
 
         Args:
-            state: The new state, as tensors. They must be new values: a reference variable's read shares
-                the variable's memory.
+            state: The new state, as tensors. Do not pass a tensor that `read` returned: a tensor that reads a reference
+                variable shares the variable's memory.
 
         Returns:
-            The op that stores it; None in eager code.
+            The op that stores the state; None in eager code.
         """
         variables = self.create()
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
 
     def numbers(self) -> dict[str, float]:
-        """Return the state of eager code as Python's numbers, by the names of the fields; of scalars only."""
+        """Return the state of eager code as Python numbers, by the names of the fields; all fields must be scalars."""
         with tf.init_scope():
             return {name: value.numpy().item() for name, value in self._read(self.create())._asdict().items()}
 
@@ -107,11 +112,11 @@ class StateVariables(tf.Module, Generic[State]):
         """Set the state of eager code.
 
         Args:
-            numbers: A number for each field, by its name.
+            numbers: A number for each field, by the name of the field.
         """
         with tf.init_scope():
             variables = self.create()
-            # All before the first is stored: one may be no number.
+            # All values are converted before the first is stored: if one is not a number, nothing changes.
             values = [np.array(numbers[name], initial.dtype) for name, initial in self._initial._asdict().items()]
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
@@ -131,7 +136,8 @@ class StateVariables(tf.Module, Generic[State]):
         if self._saved or tf.compat.v1.executing_eagerly_outside_functions():
             return read_variables()
         initialized = tf.reduce_all([variable.is_initialized() for variable in variables])
-        # Named, since names of the form `cond_2` count in old checkpoints' keys.
+        # The conditional has a name of its own. Without one it would take a name such as `cond_2`, and then other
+        # conditionals, whose names are part of the keys in old checkpoints, would get other numbers.
         return tf.cond(initialized, read_variables, lambda: self._like(map(tf.constant, self._initial)), name="read")
 
     def _like(self, values: Iterable[Any]) -> State:
@@ -141,8 +147,9 @@ class StateVariables(tf.Module, Generic[State]):
 def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
     """Make variables eagerly, also while a `tf.function` is traced.
 
-    What is made in its first trace has TensorFlow trace it twice, and what is made in a later one is an error: its
-    graph makes all variables, under `tf.init_scope` too. A thread of its own has no graph.
+    While TensorFlow traces a `tf.function`, the function's graph makes all variables, even under `tf.init_scope`. If
+    variables are made in the first trace, TensorFlow traces the function twice; in a later trace they are an error.
+    The variables are therefore made in a new thread, in which no graph is being built.
     """
     if not tf.compat.v1.get_default_graph().building_function:
         return make()
@@ -160,13 +167,13 @@ def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
 
 
 class NotCheckpointed(tf.Module):
-    """Holds variables that no checkpoint has, for they belong to a program and not to a training.
+    """A module whose variables are not saved in checkpoints, because they describe one run of a program.
 
-    A SavedModel has them: the functions that it holds use them.
+    A SavedModel does contain them, because its functions use them.
     """
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        # Private, for want of a public way to be in a SavedModel and in no checkpoint.
+        # This method is private: TensorFlow has no public way to be in a SavedModel but not in a checkpoint.
         return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
 
 
