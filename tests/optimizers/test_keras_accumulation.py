@@ -51,7 +51,7 @@ def _counts(opt: Any) -> tuple[float, int, int, int]:
 
 @pytest.mark.parametrize(("name", "execution"), [("SGD", "eager"), ("SGD", "function"), ("Adam", "function")])
 @for_every_keras()
-def test_window_equals_the_large_batch(keras: ModuleType, name: str, execution: str) -> None:
+def test_window_trains_as_one_large_batch(keras: ModuleType, name: str, execution: str) -> None:
     opt, plain = _accumulating(optimizer(keras, name), 4), optimizer(keras, name)
     trained, expected = kernel_and_bias(keras), kernel_and_bias(keras)
     opt.build(trained)
@@ -75,9 +75,7 @@ def test_window_equals_the_large_batch(keras: ModuleType, name: str, execution: 
     [("window", "eager"), ("window", "function"), ("micro_batch", "function"), ("micro_batch", "xla")],
 )
 @for_every_keras()
-def test_overflow_in_a_window_drops_what_the_policy_says(
-    keras: ModuleType, overflow_drops: str, execution: str
-) -> None:
+def test_overflow_drops_the_window_or_the_micro_batch(keras: ModuleType, overflow_drops: str, execution: str) -> None:
     opt = _accumulating(optimizer(keras, momentum=0.5), 4, overflow_drops=overflow_drops)
     plain = optimizer(keras, momentum=0.5)
     trained, expected = kernel_and_bias(keras), kernel_and_bias(keras)
@@ -123,7 +121,7 @@ def test_sparse_gradients_and_none_are_accumulated(keras: ModuleType, execution:
 
 
 @for_every_keras()
-def test_last_window_of_an_epoch_divides_by_what_it_holds(keras: ModuleType) -> None:
+def test_last_window_of_an_epoch_divides_by_its_number_of_micro_batches(keras: ModuleType) -> None:
     weight = variable(keras, 0.0)
     opt = _accumulating(optimizer(keras, learning_rate=1.0), 4, micro_batches_per_epoch=102)
     opt.build([weight])
@@ -141,7 +139,9 @@ def test_last_window_of_an_epoch_divides_by_what_it_holds(keras: ModuleType) -> 
     ("options", "jit_compile"), [({}, True), ({}, False), ({"global_clipnorm": 0.5}, True)], ids=str
 )
 @for_every_keras("keras3")
-def test_compiled_update_serves_a_window(keras: ModuleType, options: dict[str, Any], jit_compile: bool) -> None:
+def test_update_at_the_end_of_a_window_is_compiled(
+    keras: ModuleType, options: dict[str, Any], jit_compile: bool
+) -> None:
     opt, plain = _accumulating(optimizer(keras, **options), jit_compile=jit_compile), optimizer(keras, **options)
     trained, expected = kernel_and_bias(keras), kernel_and_bias(keras)
     opt.build(trained)
@@ -157,7 +157,7 @@ def test_compiled_update_serves_a_window(keras: ModuleType, options: dict[str, A
 
 
 @for_every_keras()
-def test_unscaled_gradients_are_accumulated_as_they_are(keras: ModuleType) -> None:
+def test_unscaled_gradients_are_not_unscaled_again_when_accumulated(keras: ModuleType) -> None:
     weight = variable(keras, 0.0)
     opt = _accumulating(optimizer(keras))
     for factor in (1.0, 3.0):
@@ -213,7 +213,7 @@ def test_two_replicas_with_an_overflow_on_the_second_equal_one_device(
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
-def test_window_of_two_replicas_is_saved_as_their_sum(
+def test_sums_of_two_replicas_are_saved_as_one_sum(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
 ) -> None:
     training, resumed = _Training(two_replicas, keras), _Training(two_replicas, keras)
@@ -254,7 +254,7 @@ def test_micro_batch_that_overflows_in_float16_is_found(keras: ModuleType) -> No
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_skipped_window_counts_as_one_step_where_skipped_steps_count(keras: ModuleType) -> None:
+def test_skipped_window_moves_iterations_by_one_if_skipped_steps_count(keras: ModuleType) -> None:
     weight = variable(keras, 0.0)
     opt = _accumulating(optimizer(keras), iterations_include_skipped_steps=True)
     for grad in [1, math.inf, math.inf, math.inf, 1, 1]:
@@ -273,7 +273,7 @@ def test_config_keeps_the_accumulation(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_optimizer_that_accumulates_nothing_has_no_buffers(keras: ModuleType) -> None:
+def test_optimizer_that_does_not_accumulate_has_no_buffers(keras: ModuleType) -> None:
     names = []
     for options in ({"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}, {}):
         opt = tfmp.LossScaleOptimizer(optimizer(keras, name="Adam"), tfmp.FixedLossScaleManager(8), **options)
@@ -293,7 +293,9 @@ def test_gradients_of_other_variables_are_refused(keras: ModuleType) -> None:
     opt, variables = _accumulating(optimizer(keras)), kernel_and_bias(keras)
     opt.build(variables)
     for given in (variables[:1], variables[::-1]):
-        with pytest.raises(ValueError, match=r"not the 2 that the optimizer was built with, .* None where the loss"):
+        with pytest.raises(
+            ValueError, match=r"differ from the 2 that the optimizer was built with, .* None where the loss"
+        ):
             take_step(opt, given, [tf.ones(variable.shape) for variable in given])
 
 
