@@ -114,13 +114,13 @@ def _of_keras(steps: int | None = None, factor: float = 1.0) -> list[replica_tra
     return one_device.by_fit(replica_training.inputs("random")[:steps] * factor)
 
 
-def test_workers_stay_one_through_300_random_overflows(told: _Told) -> None:
+def test_workers_hold_equal_states_through_300_random_overflows(told: _Told) -> None:
     expected = horovod_training.reference(300)
     for training in _TRAININGS["random"]:
         told.see_states(training, expected)
 
 
-def test_workers_stay_one_through_300_random_overflows_of_reference_variables(tmp_path: Path) -> None:
+def test_workers_with_reference_variables_hold_equal_states_through_300_random_overflows(tmp_path: Path) -> None:
     trainings = _in_orders("session", orders=["plain", "outside", "npu"])
     told = _launched_to_the_end([*trainings, "--v1-behavior"], tmp_path)
     assert "WARNED" not in told.log
@@ -129,7 +129,7 @@ def test_workers_stay_one_through_300_random_overflows_of_reference_variables(tm
         told.see_states(training, expected)
 
 
-def test_losses_that_are_functions_train_as_on_one_device(told: _Told) -> None:
+def test_callable_losses_train_as_on_one_device(told: _Told) -> None:
     expected = horovod_training.reference(60, eager=True)
     for training in _TRAININGS["functions"]:
         told.see_states(training, expected)
@@ -143,7 +143,9 @@ def test_keras_on_two_workers_equals_one_device(told: _Told, trainings: str, ste
 
 
 @pytest.mark.parametrize(("trainings", "dense"), [("shared_v1", 1), ("shared_keras", 2)])
-def test_gradients_are_shared_once_and_sparse_ones_as_such(recorded: _Told, trainings: str, dense: int) -> None:
+def test_gradients_are_averaged_once_and_sparse_gradients_stay_sparse(
+    recorded: _Told, trainings: str, dense: int
+) -> None:
     for training in _RECORDED[trainings]:
         way, order = training.split()[0].split("/")
         # Horovod's optimizer shares gradients where it computes them, Horovod's tape does, and everywhere else tfmp,
@@ -172,7 +174,7 @@ def _after_windows(overflow_drops: str, order: str) -> list[list[float]]:
     return states
 
 
-def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(recorded: _Told) -> None:
+def test_windows_are_averaged_once_over_all_micro_batches_kept(recorded: _Told) -> None:
     for training in _RECORDED["windows"]:
         overflow_drops, order = training.split()[0].split("/")
         expected = _after_windows(overflow_drops, order)
@@ -188,7 +190,7 @@ def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(recorded: 
         assert recorded.lines("MEETINGS", 0, training) == [meetings], training
 
 
-def test_gradients_that_are_constants_are_shared_at_every_step(told: _Told) -> None:
+def test_constant_gradients_are_averaged_at_every_step(told: _Told) -> None:
     for training in _TRAININGS["constants"]:
         step = 0.125 if "float16" in training else 0.125 + 2**-15
         told.see_states(training, [1 - step * taken for taken in range(1, 5)])
@@ -200,7 +202,7 @@ def test_small_gradients_travel_scaled_in_float16(told: _Told) -> None:
         told.see_states(training, expected)
 
 
-def test_gradients_that_nothing_averages_are_warned_of_once(told: _Told) -> None:
+def test_one_warning_is_given_if_nothing_averages_gradients(told: _Told) -> None:
     warning = "Horovod runs 2 processes, and nothing averages the gradients over them: pass is_distributed=True"
     for rank in range(2):
         for training in itertools.chain(*_TRAININGS.values()):
@@ -219,7 +221,7 @@ def test_gradient_that_one_worker_lacks_is_an_error_in_both(told: _Told) -> None
             assert re.search(message, refused), refused
 
 
-def test_strategy_beside_horovod_is_refused(told: _Told) -> None:
+def test_strategy_together_with_horovod_is_refused(told: _Told) -> None:
     for rank in range(2):
         [refused] = told.lines("REFUSED", rank, *_TRAININGS["strategy"])
         assert "Horovod runs 2 processes, and OneDeviceStrategy is active in this one" in refused
@@ -255,7 +257,7 @@ _FLOAT16_REFUSED = "aggregation_dtype='float16' is for an optimizer that Horovod
     ],
     ids=["passes", "adasum", "float16_inside", "float16_outside"],
 )
-def test_what_horovods_optimizer_cannot_do_is_refused(
+def test_unsupported_settings_of_horovods_optimizer_are_refused(
     make: Callable[..., Any], message: str, horovod_of_one: Any
 ) -> None:
     ours = functools.partial(

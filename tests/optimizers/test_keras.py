@@ -32,7 +32,7 @@ def _apply_scaled(opt: Any, grads: list[Any], variables: list[Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
 @for_every_keras()
-def test_variable_without_gradient_is_left_alone(keras: ModuleType) -> None:
+def test_variable_without_gradient_does_not_change(keras: ModuleType) -> None:
     variables = kernel_and_bias(keras)
     opt = wrap(optimizer(keras, weight_decay=0.5))
     _apply_scaled(opt, [None, tf.constant([SCALE, 0])], variables)
@@ -137,7 +137,7 @@ def test_variables_are_excluded_from_the_inner_optimizers_weight_decay(keras: Mo
 
 
 @for_every_keras()
-def test_iterations_and_name_are_those_one_expects(keras: ModuleType) -> None:
+def test_iterations_are_the_inner_optimizers_and_name_is_the_given_one(keras: ModuleType) -> None:
     inner = optimizer(keras)
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8), name="mine")
     assert opt.name == "mine"
@@ -147,7 +147,7 @@ def test_iterations_and_name_are_those_one_expects(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_variables_are_the_states_and_the_inner_optimizers(keras: ModuleType) -> None:
+def test_variables_hold_the_state_then_those_of_the_inner_optimizer(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras, "Adam"))
     opt.build(kernel_and_bias(keras))
     names = [variable.name.split(":")[0] for variable in opt.variables]
@@ -161,7 +161,7 @@ def test_variables_are_the_states_and_the_inner_optimizers(keras: ModuleType) ->
 
 
 @for_every_keras()
-def test_weights_that_were_read_can_be_set(keras: ModuleType) -> None:
+def test_set_weights_restores_the_values_of_another_optimizer(keras: ModuleType) -> None:
     opts = [wrap(optimizer(keras, "Adam")) for _ in range(2)]
     for seed, opt in enumerate(opts):
         variables = kernel_and_bias(keras)
@@ -175,7 +175,7 @@ def test_weights_that_were_read_can_be_set(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_weights_of_a_built_optimizer_are_refused_before_build(keras: ModuleType) -> None:
+def test_set_weights_before_build_is_refused(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras, "Adam"))
     opt.build(kernel_and_bias(keras))
     with pytest.raises(ValueError, match=r"has \d+ variables, got \d+ values: build it first"):
@@ -183,7 +183,7 @@ def test_weights_of_a_built_optimizer_are_refused_before_build(keras: ModuleType
 
 
 @for_every_keras()
-def test_what_happened_is_told_by_scalar_tensors(keras: ModuleType) -> None:
+def test_status_properties_are_scalar_tensors(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))
     told = (opt.loss_scale, opt.last_step_finite, opt.applied_steps, opt.skipped_steps, opt.consecutive_skipped_steps)
     assert all(isinstance(tensor, tf.Tensor) and tensor.shape == [] for tensor in told)
@@ -192,7 +192,7 @@ def test_what_happened_is_told_by_scalar_tensors(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_copy_is_what_a_copy_of_kerass_own_is(keras: ModuleType) -> None:
+def test_copy_shares_the_inner_optimizer_if_a_copy_of_keras_own_wrapper_does(keras: ModuleType) -> None:
     stock = keras.mixed_precision.LossScaleOptimizer(optimizer(keras))
     opt = wrap(optimizer(keras))
     copied = copy.copy(opt)
@@ -207,7 +207,7 @@ def test_copy_is_what_a_copy_of_kerass_own_is(keras: ModuleType) -> None:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deep", "pickle"])
 @for_every_keras("keras3")
-def test_deep_copy_goes_on_where_it_was_taken(keras: ModuleType, copied: Callable[[Any], Any]) -> None:
+def test_deep_copy_continues_from_the_state_of_the_original(keras: ModuleType, copied: Callable[[Any], Any]) -> None:
     opt = wrap(optimizer(keras))
     take_step(opt, kernel_and_bias(keras), gradients(0, last=np.inf))
     again = copied(opt)

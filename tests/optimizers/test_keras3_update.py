@@ -102,7 +102,7 @@ def test_compiled_update_treats_sparse_gradients_as_keras_does(name: str, option
         np.testing.assert_allclose(variables[0].numpy(), plain_variables[0].numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_clipping_by_a_norm_whose_squares_overflow_is_right() -> None:
+def test_clipping_is_correct_if_the_squares_of_the_norm_overflow() -> None:
     (weight,) = variables = [variable(keras, [0, 0])]
     opt = tfmp.LossScaleOptimizer(
         keras.optimizers.SGD(1.0, global_clipnorm=1.0), tfmp.FixedLossScaleManager(1024.0), jit_compile=True
@@ -145,15 +145,17 @@ class _OwnConstraint(keras.constraints.Constraint):
     ],
     ids=["own schedule", "own function", "accumulation", "averages", "own constraint", "small"],
 )
-def test_other_update_is_not_compiled_by_default(options: dict[str, Any], variables: Callable[[], list[Any]]) -> None:
+def test_update_with_custom_code_or_small_variables_is_not_compiled_by_default(
+    options: dict[str, Any], variables: Callable[[], list[Any]]
+) -> None:
     assert not _compiles(_wrapped_step(wrap(optimizer(keras, **options)), variables()))
 
 
-def test_update_by_an_optimizer_of_the_users_is_not_compiled_by_default() -> None:
+def test_update_by_a_custom_optimizer_is_not_compiled_by_default() -> None:
     assert not _compiles(_wrapped_step(wrap(_OwnOptimizer(0.5)), _large()))
 
 
-def test_false_compiles_nothing() -> None:
+def test_jit_compile_false_compiles_nothing() -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
     assert not _compiles(_wrapped_step(opt, _large()))
 
@@ -186,7 +188,7 @@ def test_replicas_update_without_compiling() -> None:
     assert weight.numpy().tolist() == [0.5, 1]
 
 
-def test_eager_code_is_not_compiled_but_right() -> None:
+def test_eager_update_clips_correctly_without_compiling() -> None:
     opt = tfmp.LossScaleOptimizer(
         keras.optimizers.SGD(1.0, global_clipnorm=5.0), tfmp.FixedLossScaleManager(4), jit_compile=True
     )
@@ -195,7 +197,7 @@ def test_eager_code_is_not_compiled_but_right() -> None:
     np.testing.assert_allclose(weight.numpy(), [-3, -4], rtol=1e-6)
 
 
-def test_function_that_is_traced_again_follows_what_was_set() -> None:
+def test_function_that_is_traced_again_uses_changed_settings() -> None:
     inner = keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(1.0, 10, 1.0), clipvalue=1.0)
     (weight,) = variables = [variable(keras, [0.0])]
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
@@ -212,7 +214,7 @@ def test_function_that_is_traced_again_follows_what_was_set() -> None:
 
 @pytest.mark.parametrize("jit_compile", [True, False])
 @pytest.mark.parametrize("norms", [{"global_clipnorm": -1.0}, {"clipnorm": -1.0, "global_clipnorm": 5.0}])
-def test_norms_that_keras_does_not_clip_by_are_left_out(norms: dict[str, float], jit_compile: bool) -> None:
+def test_norms_that_keras_ignores_are_ignored(norms: dict[str, float], jit_compile: bool) -> None:
     inner, plain = keras.optimizers.SGD(1.0), keras.optimizers.SGD(1.0)
     for each in (inner, plain):
         for name, norm in norms.items():
@@ -247,7 +249,7 @@ def dumped_debug_info(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("jit_compile", ["auto", True])
 @pytest.mark.parametrize("debugger", ["check_numerics", "dumped_debug_info"])
-def test_fit_of_a_large_model_runs_under_the_debugger_and_says_once_that_it_does_not_compile(
+def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
     debugger: str, jit_compile: Any, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fitted(opt: Any) -> list[np.ndarray]:
@@ -269,7 +271,7 @@ def test_fit_of_a_large_model_runs_under_the_debugger_and_says_once_that_it_does
 
 
 @pytest.mark.usefixtures("check_numerics")
-def test_debugger_is_not_mentioned_where_nothing_would_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_about_the_debugger_if_nothing_would_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
     assert not _compiles(_wrapped_step(wrap(optimizer(keras)), kernel_and_bias(keras)))
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
     assert not _compiles(_wrapped_step(opt, _large()))
@@ -286,7 +288,7 @@ def test_functions_that_run_eagerly_take_the_same_steps() -> None:
     assert values(variables) == [[[0.5, 1.5], [2.5, 3.5]], [4.5, 5.5]]
 
 
-def test_clipping_leaves_the_users_optimizer_as_it_is() -> None:
+def test_clipping_does_not_change_the_inner_optimizer() -> None:
     inner = keras.optimizers.SGD(1.0, global_clipnorm=5.0)
     variables = kernel_and_bias(keras)
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
@@ -311,6 +313,6 @@ _BRANCHING = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "Stateless
 
 
 @pytest.mark.parametrize("jit_compile", ["always", 1, None])
-def test_unknown_setting_is_refused(jit_compile: Any) -> None:
+def test_unknown_jit_compile_is_refused(jit_compile: Any) -> None:
     with pytest.raises(ValueError, match=r'jit_compile must be True, False or "auto", got'):
         tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)

@@ -15,7 +15,7 @@ def _manager() -> tfmp.LossScaleManager:
 
 
 @for_every_keras()
-def test_kerass_own_wrapper_is_not_wrapped(keras: ModuleType) -> None:
+def test_wrapping_keras_own_wrapper_is_refused(keras: ModuleType) -> None:
     with pytest.raises(
         ValueError, match=r"a LossScaleOptimizer already: .* or call tfmp\.LossScaleOptimizer\.from_keras"
     ):
@@ -29,7 +29,7 @@ def test_wrapping_twice_is_refused(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_class_is_no_optimizer(keras: ModuleType) -> None:
+def test_class_in_place_of_an_optimizer_is_refused(keras: ModuleType) -> None:
     with pytest.raises(
         TypeError, match=r"opt must be .* an optimizer of Keras or tf_keras, got .* of type builtins\.type"
     ):
@@ -38,20 +38,20 @@ def test_class_is_no_optimizer(keras: ModuleType) -> None:
 
 @pytest.mark.parametrize("bad", [None, True, tfmp.FixedLossScaleManager])
 @for_every_keras()
-def test_what_is_no_manager_is_refused(keras: ModuleType, bad: Any) -> None:
+def test_object_that_is_not_a_manager_is_refused(keras: ModuleType, bad: Any) -> None:
     with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager, .*number.*got "):
         tfmp.LossScaleOptimizer(optimizer(keras), bad)
 
 
 @for_every_keras()
-def test_number_that_stands_for_another_argument_is_refused(keras: ModuleType) -> None:
+def test_positional_initial_scale_and_growth_steps_are_refused(keras: ModuleType) -> None:
     # Keras 3's own wrapper takes initial_scale and dynamic_growth_steps in these places.
     with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
         tfmp.LossScaleOptimizer(optimizer(keras), 2.0**15, 2000)
 
 
 @for_every_keras()
-def test_what_is_no_detector_is_refused(keras: ModuleType) -> None:
+def test_object_that_is_not_a_detector_is_refused(keras: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"must be a tfmp\.OverflowDetector"):
         tfmp.LossScaleOptimizer(optimizer(keras), _manager(), overflow_detector=65504)
 
@@ -68,14 +68,14 @@ def test_manager_of_another_optimizer_is_refused(keras: ModuleType, manager: Any
 
 
 @for_every_keras()
-def test_distribution_without_a_strategy_is_refused(keras: ModuleType) -> None:
+def test_is_distributed_without_a_strategy_is_refused(keras: ModuleType) -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), _manager(), is_distributed=True)
     with pytest.raises(ValueError, match=r"is_distributed=True, and nothing distributes: call hvd\.init"):
         take_step(opt, kernel_and_bias(keras), [tf.ones([2, 2]), tf.ones([2])])
 
 
 @for_every_keras()
-def test_loss_of_integers_is_refused(keras: ModuleType) -> None:
+def test_integer_loss_is_refused(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))
     for scale in (opt.scale_loss, opt.get_scaled_loss):
         with pytest.raises(TypeError, match="the loss must be of a floating-point type, got int32"):
@@ -83,13 +83,13 @@ def test_loss_of_integers_is_refused(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_optimizer_that_is_not_wrapped_cannot_be_taken_over(keras: ModuleType) -> None:
+def test_from_keras_refuses_an_optimizer_that_is_not_wrapped(keras: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"got .*SGD.* wrap any other by tfmp\.LossScaleOptimizer"):
         tfmp.LossScaleOptimizer.from_keras(optimizer(keras))
 
 
 @for_every_keras()
-def test_wrapper_of_tfmp_need_not_be_taken_over(keras: ModuleType) -> None:
+def test_from_keras_refuses_a_wrapper_of_tfmp(keras: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"a tfmp\.LossScaleOptimizer already: use it as it is"):
         tfmp.LossScaleOptimizer.from_keras(wrap(optimizer(keras)))
 
@@ -154,7 +154,7 @@ def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
 
 
 @for_every_keras()
-def test_generator_gives_what_a_list_gives(keras: ModuleType) -> None:
+def test_generator_is_accepted_in_place_of_a_list(keras: ModuleType) -> None:
     for name in _entrances(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
         # Keras wants names excluded before it builds.
         built = name != "build" and "exclude" not in name
@@ -167,7 +167,7 @@ def test_generator_gives_what_a_list_gives(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_what_is_no_list_is_refused_with_its_value_and_what_to_do(keras: ModuleType) -> None:
+def test_argument_that_is_not_a_list_is_refused_with_its_value_and_advice(keras: ModuleType) -> None:
     opt, variables = wrap(optimizer(keras)), kernel_and_bias(keras)
     opt.build(variables)
     before = values(variables)

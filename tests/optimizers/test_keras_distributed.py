@@ -99,7 +99,7 @@ def test_sparse_gradients_of_all_replicas_are_applied_or_none(
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_skipped_steps_may_move_iterations_on_all_replicas(
+def test_skipped_steps_can_count_in_iterations_on_all_replicas(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     fed = inputs("random")[:40]
@@ -111,7 +111,7 @@ def test_skipped_steps_may_move_iterations_on_all_replicas(
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_averages_and_clipping_of_the_inner_optimizer_are_those_of_one_device(
+def test_moving_averages_and_clipping_equal_those_on_one_device(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     def wrap(inner: Any) -> tfmp.LossScaleOptimizer:

@@ -32,12 +32,12 @@ def _check_learning(keras: ModuleType, jit_compile: bool | str) -> None:
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @for_every_keras()
-def test_fit_starts_too_high_skips_and_learns(keras: ModuleType, jit_compile: bool) -> None:
+def test_fit_with_a_too_high_initial_scale_skips_steps_and_learns(keras: ModuleType, jit_compile: bool) -> None:
     _check_learning(keras, jit_compile)
 
 
 @for_every_keras("keras3")
-def test_fit_learns_where_keras_decides_to_compile(keras: ModuleType) -> None:
+def test_fit_learns_if_keras_decides_whether_to_compile(keras: ModuleType) -> None:
     _check_learning(keras, "auto")
 
 
@@ -57,7 +57,7 @@ def test_fit_skips_the_steps_that_overflow(keras: ModuleType, settings: dict[str
 
 
 @for_every_keras()
-def test_average_at_the_end_of_fit_is_that_of_the_applied_steps(keras: ModuleType) -> None:
+def test_moving_average_at_the_end_of_fit_covers_the_applied_steps(keras: ModuleType) -> None:
     options = {"use_ema": True, "ema_momentum": 0.5}
     model, plain_model = (
         linear_model(keras, wrap(optimizer(keras, **options))),

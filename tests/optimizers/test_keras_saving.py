@@ -223,7 +223,7 @@ def test_every_manager_is_saved_with_its_state_in_the_legacy_format(
 
 
 @for_every_keras()
-def test_manager_of_ones_own_is_saved_where_it_is_known(keras: ModuleType, tmp_path: Path) -> None:
+def test_custom_manager_is_saved_and_loaded_with_custom_objects(keras: ModuleType, tmp_path: Path) -> None:
     model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"_Own": _Own})
@@ -231,7 +231,7 @@ def test_manager_of_ones_own_is_saved_where_it_is_known(keras: ModuleType, tmp_p
 
 
 @for_every_keras()
-def test_checkpoint_holds_the_variables_of_a_manager_of_ones_own(keras: ModuleType, tmp_path: Path) -> None:
+def test_checkpoint_holds_the_variables_of_a_custom_manager(keras: ModuleType, tmp_path: Path) -> None:
     def make() -> Any:
         return dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))
 
@@ -259,7 +259,7 @@ class _GoesOn(_Own):
 
 @pytest.mark.parametrize("make", [tfmp.LogMaxLossScaleManager, lambda: _GoesOn(64.0)])
 @for_every_keras("keras3")
-def test_manager_that_can_go_on_takes_the_scale_of_kerass_own_over(
+def test_manager_with_continue_from_continues_from_the_scale_of_keras_own_wrapper(
     keras: ModuleType, make: Callable[[], tfmp.LossScaleManager], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert float(_load_scale_of_kerass_own(keras, make(), tmp_path).loss_scale) == 512
@@ -268,7 +268,7 @@ def test_manager_that_can_go_on_takes_the_scale_of_kerass_own_over(
 
 @pytest.mark.parametrize("make", [lambda: tfmp.FixedLossScaleManager(64), lambda: _Own(64.0)])
 @for_every_keras("keras3")
-def test_scale_of_kerass_own_that_a_manager_does_not_take_over_is_told(
+def test_manager_without_continue_from_gives_a_warning_about_the_scale_of_keras_own_wrapper(
     keras: ModuleType, make: Callable[[], tfmp.LossScaleManager], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = make()
@@ -306,7 +306,7 @@ def _load_and_train(keras: ModuleType, path: Path, imports: str, shape: list[int
 
 
 @for_every_keras()
-def test_fresh_process_loads_the_model_once_tfmp_is_imported(keras: ModuleType, tmp_path: Path) -> None:
+def test_fresh_process_loads_the_model_after_importing_tfmp(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
     _train(model, range(3))
     model.save(tmp_path / "model.keras")
@@ -328,7 +328,7 @@ def test_process_that_imported_keras_first_loads_what_an_earlier_tfmp_saved(kera
 
 
 @for_every_keras()
-def test_front_door_is_a_custom_object_by_the_name_of_keras(keras: ModuleType) -> None:
+def test_public_class_is_a_custom_object_named_as_keras_own_wrapper(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))
     config = {"module": None, "class_name": "LossScaleOptimizer", "config": opt.get_config()}
     custom = {"LossScaleOptimizer": tfmp.LossScaleOptimizer}

@@ -66,7 +66,7 @@ def _train(model: Any, steps: int, overflows: float, seed: int = 0) -> list[Any]
 
 
 @for_every_keras()
-def test_run_equals_that_of_kerass_own_wrapper_step_for_step(keras: ModuleType) -> None:
+def test_run_after_takeover_equals_that_of_keras_own_wrapper_step_for_step(keras: ModuleType) -> None:
     stock, ours = _model(keras), _model(keras)
     _take_over(ours)
     expected = _train(stock, 30, overflows=0.2)
@@ -98,7 +98,9 @@ def _checkpoint(keras: ModuleType, model: Any, path: Path) -> Any:
 
 @pytest.mark.parametrize("restore", [_keras_file, _weights_file, _checkpoint])
 @for_every_keras()
-def test_saved_run_goes_on_as_it_would_with_kerass_own(keras: ModuleType, restore: _Restore, tmp_path: Path) -> None:
+def test_saved_run_continues_as_it_would_with_keras_own_wrapper(
+    keras: ModuleType, restore: _Restore, tmp_path: Path
+) -> None:
     model = _model(keras)
     _train(model, 6, overflows=0.25)
     stock, ours = restore(keras, model, tmp_path), restore(keras, model, tmp_path)
@@ -113,7 +115,7 @@ def test_saved_run_goes_on_as_it_would_with_kerass_own(keras: ModuleType, restor
 
 
 @for_every_keras("keras3")
-def test_weights_file_of_kerass_own_loads_into_a_wrapped_model(keras: ModuleType, tmp_path: Path) -> None:
+def test_weights_file_of_keras_own_wrapper_loads_into_a_wrapped_model(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
     _train(model, 6, overflows=0.25)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -126,7 +128,7 @@ def test_weights_file_of_kerass_own_loads_into_a_wrapped_model(keras: ModuleType
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_weights_file_of_kerass_own_leaves_only_the_scale_behind(keras: ModuleType, tmp_path: Path) -> None:
+def test_weights_file_of_keras_own_wrapper_lacks_only_the_scale(keras: ModuleType, tmp_path: Path) -> None:
     model, ours = _model(keras), _model(keras, initial_scale=8)
     _train(model, 6, overflows=0.25)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -162,7 +164,7 @@ def test_fixed_scale_stays_fixed_and_overflows_are_skipped(keras: ModuleType) ->
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_iterations_go_on_counting_skipped_steps(keras: ModuleType, tmp_path: Path) -> None:
+def test_iterations_continue_to_count_skipped_steps_after_takeover(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
     _take_over(model)
     _train(model, 6, overflows=0.5)

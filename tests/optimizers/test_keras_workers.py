@@ -12,7 +12,7 @@ from replica_training import ReplicaTraining, inputs
 
 
 @for_every_keras()
-def test_two_workers_stay_one_through_200_random_overflows(keras: ModuleType, tmp_path: Path) -> None:
+def test_two_workers_hold_equal_states_through_200_random_overflows(keras: ModuleType, tmp_path: Path) -> None:
     program = replica_training.command(keras.__name__, "workers", "ours", "random", "loop", "fit")
     finished = replica_processes.run(program, tmp_path, 120, replica_processes.two_workers())
     assert finished.codes == [0, 0], str(finished)

@@ -106,7 +106,7 @@ def test_replicas_of_a_graph_take_the_largest_of_their_magnitudes(
 
 @for_every_keras()
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
-def test_scale_below_1_does_not_hide_what_unscaling_makes_infinite(keras: ModuleType, way: str) -> None:
+def test_gradients_that_unscaling_by_a_scale_below_1_makes_infinite_are_found(keras: ModuleType, way: str) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(2.0**-10, 1000, min_loss_scale=2.0**-20)
     variables = kernel_and_bias(keras)
     before = values(variables)
@@ -142,7 +142,7 @@ class _Halving(tfmp.LossScaleManager):
 
 
 @for_every_keras()
-def test_scale_of_unknown_bounds_lets_nothing_infinite_into_the_weights(keras: ModuleType) -> None:
+def test_overflow_is_found_if_the_manager_has_no_lower_bound_for_its_scale(keras: ModuleType) -> None:
     # The one is the user's, the other comes from a checkpoint of a manager with a lower floor.
     restored = tfmp.ExponentialUpdateLossScaleManager(1024, 1000)
     restored.state.assign(restored.state.read()._replace(loss_scale=tf.constant(2.0**-10)))

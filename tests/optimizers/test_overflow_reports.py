@@ -43,7 +43,7 @@ def test_report_in_a_graph_is_fetched(session: tf.compat.v1.Session) -> None:
 
 
 @pytest.mark.graph
-def test_report_of_a_graph_is_of_that_graph() -> None:
+def test_report_in_a_graph_covers_only_that_graph() -> None:
     opt = _opt()
     for name in ("one", "other"):
         with tf.Graph().as_default():
@@ -93,7 +93,7 @@ def test_every_keras_names_its_variables(keras: ModuleType, way: str) -> None:
 
 
 @for_every_keras()
-def test_what_is_counted_is_not_saved(keras: ModuleType) -> None:
+def test_overflow_counts_are_not_variables_of_the_optimizer(keras: ModuleType) -> None:
     variables = kernel_and_bias(keras)
     opt = wrap(optimizer(keras))
     opt.build(variables)

@@ -86,7 +86,7 @@ def test_wrapped_training_equals_training_without_wrapper(
     assert session.run(problem.w).tolist() == session.run(plain).tolist()
 
 
-def test_nan_on_every_step_changes_nothing_for_ever(session: tf.compat.v1.Session) -> None:
+def test_nan_on_every_step_never_changes_the_weights(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), _exponential())
     train_op = opt.minimize(problem.loss * math.nan, problem.global_step)
@@ -98,7 +98,7 @@ def test_nan_on_every_step_changes_nothing_for_ever(session: tf.compat.v1.Sessio
     assert session.run([opt.loss_scale, opt.skipped_steps, opt.applied_steps]) == [1, 1000, 0]
 
 
-def test_what_happened_is_known_as_tensors(session: tf.compat.v1.Session) -> None:
+def test_status_is_available_as_tensors(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), _exponential())
     train_op = opt.minimize(problem.loss)
@@ -181,7 +181,7 @@ def test_clipping_by_global_norm_sees_true_magnitudes(session: tf.compat.v1.Sess
     assert session.run(problem.w).tolist() == [0.25, 1.0]
 
 
-def test_variable_outside_the_loss_is_left_alone(session: tf.compat.v1.Session) -> None:
+def test_variable_that_the_loss_does_not_use_does_not_change(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     other = tf.compat.v1.get_variable("other", initializer=[5.0])
     opt = tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential())
@@ -210,7 +210,7 @@ def test_sparse_gradients_stay_sparse_unless_asked(session: tf.compat.v1.Session
     assert session.run(table).ravel().tolist() == ([0.25, 0.5, 1] if sparse_as_dense else [0.5, 0.5, 1])
 
 
-def test_infinity_in_a_sparse_gradient_is_seen(session: tf.compat.v1.Session) -> None:
+def test_infinity_in_a_sparse_gradient_skips_the_step(session: tf.compat.v1.Session) -> None:
     table = tf.compat.v1.get_variable("table", initializer=np.ones([3, 1], np.float32))
     opt = tfmp.LossScaleOptimizer(_INNER["momentum"](), _exponential())
     train_op = opt.minimize(tf.reduce_sum(tf.gather(table, [1])) * math.inf)
@@ -303,7 +303,7 @@ def test_update_ops_run_before_the_step(session: tf.compat.v1.Session, made_insi
 
 @pytest.mark.parametrize("scope", [tf.compat.v1.variable_scope, tf.name_scope])
 @pytest.mark.parametrize("made_inside", [False, True], ids=["made-before", "made-inside"])
-def test_scopes_do_not_matter(session: tf.compat.v1.Session, scope: type, made_inside: bool) -> None:
+def test_training_is_the_same_inside_a_scope(session: tf.compat.v1.Session, scope: type, made_inside: bool) -> None:
     problem = Problem()
     opt = None if made_inside else tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential())
     with scope("training"):
@@ -342,7 +342,7 @@ def test_whole_step_may_stand_in_the_users_own_conditional(session: tf.compat.v1
     assert session.run(watched) == [1, 512, 1]
 
 
-def test_two_optimizers_of_a_gan_are_apart(session: tf.compat.v1.Session) -> None:
+def test_two_optimizers_of_a_gan_keep_separate_states(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     other = tf.compat.v1.get_variable("other", initializer=1.0)
     opts = [tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential()) for _ in range(2)]
@@ -379,7 +379,7 @@ def test_refused_step_adds_nothing_to_the_graph(session: tf.compat.v1.Session) -
 
 
 @pytest.mark.parametrize("bad", [3, "global_step"])
-def test_global_step_that_is_no_variable_is_refused(session: tf.compat.v1.Session, bad: Any) -> None:
+def test_global_step_that_is_not_a_variable_is_refused(session: tf.compat.v1.Session, bad: Any) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential())
     with pytest.raises(TypeError, match=f"global_step must be a variable, got {bad!r}: pass tf"):

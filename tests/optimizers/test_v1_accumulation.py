@@ -54,7 +54,7 @@ class Training:
 
 @pytest.mark.graph
 @pytest.mark.parametrize("inner", _INNER)
-def test_a_window_is_a_large_batch(session: tf1.Session, inner: str) -> None:
+def test_window_trains_as_one_large_batch(session: tf1.Session, inner: str) -> None:
     training = Training(_INNER[inner](), accumulation_steps=4)
     plain = tf1.get_variable("plain", initializer=[1.0, 2.0])
     plain_op = _INNER[inner]().minimize(tf.reduce_sum(plain * training.fed), var_list=[plain])
@@ -74,7 +74,7 @@ def test_a_window_is_a_large_batch(session: tf1.Session, inner: str) -> None:
 
 @pytest.mark.graph
 @pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
-def test_an_overflow_within_a_window_drops_it_or_the_micro_batch(session: tf1.Session, overflow_drops: str) -> None:
+def test_overflow_drops_the_window_or_the_micro_batch(session: tf1.Session, overflow_drops: str) -> None:
     training = Training(_INNER["momentum"](), accumulation_steps=4, overflow_drops=overflow_drops)
     opt = training.opt
     state = [training.w, opt.get_slot(training.w, "momentum"), training.global_step, opt.loss_scale, opt.skipped_steps]
@@ -103,7 +103,7 @@ def test_an_overflow_within_a_window_drops_it_or_the_micro_batch(session: tf1.Se
 
 
 @pytest.mark.graph
-def test_rows_that_no_micro_batch_named_do_not_move(session: tf1.Session) -> None:
+def test_rows_without_a_gradient_in_the_window_do_not_change(session: tf1.Session) -> None:
     training = Training(_INNER["momentum"](), accumulation_steps=2)
     for row in (0, 1):
         training.take([2, 0], row=row)
@@ -117,7 +117,7 @@ def test_rows_that_no_micro_batch_named_do_not_move(session: tf1.Session) -> Non
 
 
 @pytest.mark.graph
-def test_the_last_window_of_an_epoch_divides_by_what_it_holds(session: tf1.Session) -> None:
+def test_last_window_of_an_epoch_divides_by_its_number_of_micro_batches(session: tf1.Session) -> None:
     training = Training(_INNER["gd"](), accumulation_steps=4, micro_batches_per_epoch=102)
     for epoch in (1, 2):
         training.take(*[[0, 0]] * 100, [1, 0])
@@ -128,7 +128,7 @@ def test_the_last_window_of_an_epoch_divides_by_what_it_holds(session: tf1.Sessi
 
 
 @pytest.mark.graph
-def test_training_resumed_within_a_window_is_the_same_bit_for_bit(session: tf1.Session, tmp_path: Path) -> None:
+def test_training_resumes_within_a_window_bit_for_bit(session: tf1.Session, tmp_path: Path) -> None:
     settings = {"accumulation_steps": 4, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 10}
     fed = np.random.default_rng(0).standard_normal([10, 2])
     fed[5] = math.inf
@@ -173,7 +173,7 @@ def test_each_list_of_variables_has_a_window_and_names_of_its_own(session: tf1.S
 
 
 @pytest.mark.graph
-def test_a_window_of_one_adds_nothing_to_the_graph(session: tf1.Session, tmp_path: Path) -> None:
+def test_window_of_one_micro_batch_adds_nothing_to_the_graph(session: tf1.Session, tmp_path: Path) -> None:
     training = Training(_INNER["adam"](), accumulation_steps=1, overflow_drops="micro_batch", micro_batches_per_epoch=3)
     training.take([1, 1])
     path = tf1.train.Saver().save(session, str(tmp_path / "model"))
@@ -185,7 +185,7 @@ def test_a_window_of_one_adds_nothing_to_the_graph(session: tf1.Session, tmp_pat
 
 
 @pytest.mark.graph
-def test_the_mean_of_a_window_fits_where_a_micro_batch_does_not(session: tf1.Session) -> None:
+def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf1.Session) -> None:
     w = tf1.get_variable("w", initializer=tf.constant([1.0], tf.float16), use_resource=True)
     fed = tf1.placeholder(tf.float32, [])
     opt = _wrap(_INNER["gd"](), accumulation_steps=2)
@@ -217,7 +217,7 @@ def test_micro_batches_are_clipped_one_by_one_and_a_loss_never_scaled_is_warned_
 
 
 @pytest.mark.graph
-def test_a_run_that_fails_for_want_of_input_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_that_fails_because_input_ends_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
     with tf.Graph().as_default(), caplog.at_level("INFO", logger="tfmp"):
         w = tf1.get_variable("w", initializer=1.0)
         fed = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32([1, 3, 5]))).get_next()
@@ -239,7 +239,7 @@ def test_a_run_that_fails_for_want_of_input_is_not_counted(caplog: pytest.LogCap
     ]
 
 
-def test_a_window_that_kept_nothing_names_only_who_overflowed() -> None:
+def test_window_without_finite_micro_batches_reports_only_overflowed_variables() -> None:
     weights = [tf.Variable(1.0, name=name) for name in ("finite", "infinite")]
     opt = _wrap(_INNER["gd"](), accumulation_steps=2, overflow_drops="micro_batch")
     for _ in range(2):
@@ -249,7 +249,7 @@ def test_a_window_that_kept_nothing_names_only_who_overflowed() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_losses_that_are_functions_are_accumulated(compiled: bool) -> None:
+def test_gradients_of_callable_losses_are_accumulated(compiled: bool) -> None:
     # Two variables of one name.
     weights = [tf.Variable(1.0, name="w"), tf.Variable(1.0, name="w")]
     global_step = tf.Variable(0, dtype=tf.int64)
@@ -266,7 +266,7 @@ def test_losses_that_are_functions_are_accumulated(compiled: bool) -> None:
     assert (int(global_step), int(opt.applied_steps), float(opt.loss_scale)) == (4, 4, 256)
 
 
-def test_functions_that_differ_in_what_has_a_gradient_lose_none() -> None:
+def test_functions_with_gradients_of_different_variables_lose_none() -> None:
     def make() -> tuple[list[tf.Variable], Callable[[bool], Any]]:
         x, y = tf.Variable(0.0), tf.Variable(0.0)
         opt = _wrap(_INNER["gd"](), accumulation_steps=2)
@@ -315,7 +315,7 @@ def test_checkpoint_of_eager_code_resumes_within_a_window(tmp_path: Path) -> Non
     assert [float(weight) for weight in (*straight, *resumed)] == [1 - 1.5 - 2.75] * 4
 
 
-def test_window_of_one_has_nothing_to_save() -> None:
+def test_window_of_one_micro_batch_has_nothing_to_save() -> None:
     assert not _wrap(_INNER["gd"]()).accumulation.variables
 
 
@@ -359,7 +359,7 @@ def test_one_wrapper_has_a_window_in_each_graph() -> None:
 @pytest.mark.graph
 @pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
-def test_replicas_have_sums_of_their_own_that_a_checkpoint_holds_together(
+def test_checkpoint_holds_the_total_of_the_sums_of_all_replicas(
     tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     def model_fn(features: tf.Tensor, mode: str) -> Any:
@@ -396,6 +396,6 @@ def test_workers_of_a_strategy_are_refused_in_a_graph() -> None:
             strategy.run(lambda: opt.minimize(w * 1.0, var_list=[w]))
 
 
-def test_settings_are_checked_when_it_is_made() -> None:
+def test_accumulation_settings_are_checked_by_the_constructor() -> None:
     with pytest.raises(ValueError, match=r"accumulation_steps must be a whole number from 1 to 2\*\*31 - 1, got 0"):
         _wrap(_INNER["gd"](), accumulation_steps=0)

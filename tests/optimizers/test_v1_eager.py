@@ -99,7 +99,7 @@ def test_checkpoint_of_inner_optimizer_and_manager_resumes(tmp_path: Path) -> No
     assert float(restored_weight) == 1 - 0.5 - 0.75
 
 
-def test_checkpoint_of_the_wrapper_is_refused_rather_than_wrong(tmp_path: Path) -> None:
+def test_checkpoint_of_the_wrapper_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"tf\.train\.Checkpoint\(optimizer=opt, manager=manager\)"):
         tf.train.Checkpoint(opt=_opt()).save(tmp_path / "checkpoint")
 

@@ -74,7 +74,7 @@ def test_estimator_trains_skips_and_resumes(tmp_path: Path) -> None:
     }
 
 
-def test_manager_made_outside_the_model_fn_follows_into_its_graphs(tmp_path: Path) -> None:
+def test_manager_made_outside_the_model_fn_works_in_its_graphs(tmp_path: Path) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     estimator = tf.estimator.Estimator(_model_fn(manager), tmp_path)
     for scale in (512, 256):

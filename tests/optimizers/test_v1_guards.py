@@ -32,7 +32,7 @@ def _variable(use_resource: bool = True) -> tf.Variable:
 @pytest.mark.graph
 # Control flow v2 updates resource variables only.
 @pytest.mark.parametrize("use_resource", [True, False])
-def test_script_that_calls_tf_gradients_is_told_its_line_once(
+def test_script_that_calls_tf_gradients_is_warned_once_with_the_line(
     caplog: pytest.LogCaptureFixture, use_resource: bool
 ) -> None:
     if not use_resource and tf.compat.v1.control_flow_v2_enabled():

@@ -124,7 +124,7 @@ def _first_of_each_configuration() -> list[dict[str, Any]]:
 _REPEATED = _CASES if hasattr(tf, "estimator") else _first_of_each_configuration()
 
 
-def test_recording_is_whole() -> None:
+def test_recording_contains_every_case() -> None:
     assert len(_CASES) == 134
     assert len(_first_of_each_configuration()) == 46
     assert all(len(case["finite"]) == _STEPS for case in _CASES)

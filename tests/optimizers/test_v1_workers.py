@@ -34,7 +34,7 @@ def _states(finished: replica_processes.Finished, kind: str) -> list[list[State]
 
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_two_replicas_stay_one_through_200_random_overflows(
+def test_two_replicas_hold_equal_states_through_200_random_overflows(
     optimizer: str, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
 ) -> None:
     on_both = train(optimizer, inputs("random"), tmp_path / "replicas", Worker(strategy=two_replicas))
@@ -51,7 +51,7 @@ def test_two_replicas_stay_one_through_200_random_overflows(
         pytest.param("plain,inside,outside", "Adam", marks=pytest.mark.horovod),
     ],
 )
-def test_two_workers_stay_one_through_200_random_overflows(kinds: str, optimizer: str, tmp_path: Path) -> None:
+def test_two_workers_hold_equal_states_through_200_random_overflows(kinds: str, optimizer: str, tmp_path: Path) -> None:
     finished = _on_two_workers(kinds, optimizer, tmp_path)
     assert set(finished.codes) == {0}, str(finished)
     on_one_device = _on_one_device(optimizer, tmp_path)
