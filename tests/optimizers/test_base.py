@@ -51,7 +51,7 @@ def test_object_that_is_not_a_manager_is_refused(bad: Any) -> None:
 
 
 def test_positional_initial_scale_and_growth_steps_are_refused() -> None:
-    # Keras 3's own wrapper takes initial_scale and dynamic_growth_steps in these places.
+    # In Keras 3's own wrapper these two positions are initial_scale and dynamic_growth_steps.
     with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
         tfmp.LossScaleOptimizer(_inner(), 2.0**15, 2000)
 

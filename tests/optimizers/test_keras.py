@@ -1,4 +1,4 @@
-"""What the wrapper does with gradients of every form, and what it shows of itself, in every Keras."""
+"""The wrapper in every Keras: gradients of every form, and the properties that the wrapper shows."""
 
 import copy
 import pickle
@@ -25,7 +25,7 @@ import tfmp
 
 
 def _apply_scaled(opt: Any, grads: list[Any], variables: list[Any]) -> None:
-    """Apply gradients as those of a scaled loss."""
+    """Apply gradients as if they were those of a scaled loss."""
     opt.scale_loss(tf.constant(1.0))
     opt.apply_gradients(zip(grads, variables, strict=True))
 
@@ -46,7 +46,7 @@ def test_gradients_that_are_all_none_are_refused(keras: ModuleType) -> None:
 
 
 def _seeing(keras: ModuleType, seen: list[Any]) -> Any:
-    """Return an SGD that notes the types of the gradients it is given."""
+    """Return an SGD optimizer that appends the type of each gradient to `seen`."""
 
     class Seeing(keras.optimizers.SGD):
         def update_step(self, gradient: Any, *args: Any) -> None:
@@ -84,7 +84,7 @@ def test_embedding_trains_the_rows_that_were_looked_up(keras: ModuleType) -> Non
 @for_every_keras()
 def test_float16_variable_is_unscaled_in_float32(keras: ModuleType) -> None:
     weight = variable(keras, [1, 2], dtype="float16")
-    # The reciprocal of 2**25 is 0 in float16.
+    # In float16 the reciprocal of this scale is 0.
     opt = wrap(optimizer(keras), init_loss_scale=2.0**25)
     _apply_scaled(opt, [tf.constant([2.0**15, 0.0], tf.float16)], [weight])
     assert weight.numpy().tolist() == [1 - 2.0**-11, 2]
@@ -122,7 +122,7 @@ def test_skipped_step_does_not_move_a_schedule(keras: ModuleType) -> None:
     for bad in (None, np.inf, np.nan, None, np.inf, None):
         take_step(opt, variables, gradients(0, last=bad))
         rates.append(float(np.asarray(opt.learning_rate)))
-    # Keras 3 tells the rate of the next step, Keras 2 that of the last.
+    # The property is the learning rate of the next step in Keras 3, and that of the last step in Keras 2.
     assert rates in ([0.25, 0.25, 0.25, 0.125, 0.125, 0.125], [0.5, 0.5, 0.5, 0.25, 0.25, 0.125])
 
 

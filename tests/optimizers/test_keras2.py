@@ -1,4 +1,4 @@
-"""What is particular to Keras 2, in TensorFlow 2.15 and as tf_keras."""
+"""Behavior that only the front-ends for Keras 2 have: that of Keras 2.15 and that of tf_keras."""
 
 import math
 from collections.abc import Callable
@@ -90,9 +90,9 @@ def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherit
     }
     overridden |= {"dynamic", "dynamic_growth_steps", "initial_scale"}
     refused = {"dynamic_counter"}
-    # What the base class does by those above, or on `variables`.
+    # The base class implements these by the names above, or by `variables`.
     inherited = {"lr", "save_own_variables"}
-    # What makes variables of the wrapper's own, and is for those who write optimizers.
+    # These are for authors of optimizers. They make or update variables of the wrapper itself.
     inherited |= {"add_variable", "add_variable_from_reference", "update_step"}
 
     interface = keras.mixed_precision.LossScaleOptimizer
@@ -207,7 +207,10 @@ def test_optimizers_of_the_attribute_tf_dot_keras_are_those_of_keras(keras: Modu
 def test_wrapped_nadam_trains_as_without_wrapper_and_keras_own_wrapper_does_not(
     keras: ModuleType, in_function: bool
 ) -> None:
-    """Nadam counts in Python, while a function is traced: there its steps are others than in eager code, bare too."""
+    """Nadam of Keras 2 counts steps in Python while a function is traced.
+
+    Inside a function it therefore takes other steps than in eager code, with or without a wrapper.
+    """
 
     def trained(wrapped: Callable[[Any], Any], factors: list[float], in_function: bool) -> list[Any]:
         variables, opt = kernel_and_bias(keras), wrapped(optimizer(keras, "Nadam"))
@@ -231,6 +234,6 @@ def test_wrapped_nadam_trains_as_without_wrapper_and_keras_own_wrapper_does_not(
     stock = trained(keras.mixed_precision.LossScaleOptimizer, skipping, in_function)
     np.testing.assert_allclose(np.concatenate(ours, axis=None), np.concatenate(bare, axis=None), rtol=1e-6)
     assert not np.allclose(np.concatenate(stock, axis=None), np.concatenate(bare, axis=None), rtol=1e-3)
-    # As long as this holds, it stands in the limits.
+    # The documentation of the limits describes this difference. If the assertion fails, the page must change.
     eager = trained(lambda inner: inner, finite, in_function=False)
     assert np.allclose(np.concatenate(bare, axis=None), np.concatenate(eager, axis=None), rtol=1e-3) != in_function

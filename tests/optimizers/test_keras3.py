@@ -1,4 +1,4 @@
-"""What is particular to Keras 3."""
+"""Behavior that only the front-end for Keras 3 has."""
 
 import math
 import sys
@@ -29,7 +29,7 @@ if not keras.__version__.startswith("3."):
 
 
 def test_horovod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Horovod 0.28.1 knows no Keras 3, so that there is no real one to initialize here.
+    # Horovod 0.28.1 does not support Keras 3, so this test uses a stand-in for the module.
     horovod = types.ModuleType("horovod.tensorflow")
     horovod.is_initialized, horovod.size = lambda: True, lambda: 2
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
@@ -71,7 +71,7 @@ def test_keras_callback_swaps_in_the_moving_averages() -> None:
     callbacks = [keras.callbacks.SwapEMAWeights(), Seeing()]
     x = np.ones([1, 1], np.float32)
     fit_linear(model, [2, math.inf, 4], callbacks=callbacks, validation_data=(x, x))
-    # The weight went from -1 to -3.
+    # The weight is -1 and then -3, and the average with momentum 0.5 is -2.
     assert seen == [[[-2]]]
 
 
@@ -146,7 +146,7 @@ def test_gradient_that_overwrites_its_variable_is_checked_only_for_finiteness(
     opt = tfmp.LossScaleOptimizer(optimizer(keras), make_manager(), overflow_detector=detector)
     opt.apply([tf.constant([0.0, 256.0]), tf.constant(2.0**20)], variables)
     assert ([each.numpy().tolist() for each in variables], int(opt.skipped_steps)) == ([[1, 1.875], 2.0**20], 0)
-    # 65504 / 0.25 is between 2**17 and 2**18.
+    # The largest gradient is 0.25, and 65504 / 0.25 is between 2**17 and 2**18.
     assert float(opt.loss_scale) == (2.0**17 if opt._loss_scale_manager.needs_max_abs else 1024)
     opt.apply([tf.zeros([2]), tf.constant(math.nan)], variables)
     assert int(opt.skipped_steps) == 1
@@ -173,7 +173,7 @@ def test_stateless_apply_is_refused() -> None:
         wrap(optimizer(keras)).stateless_apply([], [], [])
 
 
-# No other backend can be imported where it is not installed, NumPy's neither: it needs JAX.
+# The name of the backend is patched, because no other backend is installed; even NumPy's needs JAX.
 def test_other_backend_than_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ValueError, match="TensorFlow backend of Keras, got 'jax': set KERAS_BACKEND=tensorflow"):
@@ -184,7 +184,7 @@ def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherit
     overridden = {"apply", "build", "exclude_from_weight_decay", "from_config", "get_config", "scale_loss"}
     overridden |= {"apply_gradients", "finalize_variable_values", "iterations", "load_own_variables", "set_weights"}
     refused = {"stateless_apply"}
-    # What the parent, or the base class, does on the inner optimizer or on `variables`, and is right here.
+    # These work on the inner optimizer or on `variables`, so the methods of Keras' own wrapper are correct here.
     inherited = {
         *("learning_rate", "variables"),
         *("save_own_variables", "check_finite"),
@@ -193,7 +193,7 @@ def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherit
     }
     parent = keras.optimizers.LossScaleOptimizer
     present = {name for name in dir(parent) if not name.startswith("_")}
-    # It has come with Keras 3.10.
+    # Keras before 3.10 does not have add_optimizer_variables.
     assert present | {"add_optimizer_variables"} == overridden | refused | inherited
     front_end = type(wrap(optimizer(keras)))
     for name in overridden | refused:

@@ -9,7 +9,7 @@ from tfmp.types import Gradient, Gradients
 
 
 def _sums_into(total: tf.Variable, traced: list[int]) -> Callable[[Gradient], None]:
-    """Return a function that adds half of the sum of a gradient to `total`, and appends to `traced` at each trace."""
+    """Return a function that adds half of a gradient's sum to `total`; each trace of it appends to `traced`."""
 
     def update(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         traced.append(1)

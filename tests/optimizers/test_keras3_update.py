@@ -1,4 +1,4 @@
-"""The update of Keras 3 optimizers that is compiled, and when it is."""
+"""The compiled update of Keras 3 optimizers, and the conditions under which the update is compiled."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ if not keras.__version__.startswith("3."):
 
 
 def _compiles(function: Callable[..., None], *args: Any) -> bool:
-    """Tell whether part of what a function does is compiled."""
+    """Return whether the graph of a function contains a part that XLA compiles."""
     graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
     return "_XlaMustCompile" in str(graph)
 
@@ -79,7 +79,7 @@ def _assert_trains_as_without_wrapper(name: str, **options: Any) -> None:
     ("name", "options"),
     [
         *((name, {}) for name in optimizer_names(keras)),
-        # The wrapper clips, whatever the optimizer.
+        # The wrapper does the clipping for all optimizers, so a few of them suffice.
         *((name, {"global_clipnorm": 0.5}) for name in ("SGD", "AdamW", "MultiOptimizer")),
     ],
 )
@@ -94,7 +94,7 @@ def test_compiled_update_treats_sparse_gradients_as_keras_does(name: str, option
     def step(rows: tf.Tensor, indices: tf.Tensor) -> None:
         opt.apply([tf.IndexedSlices(rows * SCALE, indices, tf.constant([5, 2]))], variables)
 
-    # Each number of rows is compiled anew.
+    # Each number of rows is another shape, for which XLA compiles again.
     for indices in ([1, 1, 4], [0, 2, 3], [3, 1, 1, 3, 0]):
         rows = np.arange(2.0 * len(indices), dtype=np.float32).reshape(-1, 2)
         plain.apply([tf.IndexedSlices(tf.constant(rows), tf.constant(indices), tf.constant([5, 2]))], plain_variables)
@@ -256,7 +256,7 @@ def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
         layer = keras.layers.Dense(1024, kernel_initializer="ones")
         model = keras.Sequential([keras.Input([1024]), layer, keras.layers.Dense(1, kernel_initializer="ones")])
         model.compile(opt, loss="mse", jit_compile=False)
-        # Batches of two sizes: it is traced twice.
+        # Batches of two sizes, so that the step is traced twice.
         model.fit(np.full([6, 1024], 2.0**-10), np.zeros([6, 1]), batch_size=4, shuffle=False, verbose=0)
         return model.get_weights()
 
@@ -299,7 +299,7 @@ def test_clipping_does_not_change_the_inner_optimizer() -> None:
 
 
 def test_graph_of_a_step_never_calls_python_and_branches_twice() -> None:
-    """A branch is where TensorFlow's executor waits for one boolean from the device."""
+    """At each branch TensorFlow's executor waits for a boolean from the device, so there must be few of them."""
     variables = _large()
     step = _wrapped_step(wrap(optimizer(keras, "Adam")), variables)
     graph = tf.function(step).get_concrete_function().graph.as_graph_def()
@@ -308,7 +308,7 @@ def test_graph_of_a_step_never_calls_python_and_branches_twice() -> None:
     assert len([node.name for node in nodes if node.op in _BRANCHING]) == 2
 
 
-#: The ops that wait for a boolean.
+#: The types of ops that branch on a boolean.
 _BRANCHING = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
 
 

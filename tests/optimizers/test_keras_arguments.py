@@ -1,4 +1,4 @@
-"""The arguments, properties and configurations of Keras' own wrapper, taken by ours, in every Keras."""
+"""The arguments, properties and configurations of Keras' own wrapper, which tfmp's wrapper accepts in every Keras."""
 
 import inspect
 import pydoc
@@ -81,7 +81,7 @@ def test_settings_of_keras_own_wrapper_are_unavailable_with_a_custom_manager(ker
 @pytest.mark.parametrize(
     ("arguments", "settings", "message"),
     [
-        # Keras 2's second argument, `dynamic`.
+        # The second argument of Keras 2's own wrapper is `dynamic`, a boolean.
         ([True], {}, r'a tfmp\.LossScaleManager, "dynamic", or a number for a fixed scale, got True'),
         ([None], {}, r'"dynamic", or a number for a fixed scale, got None'),
         ([8], {"initial_scale": 8}, r"loss_scale_manager=8 decides the scale by settings of its own"),
@@ -159,7 +159,7 @@ def test_signature_and_help_of_the_public_class_show_arguments_and_methods() -> 
     assert {"inner_optimizer", "initial_scale", "name", "accumulation_steps"} <= set(parameters)
     text = pydoc.plain(pydoc.render_doc(tfmp.LossScaleOptimizer))
     for method in ("minimize", "compute_gradients", "apply_gradients", "scale_loss", "get_unscaled_gradients"):
-        # Python 3.13 breaks the lines of long signatures.
+        # Python 3.13 and later break long signatures into lines.
         assert re.search(rf"^ \|  {method}\(\s*(\|\s+)?self", text, re.MULTILINE), method
 
 
@@ -168,7 +168,7 @@ def test_public_class_documents_all_arguments_of_the_front_ends(keras: ModuleTyp
     documented = set(inspect.signature(tfmp.LossScaleOptimizer).parameters)
     for opt in (wrap(optimizer(keras)), wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5))):
         taken = inspect.signature(type(opt).__init__).parameters
-        # What Keras 2's own wrapper took before there was a number for a fixed scale.
+        # `dynamic` is an argument of Keras 2's own wrapper. The public class has a number for a fixed scale instead.
         assert set(taken) - {"self", "dynamic"} <= documented
 
 

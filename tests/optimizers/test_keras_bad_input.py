@@ -1,4 +1,4 @@
-"""What the wrapper refuses, in every Keras."""
+"""Arguments that the wrapper refuses, in every Keras."""
 
 from types import ModuleType
 from typing import Any
@@ -45,7 +45,7 @@ def test_object_that_is_not_a_manager_is_refused(keras: ModuleType, bad: Any) ->
 
 @for_every_keras()
 def test_positional_initial_scale_and_growth_steps_are_refused(keras: ModuleType) -> None:
-    # Keras 3's own wrapper takes initial_scale and dynamic_growth_steps in these places.
+    # In Keras 3's own wrapper these two positions are initial_scale and dynamic_growth_steps.
     with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
         tfmp.LossScaleOptimizer(optimizer(keras), 2.0**15, 2000)
 
@@ -114,7 +114,7 @@ def test_graph_mode_is_refused(keras: ModuleType) -> None:
 
 
 def _entrances(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, tuple[list[Any], Any]]:
-    """Return what takes lists, with a list for each."""
+    """Return the methods that take lists, by name, each with a valid list."""
     grads = [tf.ones([2, 2]), tf.ones([2])]
     pairs = list(zip(grads, variables, strict=True))
     entrances = {
@@ -156,7 +156,7 @@ def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
 @for_every_keras()
 def test_generator_is_accepted_in_place_of_a_list(keras: ModuleType) -> None:
     for name in _entrances(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
-        # Keras wants names excluded before it builds.
+        # Keras requires variables to be excluded before `build`.
         built = name != "build" and "exclude" not in name
         expected = _trained(keras, name, list, built)
         for form in (iter, tuple, lambda given: dict(enumerate(given)).values()):

@@ -1,4 +1,4 @@
-"""`fit` and its kin with the wrapper, in every Keras."""
+"""`fit`, `train_on_batch` and callbacks with the wrapper, in every Keras."""
 
 import math
 from types import ModuleType
@@ -41,7 +41,7 @@ def test_fit_learns_if_keras_decides_whether_to_compile(keras: ModuleType) -> No
     _check_learning(keras, "auto")
 
 
-# Keras 3.5's own, with steps_per_execution.
+# Keras 3.5 warns by itself with steps_per_execution.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("settings", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 @for_every_keras()
@@ -91,7 +91,7 @@ def test_compile_under_mixed_float16_does_not_wrap_again(keras: ModuleType) -> N
     assert values(model.weights) == [[[-1]]]
 
 
-# Keras 3 makes an array of its learning rate.
+# Keras 3 converts the learning rate, a variable, to an array.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
 def test_callback_sets_the_learning_rate_of_the_inner_optimizer(keras: ModuleType) -> None:

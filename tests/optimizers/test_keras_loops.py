@@ -1,4 +1,4 @@
-"""Loops of the user's own around every Keras: whichever way they go, they train alike."""
+"""Custom training loops in every Keras: all ways of writing them train alike."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from kerases import (
     wrap,
 )
 
-# Takes one step, given the optimizer, the variables and a function that returns the loss.
+# A function that takes one step, given the optimizer, the variables and a function that returns the loss.
 _Way: TypeAlias = Callable[[Any, list[Any], Callable[[], tf.Tensor]], None]
 
 
@@ -34,7 +34,7 @@ def _get_scaled_loss(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Te
     with tf.GradientTape() as tape:
         scaled = opt.get_scaled_loss(loss_fn())
     grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
-    # Far above any norm here, but for those of overflows.
+    # This limit is far above all finite norms here, so clipping changes nothing.
     grads, _ = tf.clip_by_global_norm(grads, 2.0**20)
     opt.apply_gradients(zip(grads, variables, strict=True))
 
@@ -74,7 +74,7 @@ def _apply(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> 
 
 
 def _check(keras: ModuleType, way: _Way, compiled: bool) -> None:
-    """Check that a loop leaves the variables as if it had no wrapper and were not shown what overflows."""
+    """Check that a loop trains as without a wrapper on the inputs that do not overflow."""
     inner, plain = optimizer(keras, "Adam"), optimizer(keras, "Adam")
     opt = wrap(inner)
     wrapped_variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)

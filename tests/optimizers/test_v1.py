@@ -1,4 +1,4 @@
-"""The wrapper around TF1-style optimizers, in graph mode."""
+"""The wrapper around TF1 optimizers, in graph mode."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _exponential(**settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
 
 
 class Problem:
-    """A loss whose gradient is the vector that is fed."""
+    """A loss whose gradient is the vector that is fed to `factor`."""
 
     def __init__(self, dtype: tf.DType = tf.float32) -> None:
         self.w = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0], dtype))
@@ -44,7 +44,7 @@ def _initialize(session: tf.compat.v1.Session) -> None:
 
 
 def _everything(session: tf.compat.v1.Session) -> dict[str, Any]:
-    """Return the value of every variable but the loss scale's own state."""
+    """Return the values of all variables except those of the loss scale's state."""
     state = ("loss_scale", "good_steps", "bad_steps")
     variables = [variable for variable in tf.compat.v1.global_variables() if not variable.name.startswith(state)]
     return {variable.name: session.run(variable).tolist() for variable in variables}
@@ -119,7 +119,7 @@ def test_status_is_available_as_tensors(session: tf.compat.v1.Session) -> None:
 
 def test_gradients_come_unscaled_in_float32(session: tf.compat.v1.Session) -> None:
     problem = Problem(tf.float16)
-    # The original unscaled in float16, where the reciprocal of 2**25 is 0.
+    # tf.contrib unscaled in float16, where the reciprocal of 2**25 is 0.
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), tfmp.FixedLossScaleManager(2**25))
     ((grad, variable),) = opt.compute_gradients(problem.loss, [problem.w])
     assert grad.dtype == tf.float32
@@ -144,7 +144,7 @@ def test_float16_loss_is_scaled_in_float32(session: tf.compat.v1.Session) -> Non
     opt = tfmp.LossScaleOptimizer(Recording(0.5), tfmp.FixedLossScaleManager(2**17))
     opt.compute_gradients(tf.cast(problem.loss, tf.float16), [problem.w])
     _initialize(session)
-    # 2**17 is infinite in float16, in which the original multiplied.
+    # 2**17 is infinite in float16, the type in which tf.contrib multiplied the loss.
     assert session.run(losses[0]) == 3 * 2**17
 
 
@@ -206,7 +206,8 @@ def test_sparse_gradients_stay_sparse_unless_asked(session: tf.compat.v1.Session
     _initialize(session)
     session.run(train_op, {row: 0})
     session.run(train_op, {row: 1})
-    # Dense momentum goes on moving row 0; sparse momentum moves the rows that were read.
+    # The second step looks up row 1 only. With a dense gradient Momentum still changes row 0; with a sparse one it
+    # does not.
     assert session.run(table).ravel().tolist() == ([0.25, 0.5, 1] if sparse_as_dense else [0.5, 0.5, 1])
 
 
@@ -220,11 +221,11 @@ def test_infinity_in_a_sparse_gradient_skips_the_step(session: tf.compat.v1.Sess
 
 
 class _CountsForItself(tf.compat.v1.train.GradientDescentOptimizer):
-    """As AdamWeightDecayOptimizer of some BERTs: advances the step, which the base class would do as well."""
+    """Advances the global step itself, as the AdamWeightDecayOptimizer of some BERTs does."""
 
 
 class _DoesNotCount(tf.compat.v1.train.GradientDescentOptimizer):
-    """As google-research/bert's: takes a global step and leaves it alone."""
+    """Ignores the global step, as the optimizer of google-research/bert does."""
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> tf.Operation:
         del global_step
@@ -348,7 +349,7 @@ def test_two_optimizers_of_a_gan_keep_separate_states(session: tf.compat.v1.Sess
     opts = [tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential()) for _ in range(2)]
     losses = [problem.loss, other * problem.factor[0]]
     ops = [opt.minimize(loss) for opt, loss in zip(opts, losses, strict=True)]
-    # The names in the checkpoints of tf.contrib's GANs.
+    # Checkpoints of GANs that were trained with tf.contrib have these names.
     names = {variable.op.name for variable in tf.compat.v1.global_variables()}
     assert {"cond/beta1_power", "cond_2/beta1_power", "w/Adam", "other/Adam"} <= names
     _initialize(session)

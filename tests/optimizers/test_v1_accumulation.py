@@ -1,4 +1,4 @@
-"""Windows of micro-batches with TF1-style optimizers: in graphs, under Estimator, and in eager code."""
+"""Accumulation of gradients with TF1 optimizers: in graphs, under Estimator, and in eager code."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def _wrap(inner: tf1.train.Optimizer, **settings: Any) -> tfmp.LossScaleOptimize
 
 
 class Training:
-    """A vector whose gradient is what is fed, a table whose gradient is sparse, and a bias that has none."""
+    """A vector whose gradient is the input, a table with a sparse gradient, and a bias without a gradient."""
 
     def __init__(self, inner: tf1.train.Optimizer, **settings: Any) -> None:
         self.fed = tf1.placeholder(tf.float32, [2])
@@ -83,20 +83,20 @@ def test_overflow_drops_the_window_or_the_micro_batch(session: tf1.Session, over
         return [value.tolist() for value in session.run(state)]
 
     training.take([1, 2], [math.inf, 1], [4, 1])
-    # Nothing moves, the scale neither, before the window ends.
+    # Before the window ends nothing changes, not even the scale.
     assert values() == [[1, 2], [0, 0], 0, 1024, 0]
     training.take([1, 0])
     dropped = [[1, 2], [0, 0], 0, 512, 1]
-    # The mean of three: [2, 1].
+    # The mean of the three finite micro-batches is [2, 1].
     kept = [[0, 1.5], [2, 1], 1, 512, 0]
     assert values() == (dropped if overflow_drops == "window" else kept)
     report = session.run(opt.overflow_reports()[0].steps)
     assert report.tolist() == [1, 1, 0]
-    # The next window is a new one; one that keeps nothing is skipped by either policy.
+    # Every micro-batch of the next window overflows, so both policies skip its step.
     before = values()
     training.take(*[[1, math.nan]] * 4)
     assert values() == [*before[:3], 256, before[4] + 1]
-    # The table's gradients were finite.
+    # The table's gradients are finite in this window, so its count stays.
     assert session.run(opt.overflow_reports()[0].steps).tolist() == [2, 1, 0]
     training.take(*[[4, 4]] * 4)
     assert values()[2:] == [before[2] + 1, 256, before[4] + 1]
@@ -111,7 +111,7 @@ def test_rows_without_a_gradient_in_the_window_do_not_change(session: tf1.Sessio
     assert (values["table"], values["table/Momentum"]) == ([[0.5], [0.5], [1.0]], [[1.0], [1.0], [0.0]])
     training.take([2, 0], [2, 0], row=1)
     values = training.values()
-    # Momentum would have moved row 0 by a gradient of 0.
+    # With a gradient of 0 in place of none, Momentum would have changed row 0.
     assert (values["table"], values["table/Momentum"]) == ([[0.5], [-0.75], [1.0]], [[1.0], [2.5], [0.0]])
     assert values["bias"] == 1
 
@@ -123,7 +123,7 @@ def test_last_window_of_an_epoch_divides_by_its_number_of_micro_batches(session:
         training.take(*[[0, 0]] * 100, [1, 0])
         assert session.run(training.global_step) == 26 * epoch - 1
         training.take([3, 0])
-        # Less 0.5 times the mean of 1 and 3.
+        # Each epoch subtracts 0.5 times the mean of 1 and 3.
         assert session.run([training.global_step, training.w[0]]) == [26 * epoch, 1 - epoch]
 
 
@@ -144,7 +144,7 @@ def test_training_resumes_within_a_window_bit_for_bit(session: tf1.Session, tmp_
         tf1.train.Saver().restore(resumed.session, path)
         resumed.take(*fed[7:])
         assert resumed.values() == expected
-    # The window is empty, and the epoch is over.
+    # At the end of the epoch the window is empty and the counts are 0.
     assert {name: value for name, value in expected.items() if "/kept" in name or "/tried" in name} == {
         "accumulation/kept": 0,
         "accumulation/tried": 0,
@@ -189,7 +189,7 @@ def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf
     w = tf1.get_variable("w", initializer=tf.constant([1.0], tf.float16), use_resource=True)
     fed = tf1.placeholder(tf.float32, [])
     opt = _wrap(_INNER["gd"](), accumulation_steps=2)
-    # Float16 ends at 65504.
+    # 2**17 is larger than 65504, the largest float16.
     train_op = opt.apply_gradients([(fed[tf.newaxis], w)])
     session.run(tf1.global_variables_initializer())
     for value in (2.0**17, 4 - 2.0**17):
@@ -232,7 +232,7 @@ def test_run_that_fails_because_input_ends_is_not_counted(caplog: pytest.LogCapt
                 raw.run(train_op)
             window = raw.run({name: variables[f"accumulation/{name}"] for name in ("sum_0", "kept", "tried")})
     assert window == {"sum_0": 5, "kept": 1, "tried": 1}
-    # It counts windows, and sees no other hand that moves global_step.
+    # The hook counts windows, and does not warn that something else changes global_step.
     assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
         "loss scale 1024, global step 0, steps applied 0, skipped 0 (0 in a row)",
         "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
@@ -250,7 +250,7 @@ def test_window_without_finite_micro_batches_reports_only_overflowed_variables()
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_gradients_of_callable_losses_are_accumulated(compiled: bool) -> None:
-    # Two variables of one name.
+    # Both variables have the same name, which is allowed in eager code.
     weights = [tf.Variable(1.0, name="w"), tf.Variable(1.0, name="w")]
     global_step = tf.Variable(0, dtype=tf.int64)
     opt = _wrap(_INNER["momentum"](), accumulation_steps=2, overflow_drops="micro_batch")
@@ -311,7 +311,7 @@ def test_checkpoint_of_eager_code_resumes_within_a_window(tmp_path: Path) -> Non
     status = checkpoint.restore(path)
     step(7.0)
     status.assert_consumed()
-    # Momentum makes of the means 3 and 4: 3 and 5.5.
+    # The means of the windows are 3 and 4, from which Momentum makes 3 and 5.5.
     assert [float(weight) for weight in (*straight, *resumed)] == [1 - 1.5 - 2.75] * 4
 
 
@@ -326,7 +326,7 @@ def test_function_on_two_replicas_applies_the_mean_of_all(two_replicas: tf.distr
 
     def on_replica(values: tf.Tensor) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        # A replica's loss is its share of the mean.
+        # The wrapped optimizer sums over the replicas, so each replica's loss is divided by their number.
         share = values[replica] / 2
         opt.minimize(lambda: (w + tf.reduce_sum(tf.gather(table, [replica]))) * share, var_list=[w, table])
 
@@ -334,7 +334,8 @@ def test_function_on_two_replicas_applies_the_mean_of_all(two_replicas: tf.distr
     for values in ([2.0, 4.0], [math.inf, 6.0]):
         step(tf.constant(values))
     assert float(opt.loss_scale) == 512
-    # The mean of 2, 4 and 6; of row 0 that of 2 and two that do not name it.
+    # The weight's gradient is the mean of 2, 4 and 6, which is 4. Row 0 has the gradient 2 in one of these three
+    # micro-batches, and row 1 has 4 and 6 in the two others.
     found = [two_replicas.experimental_local_results(variable) for variable in (w, table)]
     assert [float(part) for part in found[0]] == [1 - 0.5 * 4] * 2
     for part in found[1]:
@@ -379,10 +380,10 @@ def test_checkpoint_holds_the_total_of_the_sums_of_all_replicas(
 
     after = train([1, 1], [4, math.inf], [4, 2], [1, 1], [2, 6], [2, 6])
     window = {name.removeprefix("accumulation/"): after[name] for name in after if name.startswith("accumulation/")}
-    # A replica's gradients are those of half the loss.
+    # Under a strategy `minimize` divides the loss by the number of replicas, so the sum is half of 2 + 6 + 2 + 6.
     assert window == {"sum_0": 8, "kept": 4, "tried": 4, "tried_in_epoch": 4, "largest": 0, "overflows": [[0, 0, 0]]}
     assert [after[name] for name in ("w", "global_step", "loss_scale")] == [1 - 0.5 * 2, 1, 512]
-    # In a new graph the window goes on.
+    # The second call of `train` builds a new graph, in which the window continues.
     after = train([0, 8], [0, 8])
     assert [after[name] for name in ("w", "global_step", "accumulation/tried")] == [0 - 0.5 * 4, 2, 0]
 

@@ -1,4 +1,4 @@
-"""The wrapper around TF1-style optimizers in eager code, where a loss is a function."""
+"""The wrapper around TF1 optimizers in eager code, where a loss is a function."""
 
 import math
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_checkpoint_saved_before_a_step_is_applied_loses_nothing(tmp_path: Path,
             step(tf.constant(factor))
         return checkpoint.save(str(tmp_path / "checkpoint"))
 
-    # Adam's powers are restored when they are made, which a skipped step does not do by itself.
+    # A checkpoint restores Adam's beta powers when Adam makes them. A skipped step would not make them by itself.
     reader = tf.train.load_checkpoint(run([math.inf], restore=run([1.0, 1.0])))
     powers = [reader.get_tensor(f"optimizer/beta{n}_power/.ATTRIBUTES/VARIABLE_VALUE") for n in (1, 2)]
     assert powers == pytest.approx([0.9**3, 0.999**3])
