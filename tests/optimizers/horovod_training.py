@@ -125,7 +125,7 @@ def eager_states(
     global_step = tf.Variable(0, dtype=tf.int64)
 
     def step(inputs: tf.Tensor) -> None:
-        # Two calls, as in scripts that clip gradients between them.
+        # The step is two calls, as in scripts that clip gradients between them.
         grads_and_vars = opt.compute_gradients(lambda: _loss(weights, ranks, tf.unstack(inputs)), weights)
         opt.apply_gradients(grads_and_vars, global_step)
 
@@ -391,14 +391,14 @@ def _train(hvd: Any, training: str, record: bool, tell: Callable[[str, Any], Non
         if record:
             hvd.stop_timeline()
         if record and hvd.rank() == 0:
-            tell("MEETINGS", _meetings(timeline, taken))
+            tell("COLLECTIVES", _collectives_per_step(timeline, taken))
 
 
 def _tell(rank: int, training: str, title: str, value: Any) -> None:
     print(f"{title} {rank} {training}:", json.dumps(value), flush=True)  # noqa: T201 - a command line prints
 
 
-def _meetings(timeline: Path, steps: int) -> dict[str, float]:
+def _collectives_per_step(timeline: Path, steps: int) -> dict[str, float]:
     """Return the number of sums and the number of gathers over the processes in each step."""
     events = timeline.read_text(encoding="utf-8")
     return {kind: events.count(f'"name": "{kind}"') / steps for kind in ("ALLREDUCE", "ALLGATHER")}

@@ -57,7 +57,7 @@ _TRAININGS = {
 _RECORDED = {
     "shared_v1": [
         *(training for way in ("session", "eager", "function") for training in _in_orders(way, "--last=2")),
-        # Only orders without Horovod's own optimizer, which does not average constants correctly.
+        # Horovod's own optimizer does not average constants correctly, so these orders are without it.
         *_in_orders("constants", "--last=2", ["plain", "float16"]),
     ],
     "shared_keras": [
@@ -152,8 +152,8 @@ def test_gradients_are_averaged_once_and_sparse_gradients_stay_sparse(
         # other cases tfmp does, after one more sum by which the workers compare which gradients they have.
         asks = way == "loop" or (way != "tape" and order in {"plain", "float16"})
         # One more sum is that of the flag. Of a sparse gradient the values and the row indices are gathered.
-        meetings = {"ALLREDUCE": dense + 1 + asks, "ALLGATHER": 2}
-        assert recorded.lines("MEETINGS", 0, training) == [meetings], training
+        collectives = {"ALLREDUCE": dense + 1 + asks, "ALLGATHER": 2}
+        assert recorded.lines("COLLECTIVES", 0, training) == [collectives], training
 
 
 def _after_windows(overflow_drops: str, order: str) -> list[list[float]]:
@@ -187,8 +187,8 @@ def test_windows_are_averaged_once_over_all_micro_batches_kept(recorded: _Printe
         # gradients. Horovod's own optimizer has a sum and two gathers for each micro-batch in their place.
         once = {"ALLREDUCE": (3 + 2) / 3, "ALLGATHER": 2 / 3}
         each = {"ALLREDUCE": (3 + 3) / 3, "ALLGATHER": 2}
-        meetings = each if order in {"inside", "outside"} else once
-        assert recorded.lines("MEETINGS", 0, training) == [meetings], training
+        collectives = each if order in {"inside", "outside"} else once
+        assert recorded.lines("COLLECTIVES", 0, training) == [collectives], training
 
 
 def test_constant_gradients_are_averaged_at_every_step(printed: _Printed) -> None:

@@ -45,15 +45,15 @@ def test_gradients_that_are_all_none_are_refused(keras: ModuleType) -> None:
         _apply_scaled(wrap(optimizer(keras)), [None, None], kernel_and_bias(keras))
 
 
-def _seeing(keras: ModuleType, seen: list[Any]) -> Any:
+def _recording_types(keras: ModuleType, seen: list[Any]) -> Any:
     """Return an SGD optimizer that appends the type of each gradient to `seen`."""
 
-    class Seeing(keras.optimizers.SGD):
+    class Recording(keras.optimizers.SGD):
         def update_step(self, gradient: Any, *args: Any) -> None:
             seen.append(type(gradient))
             super().update_step(gradient, *args)
 
-    return Seeing(0.5)
+    return Recording(0.5)
 
 
 @for_every_keras()
@@ -61,7 +61,7 @@ def test_sparse_gradients_stay_sparse(keras: ModuleType) -> None:
     seen: list[Any] = []
     table = variable(keras, np.ones([4, 1]))
     slices = tf.IndexedSlices(tf.constant([[SCALE], [2 * SCALE]]), tf.constant([1, 2]), tf.constant([4, 1]))
-    opt = wrap(_seeing(keras, seen))
+    opt = wrap(_recording_types(keras, seen))
     _apply_scaled(opt, [slices], [table])
     assert table.numpy().ravel().tolist() == [1, 0.5, 0, 1]
     overflowed = tf.IndexedSlices(tf.constant([[np.inf]]), tf.constant([1]), tf.constant([4, 1]))
@@ -75,7 +75,7 @@ def test_sparse_gradients_stay_sparse(keras: ModuleType) -> None:
 def test_embedding_trains_the_rows_that_were_looked_up(keras: ModuleType) -> None:
     seen: list[Any] = []
     model = keras.Sequential([keras.Input([1]), keras.layers.Embedding(4, 1, embeddings_initializer="ones")])
-    model.compile(wrap(_seeing(keras, seen)), loss=lambda target, output: output, jit_compile=False)
+    model.compile(wrap(_recording_types(keras, seen)), loss=lambda target, output: output, jit_compile=False)
     model.fit(np.array([[1], [3]]), np.ones([2, 1]), verbose=0)
     assert model.get_weights()[0].ravel().tolist() == [1, 0.75, 1, 0.75]
     assert set(seen) == {tf.IndexedSlices}

@@ -113,11 +113,11 @@ def test_graph_mode_is_refused(keras: ModuleType) -> None:
         wrap(optimizer(keras))
 
 
-def _entrances(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, tuple[list[Any], Any]]:
+def _methods_that_take_lists(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, tuple[list[Any], Any]]:
     """Return the methods that take lists, by name, each with a valid list."""
     grads = [tf.ones([2, 2]), tf.ones([2])]
     pairs = list(zip(grads, variables, strict=True))
-    entrances = {
+    methods = {
         "get_unscaled_gradients": (grads, opt.get_unscaled_gradients),
         "apply_gradients": (pairs, opt.apply_gradients),
         "minimize": (
@@ -130,22 +130,22 @@ def _entrances(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, t
         "finalize_variable_values": (variables, opt.finalize_variable_values),
     }
     if keras.__version__.startswith("3."):
-        entrances["apply"] = (grads, lambda given: opt.apply(given, variables))
-        entrances["apply to variables"] = (variables, lambda given: opt.apply(grads, given))
+        methods["apply"] = (grads, lambda given: opt.apply(given, variables))
+        methods["apply to variables"] = (variables, lambda given: opt.apply(grads, given))
     else:
-        entrances["compute_gradients"] = (
+        methods["compute_gradients"] = (
             variables,
             lambda given: opt.compute_gradients(lambda: tf.add_n(list(map(tf.reduce_sum, variables))), given),
         )
-        entrances["aggregate_gradients"] = (pairs, opt.aggregate_gradients)
-    return entrances
+        methods["aggregate_gradients"] = (pairs, opt.aggregate_gradients)
+    return methods
 
 
 def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
     opt, variables = wrap(optimizer(keras, momentum=0.5, weight_decay=0.25)), kernel_and_bias(keras)
     if built:
         opt.build(variables)
-    given, take = _entrances(keras, opt, variables)[name]
+    given, take = _methods_that_take_lists(keras, opt, variables)[name]
     found = take(form(given))
     if not built or "exclude" in name:
         take_step(opt, variables, [tf.ones([2, 2]), tf.ones([2])])
@@ -155,7 +155,7 @@ def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
 
 @for_every_keras()
 def test_generator_is_accepted_in_place_of_a_list(keras: ModuleType) -> None:
-    for name in _entrances(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
+    for name in _methods_that_take_lists(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
         # Keras requires variables to be excluded before `build`.
         built = name != "build" and "exclude" not in name
         expected = _trained(keras, name, list, built)
@@ -171,7 +171,7 @@ def test_argument_that_is_not_a_list_is_refused_with_its_value_and_advice(keras:
     opt, variables = wrap(optimizer(keras)), kernel_and_bias(keras)
     opt.build(variables)
     before = values(variables)
-    for given, take in _entrances(keras, opt, variables).values():
+    for given, take in _methods_that_take_lists(keras, opt, variables).values():
         for wrong in (given[0], dict(enumerate(given)), [given], "grads", zip(variables, given, strict=False)):
             with pytest.raises(TypeError, match=r"must be .*(, got |, and it holds ).*: (pass|write) "):
                 take(wrong)

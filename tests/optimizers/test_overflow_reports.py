@@ -72,7 +72,7 @@ def test_report_in_eager_code_holds_values(compiled: bool) -> None:
 
 @for_every_keras()
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
-def test_every_keras_names_its_variables(keras: ModuleType, way: str) -> None:
+def test_report_of_every_keras_names_its_variables(keras: ModuleType, way: str) -> None:
     variables = kernel_and_bias(keras)
     opt = wrap(optimizer(keras))
     opt.build(variables)
@@ -153,7 +153,7 @@ def test_replicas_report_the_largest_of_their_counts(
 
 
 @pytest.mark.graph
-def test_replicas_of_a_graph_report_together(two_replicas: tf.distribute.MirroredStrategy) -> None:
+def test_report_in_a_graph_combines_the_counts_of_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session, two_replicas.scope():
         factors = tf.compat.v1.placeholder(tf.float32, [2])
         w = tf.compat.v1.get_variable("w", initializer=1.0, use_resource=True)

@@ -43,7 +43,7 @@ def _initialize(session: tf.compat.v1.Session) -> None:
     session.run(tf.compat.v1.global_variables_initializer())
 
 
-def _everything(session: tf.compat.v1.Session) -> dict[str, Any]:
+def _values_except_state(session: tf.compat.v1.Session) -> dict[str, Any]:
     """Return the values of all variables except those of the loss scale's state."""
     state = ("loss_scale", "good_steps", "bad_steps")
     variables = [variable for variable in tf.compat.v1.global_variables() if not variable.name.startswith(state)]
@@ -61,13 +61,13 @@ def test_skipped_step_changes_nothing_but_the_scale(
     train_op = tfmp.LossScaleOptimizer(make_inner(), make_manager()).minimize(problem.loss, problem.global_step)
     _initialize(session)
     session.run(train_op)
-    before = _everything(session)
+    before = _values_except_state(session)
     assert before["global_step:0"] == 1
     for bad in (math.inf, -math.inf, math.nan):
         session.run(train_op, {problem.factor: [0.0, bad]})
-        assert _everything(session) == before
+        assert _values_except_state(session) == before
     session.run(train_op)
-    after = _everything(session)
+    after = _values_except_state(session)
     assert after["global_step:0"] == 2
     assert after["w:0"] != before["w:0"]
 
@@ -91,10 +91,10 @@ def test_nan_on_every_step_never_changes_the_weights(session: tf.compat.v1.Sessi
     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), _exponential())
     train_op = opt.minimize(problem.loss * math.nan, problem.global_step)
     _initialize(session)
-    before = _everything(session)
+    before = _values_except_state(session)
     for _ in range(1000):
         session.run(train_op)
-    assert _everything(session) == before
+    assert _values_except_state(session) == before
     assert session.run([opt.loss_scale, opt.skipped_steps, opt.applied_steps]) == [1, 1000, 0]
 
 
@@ -117,7 +117,7 @@ def test_status_is_available_as_tensors(session: tf.compat.v1.Session) -> None:
     assert session.run(watched) == [256, False, 3, 1, 2, 2]
 
 
-def test_gradients_come_unscaled_in_float32(session: tf.compat.v1.Session) -> None:
+def test_compute_gradients_returns_unscaled_float32(session: tf.compat.v1.Session) -> None:
     problem = Problem(tf.float16)
     # tf.contrib unscaled in float16, where the reciprocal of 2**25 is 0.
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), tfmp.FixedLossScaleManager(2**25))
@@ -261,7 +261,7 @@ def test_inner_optimizer_may_return_a_list(session: tf.compat.v1.Session, with_g
     assert session.run(problem.global_step) == with_global_step
 
 
-def test_grad_loss_is_taken_as_without_wrapper(session: tf.compat.v1.Session) -> None:
+def test_grad_loss_works_as_without_wrapper(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), tfmp.FixedLossScaleManager(8))
     ((grad, _),) = opt.compute_gradients(problem.loss, [problem.w], grad_loss=tf.constant(3.0))
@@ -318,7 +318,7 @@ def test_training_is_the_same_inside_a_scope(session: tf.compat.v1.Session, scop
 
 
 @pytest.mark.parametrize("made_inside", [False, True], ids=["made-before", "made-inside"])
-def test_whole_step_may_stand_in_the_users_own_conditional(session: tf.compat.v1.Session, made_inside: bool) -> None:
+def test_step_can_be_inside_a_conditional_of_the_script(session: tf.compat.v1.Session, made_inside: bool) -> None:
     problem = Problem()
     ready = tf.compat.v1.placeholder_with_default(True, [])
 
@@ -362,7 +362,7 @@ def test_minimize_returns_an_operation(session: tf.compat.v1.Session) -> None:
     assert isinstance(tfmp.LossScaleOptimizer(_INNER["gd"](), _exponential()).minimize(Problem().loss), tf.Operation)
 
 
-def test_no_gradients_are_refused(session: tf.compat.v1.Session) -> None:
+def test_missing_gradients_are_refused(session: tf.compat.v1.Session) -> None:
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), _exponential())
     with pytest.raises(ValueError, match="grads_and_vars is empty"):
         opt.apply_gradients([])

@@ -153,7 +153,7 @@ def test_training_resumes_within_a_window_bit_for_bit(session: tf1.Session, tmp_
 
 
 @pytest.mark.graph
-def test_each_list_of_variables_has_a_window_and_names_of_its_own(session: tf1.Session) -> None:
+def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Session) -> None:
     first, second = (tf1.get_variable(name, initializer=1.0) for name in ("first", "second"))
     manager = tfmp.FixedLossScaleManager(8)
     opts = [tfmp.LossScaleOptimizer(_INNER["adam"](), manager, accumulation_steps=2) for _ in range(2)]
@@ -201,7 +201,7 @@ def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf
 
 
 @pytest.mark.graph
-def test_micro_batches_are_clipped_one_by_one_and_a_loss_never_scaled_is_warned_of(
+def test_micro_batches_can_be_clipped_and_an_unscaled_loss_gives_a_warning(
     session: tf1.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     w = tf1.get_variable("w", initializer=1.0)

@@ -61,9 +61,7 @@ def test_training_resumes_from_a_contrib_checkpoint(session: tf.compat.v1.Sessio
 
 
 @pytest.mark.parametrize("optimizer", _OPTIMIZERS)
-def test_checkpoint_equals_the_one_that_contrib_wrote(
-    session: tf.compat.v1.Session, optimizer: str, tmp_path: Path
-) -> None:
+def test_checkpoint_equals_that_of_contrib(session: tf.compat.v1.Session, optimizer: str, tmp_path: Path) -> None:
     expected = _expected(optimizer)
     model = Model(optimizer)
     session.run(tf.compat.v1.global_variables_initializer())

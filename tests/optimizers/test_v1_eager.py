@@ -72,7 +72,7 @@ def test_callable_loss_works_in_a_graph() -> None:
         assert session.run(w) == 0.5
 
 
-def test_reference_variable_is_refused_where_it_cannot_be_updated() -> None:
+def test_reference_variable_is_refused_with_control_flow_v2() -> None:
     with tf.Graph().as_default():
         w = tf.compat.v1.get_variable("w", initializer=1.0, use_resource=False)
         opt = _opt()

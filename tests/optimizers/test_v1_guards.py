@@ -82,7 +82,9 @@ def test_script_that_scales_its_loss_is_not_warned(
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_eager_code_is_warned_of_a_tape_and_not_of_minimize(caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
+def test_eager_code_is_warned_about_a_tape_but_not_about_minimize(
+    caplog: pytest.LogCaptureFixture, compiled: bool
+) -> None:
     w, opt, other = tf.Variable([1.0, 2.0]), _wrap(), _wrap()
 
     def step() -> None:

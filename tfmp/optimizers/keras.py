@@ -70,7 +70,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         self._overflow_counts = self._scaler.overflow_counts
         # The last of scale_loss, get_scaled_loss, get_unscaled_gradients and compute_gradients that was called.
         self._last_call: str | None = None
-        # The warnings that were given already.
+        # The warnings that were given, each of which is given once.
         self._told: set[str] = set()
         # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
@@ -119,8 +119,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Multiply a loss by the loss scale.
 
-        Differentiate the scaled loss, and pass its gradients to `apply_gradients`, which unscales them. Do not call
-        `get_unscaled_gradients` on them.
+        Differentiate the scaled loss, and pass its gradients to `apply_gradients`, which unscales them. If you need
+        unscaled gradients before, call `get_unscaled_gradients`; `apply_gradients` then applies them as they are.
 
         Args:
             loss: The loss, a tensor of a floating-point type.
@@ -224,7 +224,10 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             variable.assign(value)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` makes an equal optimizer."""
+        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
+
+        The overflow detector is not part of the configuration.
+        """
         serialize = self._keras.saving.serialize_keras_object
         return {
             "name": self.name,

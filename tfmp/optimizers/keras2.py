@@ -115,7 +115,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @property
     def iterations(self) -> tf.Variable:
-        """The inner optimizer's count of applied steps."""
+        """The inner optimizer's count of steps.
+
+        Skipped steps count only with `iterations_include_skipped_steps=True`.
+        """
         return self.inner_optimizer.iterations
 
     @iterations.setter
@@ -273,7 +276,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             # Keras accepts an empty list too: a model without weights has nothing to train.
             return self.iterations
         grads, variables = zip(*grads_and_vars, strict=True)
-        # Outside of the function that may be traced now, so that the variables outlive its graph.
+        # The variables are made outside of a function that is being traced, so that they outlive its graph.
         with tf.init_scope():
             self.build(variables)
 
@@ -290,7 +293,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return self.iterations
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` makes an equal optimizer."""
+        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
+
+        The overflow detector is not part of the configuration.
+        """
         return {
             **super().get_config(),
             **self._own_settings(),

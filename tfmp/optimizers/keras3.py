@@ -157,7 +157,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._update = Keras3Update(self.inner_optimizer, self._trainable_variables, self._jit_compile)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` makes an equal optimizer."""
+        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
+
+        The overflow detector is not part of the configuration.
+        """
         return {**super().get_config(), **self._own_settings()}
 
     def _own_settings(self) -> dict[str, Any]:

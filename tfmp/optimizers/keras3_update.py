@@ -15,7 +15,7 @@ from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
-#: Whether to compile an update, True or False, or "auto".
+#: Whether to compile an update: True, False, or "auto", which compiles where that saves time.
 JitCompile: TypeAlias = bool | str
 
 
@@ -27,12 +27,12 @@ class Keras3Update:
 
     The update is compiled inside a `tf.function` only. With `jit_compile="auto"` it is compiled if the variables are
     large and if the optimizer, its schedule and the constraints of the variables are all Keras' own: a user's code may
-    do what XLA cannot compile, such as printing. With True it is compiled whoever wrote that code. It is never compiled
+    do what XLA cannot compile, such as printing. With True it is compiled with a user's code too. It is never compiled
 
     * for other variables than those that the optimizer was built with;
     * where `can_be_compiled` returns False;
-    * while `tf.debugging.enable_check_numerics` or the like is on, because XLA does not have the ops that it adds. A
-      warning says so once.
+    * while `tf.debugging.enable_check_numerics` or `tf.debugging.experimental.enable_dump_debug_info` is on, because
+      XLA does not have the ops that they add. A warning says so once.
 
     If the update is compiled, or XLA compiles the whole step, this class clips by the global norm in the optimizer's
     place. The check of the gradients has summed their squares already; within the optimizer XLA would sum them again,

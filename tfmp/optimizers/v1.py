@@ -130,6 +130,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
     @property
     def _absent_method_of_keras(self) -> NoReturn:
+        """Not available: this method is for Keras' optimizers. Call `minimize`, or the two methods that it calls."""
         raise AttributeError(
             "scale_loss, get_scaled_loss, get_unscaled_gradients and apply are for Keras' optimizers: call minimize, "
             "or compute_gradients and apply_gradients, which scale and unscale by themselves."
@@ -172,7 +173,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         number, so that the step is applied in spite of the overflow.
 
         With is_distributed=True under Horovod the gradients are the mean over its processes. The exception is
-        `accumulation_steps` greater than 1: then `apply_gradients` averages each window when it ends.
+        `accumulation_steps` greater than 1 without Horovod's own optimizer: then `apply_gradients` averages each window
+        when it ends.
 
         Args:
             loss: The loss, a floating-point tensor; or a function that returns it, which eager execution requires.
@@ -227,9 +229,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
         added to the current window, and the call that ends the window applies their mean.
 
-        Each gradient is cast to the type of its variable before it is checked; when gradients are accumulated, the mean
-        of the window is. A wrapped optimizer with a true attribute `takes_float32_gradients`, such as those of
-        `tfmp.bert`, gets float32 gradients instead.
+        Each gradient is cast to the type of its variable before it is checked. If gradients are accumulated, only the
+        mean of the window is cast. A wrapped optimizer with a true attribute `takes_float32_gradients`, such as those
+        of `tfmp.bert`, gets gradients that are not cast.
 
         Args:
             grads_and_vars: Pairs of an unscaled gradient and its variable, as `compute_gradients` returns them. A
