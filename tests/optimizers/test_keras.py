@@ -152,7 +152,7 @@ def test_variables_hold_the_state_then_those_of_the_inner_optimizer(keras: Modul
     opt.build(kernel_and_bias(keras))
     names = [variable.name.split(":")[0] for variable in opt.variables]
     state = ["loss_scale", "good_steps", "bad_steps"]
-    counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps", "last_step_finite"]
+    counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps", "last_step_applied"]
     own = len(names) - len(opt.inner_optimizer.variables)
     assert names[:own][-7:] == [*state, *counts]
     assert [id(variable) for variable in opt.variables[own:]] == [

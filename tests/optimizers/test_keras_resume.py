@@ -92,7 +92,7 @@ def test_run_resumes_exactly_wherever_it_stopped(
     for step in range(_STEPS):
         save(model, str(tmp_path / f"model-{step}"))
         after.append(_step(model, step))
-    assert state(model.optimizer, "applied_steps", "skipped_steps", "last_step_finite") == [4, 4, False]
+    assert state(model.optimizer, "applied_steps", "skipped_steps", "last_step_applied") == [4, 4, False]
     # The loop runs backwards, so that the model that is loaded into has always trained further than the saved one. It
     # leaves out step 0, because Keras 2 has no metrics to save before the first step.
     for stop in reversed(range(1, _STEPS)):
