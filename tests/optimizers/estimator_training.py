@@ -1,6 +1,6 @@
-"""Trains by Estimator on the replicas of a strategy, each fed inputs of its own, and tells the state after every step.
+"""Trains by Estimator on the replicas of a strategy, each with other inputs, and returns the state after each step.
 
-Run as a program it is one of two workers of such a training, and prints the states:
+Run as a program, this module is one of the two workers of such a training, and prints the states:
 
     TF_CONFIG=... python tests/optimizers/estimator_training.py tf_config Adam random /tmp/model
     horovodrun -np 2 python tests/optimizers/estimator_training.py plain,inside Adam random /tmp/model
@@ -24,7 +24,7 @@ import tfmp
 
 tf1 = tf.compat.v1
 
-#: The values of variables and counters by name, a list for the replicas of this process.
+#: The values of variables and counters by name: for each a list of the values on the replicas of this process.
 State: TypeAlias = dict[str, list[Any]]
 
 OPTIMIZERS: dict[str, Callable[[], tf1.train.Optimizer]] = {
@@ -34,14 +34,14 @@ OPTIMIZERS: dict[str, Callable[[], tf1.train.Optimizer]] = {
 
 
 class Worker(NamedTuple):
-    """A process that trains, by default alone.
+    """A process that takes part in the training; the defaults are for a process that trains alone.
 
     Attributes:
-        rank: Its number.
-        count: The number of all.
-        strategy: Where to train.
-        hooks: What joins it to the others.
-        wrap: Makes the optimizer around an inner one, with a manager.
+        rank: The number of this process.
+        count: The number of all processes.
+        strategy: The strategy to train under, if there is one.
+        hooks: Hooks that synchronize this process with the others.
+        wrap: Wraps an inner optimizer; takes the manager as a keyword argument.
     """
 
     rank: int = 0
@@ -62,10 +62,10 @@ def train(
 
     Args:
         optimizer: A key of `OPTIMIZERS`.
-        inputs: What two replicas are fed, a row for each step; one replica gets both as a batch.
-        model_dir: Where Estimator keeps its checkpoints.
+        inputs: The inputs of two replicas, a row for each step. A single replica gets both as one batch.
+        model_dir: The directory of Estimator's checkpoints.
         worker: This process.
-        tell: Told of each state.
+        tell: Called with each state.
     """
     states: list[State] = []
 
@@ -73,7 +73,7 @@ def train(
         states.append(state)
         tell(state)
 
-    # Only the first fetches summaries: workers need not run the same graph.
+    # Only the first worker fetches summaries, to show that the workers need not run the same graph.
     config = tf.estimator.RunConfig(
         str(model_dir),
         train_distribute=worker.strategy,
@@ -109,7 +109,7 @@ def _model_fn(
         loss_scale_manager = manager()
         opt = wrap(make_inner(), loss_scale_manager=loss_scale_manager)
         train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())
-        # Estimator would end the training where the loss, not only a gradient, is NaN.
+        # Estimator would end the training at a NaN loss, so it gets a constant in its place.
         loss = tf.zeros([])
         hook = _StateHook(loss_scale_manager, note)
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
@@ -138,7 +138,7 @@ class _StateHook(tf1.train.SessionRunHook):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "kinds", help="tf_config or tf_config_v1; or, with Horovod, orders of `wrap`, with commas between"
+        "kinds", help="tf_config or tf_config_v1; or, with Horovod, orders of `wrap`, separated by commas"
     )
     parser.add_argument("optimizer", choices=OPTIMIZERS)
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
@@ -146,8 +146,8 @@ def main() -> None:
     add_options(parser)
     args = parser.parse_args()
 
-    # One a process by TF_CONFIG: in a second one the collectives of Estimator's copy of the strategy would take the
-    # numbers of the first, and fail, with any optimizer (TensorFlow 2.15.1).
+    # With TF_CONFIG a process can run only one training. In a second training Estimator's copy of the strategy would
+    # reuse the numbers of the first one's collectives, and fail, with any optimizer (TensorFlow 2.15.1).
     for kind in args.kinds.split(","):
         _train_as(kind, args)
 

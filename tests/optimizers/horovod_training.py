@@ -1,10 +1,11 @@
-"""Trains with Horovod, every process fed inputs of its own, and prints the state after every step.
+"""Trains with Horovod, feeds each process other inputs, and prints the state after every step.
 
     PYTHONPATH=. horovodrun -np 2 python tests/optimizers/horovod_training.py session/plain "fit/outside --last=60"
 
-Each argument is a training with options of its own, and what is printed of it bears that argument as its name.
+Each argument is a training with its own options. Every line printed for a training contains that argument.
 
-In a single process, without Horovod, `reference` trains on the mean of the gradients, and so does `ReplicaTraining`.
+The results are compared with a single process that trains on the mean of the gradients, without Horovod: `reference`
+here for TF1, `ReplicaTraining` of `replica_training` for Keras.
 """
 
 import argparse
@@ -35,14 +36,16 @@ _WORKERS = 2
 _WEIGHTS = {"kernel": np.float32([1, 2]), "table": np.ones([4, 1], np.float32), "bias": np.float32(1)}
 
 
-#: What the workers are fed in two windows of three micro-batches; in the first, one of them overflows.
+#: The inputs of two windows of three micro-batches, a column for each worker. The second worker overflows once, in the
+#: first window.
 MICRO_BATCHES = np.float32([[1, 2], [4, math.inf], [1, 2], [2, 2], [1, 1], [4, 2]])
 
 
 def inputs(steps: int) -> np.ndarray:
-    """Return what each worker is fed, a row for each step: powers of two, so that means are exact.
+    """Return the inputs, a row for each step and a column for each worker.
 
-    Some are infinite, some NaN, and some overflow once they are scaled.
+    The finite ones are powers of two, so that means are exact. Some are infinite, some are NaN, and some overflow when
+    they are scaled.
     """
     chances = {0.25: 0.3, 0.5: 0.28, -1.0: 0.24, math.inf: 0.06, math.nan: 0.06, 2.0**127: 0.06}
     return np.random.default_rng(0).choice(list(chances), [steps, _WORKERS], p=list(chances.values()))
@@ -54,13 +57,13 @@ def manager() -> tfmp.ExponentialUpdateLossScaleManager:
 
 
 class SessionTraining:
-    """A kernel, with a dense gradient, an embedding, with a sparse one, and a bias that has none, in a graph.
+    """A model in a graph: a kernel with a dense gradient, a table with a sparse one, and a bias without a gradient.
 
     Args:
         opt: The optimizer.
-        loss_scale_manager: Its manager.
-        ranks: The workers whose inputs this process is fed: its own, or those of all, of which it takes the mean.
-        with_bias: Let the loss depend on the bias too.
+        loss_scale_manager: The optimizer's manager.
+        ranks: The workers whose inputs this process gets: one worker; or all, and the loss is then the mean of theirs.
+        with_bias: Whether the loss depends on the bias too, so that it has a gradient.
     """
 
     def __init__(
@@ -77,12 +80,12 @@ class SessionTraining:
         self._saver = tf1.train.Saver()
 
     def states(self, fed: np.ndarray, restore: str | None = None, save: str | None = None) -> Iterator[dict[str, Any]]:
-        """Take the steps; yield the variables, the counts of steps, and whose gradients overflowed after each.
+        """Take the steps; after each, yield the variables, the counts of steps and the overflow reports.
 
         Args:
             fed: The inputs, a row for each step.
-            restore: A checkpoint to start from.
-            save: Where to save a checkpoint after each step, which ends in the number of steps taken.
+            restore: The path of a checkpoint to start from.
+            save: The path of the checkpoints that are saved after each step; the number of the step is appended.
         """
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
@@ -109,20 +112,20 @@ def _loss(weights: Sequence[Any], ranks: Sequence[int], inputs: Sequence[tf.Tens
 def eager_states(
     opt: Any, loss_scale_manager: tfmp.LossScaleManager, ranks: Sequence[int], fed: np.ndarray, *, compiled: bool
 ) -> Iterator[dict[str, Any]]:
-    """Train what `SessionTraining` does, the bias left out, on losses that are functions, and yield the same.
+    """Train the model of `SessionTraining` in eager code, with a loss that is a function; yield the state of each step.
 
     Args:
         opt: The optimizer.
-        loss_scale_manager: Its manager.
-        ranks: The workers whose inputs this process is fed.
+        loss_scale_manager: The optimizer's manager.
+        ranks: The workers whose inputs this process gets.
         fed: The inputs, a row for each step.
-        compiled: Run the step as a `tf.function`.
+        compiled: Whether to run the step as a `tf.function`.
     """
     weights = [tf.Variable(value, name=name) for name, value in _WEIGHTS.items()]
     global_step = tf.Variable(0, dtype=tf.int64)
 
     def step(inputs: tf.Tensor) -> None:
-        # As scripts do that clip in between.
+        # The step is two calls, as in scripts that clip gradients between them.
         grads_and_vars = opt.compute_gradients(lambda: _loss(weights, ranks, tf.unstack(inputs)), weights)
         opt.apply_gradients(grads_and_vars, global_step)
 
@@ -141,9 +144,9 @@ def reference(steps: int, ranks: Sequence[int] = range(_WORKERS), *, eager: bool
     """Return the states of a single process that trains on the mean of the workers' gradients.
 
     Args:
-        steps: How many to take.
-        ranks: The workers.
-        eager: Train on a loss that is a function.
+        steps: The number of steps to take.
+        ranks: The workers whose gradients are averaged.
+        eager: Whether to train in eager code, on a loss that is a function.
     """
     fed = inputs(steps)[:, ranks]
     loss_scale_manager = manager()
@@ -155,15 +158,22 @@ def reference(steps: int, ranks: Sequence[int] = range(_WORKERS), *, eager: bool
 
 
 def wrap(hvd: Any, order: str, inner: Any, **settings: Any) -> Any:
-    """Wrap an optimizer in tfmp's and, in the orders "inside" and "outside", in Horovod's.
+    """Wrap an optimizer in tfmp's wrapper and, in some orders, in Horovod's.
+
+        plain       tfmp's wrapper, is_distributed=True
+        float16     the same, with aggregation_dtype="float16"
+        strategy    the same as plain; the caller makes a strategy active
+        alone       tfmp's wrapper, is_distributed=False
+        inside      tfmp's wrapper around Horovod's
+        outside     Horovod's wrapper around tfmp's
+        npu         the same as inside, with the NPU bridge's class
+        unchecked   the same as plain, with the NPU bridge's class and without a check for overflow
 
     Args:
-        hvd: Horovod.
-        order: Where its wrapper is; or "plain"; or "float16", plain with gradients that travel so; or "strategy", plain
-            where a strategy is active; or "alone"; or "npu", which is "inside" by the NPU bridge's name; or
-            "unchecked", which is "plain" by that name, without a check for overflow.
-        inner: The optimizer.
-        settings: More for tfmp's.
+        hvd: The module `horovod.tensorflow`.
+        order: One of the names above.
+        inner: The optimizer to wrap.
+        settings: Further arguments of tfmp's wrapper.
     """
     if order == "inside":
         return tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(inner), is_distributed=True, **settings)
@@ -195,7 +205,7 @@ def _by_v1(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Itera
 
 
 class _HandWritten:
-    """The verbs of a `tfmp.GradScaler`, under the names that `eager_states` calls."""
+    """A hand-written loop with a `tfmp.GradScaler`, behind the methods of an optimizer that `eager_states` calls."""
 
     def __init__(self, loss_scale_manager: tfmp.LossScaleManager, inner: Any) -> None:
         self._scaler = tfmp.GradScaler(manager=loss_scale_manager, is_distributed=True)
@@ -219,13 +229,13 @@ def _by_grad_scaler(hvd: Any, way: str, order: str, options: argparse.Namespace)
     yield from eager_states(opt, loss_scale_manager, [hvd.rank()], fed, compiled=order == "function")
 
 
-def _of_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[float]:
-    """Train on a gradient that is a constant of the graph; at one step the first worker fetches something more."""
+def _by_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[float]:
+    """Train on a gradient that is a constant of the graph; at one step the first worker also fetches the loss."""
     del way
     with tf.Graph().as_default(), tf1.Session() as session:
         weight = tf1.get_variable("weight", initializer=1.0)
         table = tf1.get_variable("table", initializer=[1.0, 1.0])
-        # Float16 holds no 1 + 2**-12.
+        # Float16 cannot represent 1 + 2**-12, so a gradient that travels in float16 is rounded to 1.
         loss = weight * (1 + 2.0**-12) + tf.reduce_sum(tf.gather(table, [0]))
         opt = wrap(
             hvd, order, tf1.train.GradientDescentOptimizer(0.125), loss_scale_manager=tfmp.FixedLossScaleManager(8)
@@ -238,7 +248,7 @@ def _of_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -
 
 
 def _by_windows(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[list[float]]:
-    """Train on windows: a weight that all workers move, and a table, of which each moves a row of its own."""
+    """Train on windows: a weight that all workers change, and a table of which each worker changes one row."""
     del options
     with tf.Graph().as_default(), tf1.Session() as session:
         fed = tf1.placeholder(tf.float32, [])
@@ -246,7 +256,7 @@ def _by_windows(hvd: Any, way: str, order: str, options: argparse.Namespace) -> 
         table = tf1.get_variable("table", initializer=[1.0, 1.0])
         settings = {"accumulation_steps": 3, "overflow_drops": way, "loss_scale_manager": tfmp.FixedLossScaleManager(8)}
         opt = wrap(hvd, order, tf1.train.GradientDescentOptimizer(0.5), **settings)
-        # Rows that are no constant: Horovod's own optimizer does not share those well.
+        # The row depends on the input, because Horovod's own optimizer does not average constant gradients correctly.
         rows = tf.gather(table, [tf.where(fed > 0, hvd.rank(), 0)])
         train_op = opt.minimize((weight + tf.reduce_sum(rows)) * fed)
         session.run(tf1.global_variables_initializer())
@@ -297,7 +307,7 @@ _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
     "eager": _by_v1,
     "function": _by_v1,
     "scaler": _by_grad_scaler,
-    "constants": _of_constants,
+    "constants": _by_constants,
     "window": _by_windows,
     "micro_batch": _by_windows,
     "fit": _by_keras,
@@ -312,7 +322,7 @@ def states(hvd: Any, training: str) -> Iterator[Any]:
 
     Args:
         hvd: Horovod, initialized.
-        training: A key of `_WAYS` and an order of `wrap`, with a slash between, and options.
+        training: A key of `_WAYS`, a slash, an order of `wrap`, and then options.
     """
     options = _options(training)
     return _WAYS[options.way](hvd, options.way, options.order, options)
@@ -321,8 +331,8 @@ def states(hvd: Any, training: str) -> Iterator[Any]:
 def _options(training: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("way_and_order")
-    parser.add_argument("--factor", type=float, default=1.0, help="what to multiply the inputs of Keras by")
-    parser.add_argument("--missing", action="store_true", help="let the second process have a gradient more")
+    parser.add_argument("--factor", type=float, default=1.0, help="a factor for the inputs of Keras")
+    parser.add_argument("--missing", action="store_true", help="give one process a gradient that the other lacks")
     replica_training.add_options(parser)
     options = parser.parse_args(shlex.split(training))
     options.way, options.order = options.way_and_order.split("/")
@@ -331,14 +341,17 @@ def _options(training: str) -> argparse.Namespace:
 
 def _main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("trainings", nargs="+", help="what `states` takes")
+    parser.add_argument("trainings", nargs="+", help="arguments of `states`")
     parser.add_argument("--v1-behavior", action="store_true")
-    parser.add_argument("--record", action="store_true", help="tell how often the processes met in each training")
+    parser.add_argument(
+        "--record", action="store_true", help="print the number of collective operations in each training"
+    )
     arguments = parser.parse_args()
     if arguments.v1_behavior:
         tf1.disable_v2_behavior()
     if arguments.record:
-        # Lets Horovod record what the processes do together, from when it is told to. That keeps a core busy.
+        # With this setting Horovod can record its collective operations from a later call on. Recording keeps one core
+        # busy, so it is not on by default.
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
@@ -346,12 +359,13 @@ def _main() -> None:
         tell = functools.partial(_tell, hvd.rank(), training)
         warnings = _Warnings(tell)
         logging.getLogger("tfmp").addHandler(warnings)
-        # What a log ends with is what failed or hung.
+        # If a training fails or hangs, this line shows which one.
         tell("START", None)
         try:
             _train(hvd, training, arguments.record, tell)
         except (tf.errors.InvalidArgumentError, NotImplementedError) as error:
-            # It ends well: horovodrun ends the others when one process fails, and they could not print theirs.
+            # The process goes on after the error. If it failed, horovodrun would end the other process before that
+            # could print its own error.
             tell("REFUSED", str(error))
         logging.getLogger("tfmp").removeHandler(warnings)
 
@@ -377,15 +391,15 @@ def _train(hvd: Any, training: str, record: bool, tell: Callable[[str, Any], Non
         if record:
             hvd.stop_timeline()
         if record and hvd.rank() == 0:
-            tell("MEETINGS", _meetings(timeline, taken))
+            tell("COLLECTIVES", _collectives_per_step(timeline, taken))
 
 
 def _tell(rank: int, training: str, title: str, value: Any) -> None:
     print(f"{title} {rank} {training}:", json.dumps(value), flush=True)  # noqa: T201 - a command line prints
 
 
-def _meetings(timeline: Path, steps: int) -> dict[str, float]:
-    """Return how often the processes summed in a step, and how often they gathered."""
+def _collectives_per_step(timeline: Path, steps: int) -> dict[str, float]:
+    """Return the number of sums and the number of gathers over the processes in each step."""
     events = timeline.read_text(encoding="utf-8")
     return {kind: events.count(f'"name": "{kind}"') / steps for kind in ("ALLREDUCE", "ALLGATHER")}
 

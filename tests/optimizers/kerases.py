@@ -1,4 +1,4 @@
-"""The versions of Keras that are installed here, and what a test needs to treat them alike."""
+"""The versions of Keras that are installed, and functions with which a test can treat all of them alike."""
 
 import functools
 import importlib
@@ -26,7 +26,7 @@ _STATE = {*LossScaleState._fields, *StepCounters._fields}
 
 
 def _find(name: str) -> ModuleType | str:
-    """Return a Keras, or why it is not here."""
+    """Return a Keras module; or, if it is not installed, the reason for skipping its tests."""
     package, version = _VERSIONS[name]
     if importlib.util.find_spec(package) is None:
         return f"needs {package} {version}*, which is not installed"
@@ -38,7 +38,7 @@ _KERASES = {name: _find(name) for name in _VERSIONS}
 
 
 def installed() -> dict[str, ModuleType]:
-    """Return each Keras that is installed, by its name."""
+    """Return the modules of the installed versions of Keras, by their keys in `_VERSIONS`."""
     return {name: keras for name, keras in _KERASES.items() if isinstance(keras, ModuleType)}
 
 
@@ -46,7 +46,7 @@ def for_every_keras(*names: str) -> pytest.MarkDecorator:
     """Run a test with each `keras` that is installed; skip it where none is.
 
     Args:
-        names: Of "keras3", "keras2" (as `keras`) and "tf_keras"; all by default.
+        names: The versions to run with: "keras3", "keras2" (the package `keras`) or "tf_keras"; all by default.
     """
     names = names or tuple(_VERSIONS)
     rows = [pytest.param(_KERASES[name], id=name) for name in names if isinstance(_KERASES[name], ModuleType)]
@@ -57,9 +57,9 @@ def skip_before(release: tuple[int, int], keras: ModuleType, why: str) -> None:
     """Skip a test with a Keras 3 that is older than what the test needs.
 
     Args:
-        release: The oldest Keras 3 that will do.
-        keras: The Keras.
-        why: What is different in older ones.
+        release: The oldest Keras 3 that the test works with.
+        keras: The module of the Keras that is tested.
+        why: What is different in older versions.
     """
     found = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if (3,) <= found < release:
@@ -68,12 +68,13 @@ def skip_before(release: tuple[int, int], keras: ModuleType, why: str) -> None:
 
 
 def for_every_optimizer(*option_names: str) -> pytest.MarkDecorator:
-    """Run a test with each `keras`, `name` of an optimizer and `options` for it; a Keras that is missing is skipped.
+    """Run a test for each Keras, each of its optimizers, and options: the parameters `keras`, `name` and `options`.
 
-    Each optimizer comes without options; those of `_WITH_OPTIONS` with each, as it is the base class that has them.
+    Every optimizer is tested without options. Only those of `_WITH_OPTIONS` are tested with options, because the base
+    class of all optimizers implements the options. A Keras that is not installed is skipped.
 
     Args:
-        option_names: Which options; all by default.
+        option_names: The options to test with, keys of `_options`; all by default.
     """
     rows = []
     for id_, keras in _KERASES.items():
@@ -91,7 +92,7 @@ def for_every_optimizer(*option_names: str) -> pytest.MarkDecorator:
 
 
 def optimizer_names(keras: ModuleType) -> list[str]:
-    """Return the names of a Keras' optimizers, those of `optimizer`."""
+    """Return the names of the optimizers in a Keras, which `optimizer` accepts."""
     classes = {name: value for name, value in vars(keras.optimizers).items() if isinstance(value, type)}
     bases = {"LossScaleOptimizer", "Optimizer"}
     return sorted(name for name in classes.keys() - bases if issubclass(classes[name], keras.optimizers.Optimizer))
@@ -112,13 +113,13 @@ def optimizer(keras: ModuleType, name: str = "SGD", **options: Any) -> Any:
 
 
 def wrap(inner: Any, **settings: Any) -> Any:
-    """Wrap an optimizer, with a manager that halves and doubles."""
+    """Wrap an optimizer, with a manager that halves the scale at each overflow unless `settings` say otherwise."""
     defaults = {"init_loss_scale": SCALE, "incr_every_n_steps": 1000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
     return tfmp.LossScaleOptimizer(inner, tfmp.ExponentialUpdateLossScaleManager(**defaults | settings))
 
 
 def variable(keras: ModuleType, value: Any, name: str = "kernel", dtype: str = "float32") -> Any:
-    """Make a variable as the layers of a Keras make theirs."""
+    """Make a variable of the type that the layers of a Keras use."""
     return getattr(keras, "Variable", tf.Variable)(np.array(value, dtype), name=name, dtype=dtype)
 
 
@@ -128,11 +129,11 @@ def kernel_and_bias(keras: ModuleType) -> list[Any]:
 
 
 def gradients(seed: int, last: float | None = None) -> list[tf.Tensor]:
-    """Return gradients for `kernel_and_bias`, on which float32 computes exactly.
+    """Return random gradients for `kernel_and_bias`, with values on which float32 computes exactly.
 
     Args:
-        seed: What makes them differ.
-        last: The value of their last element.
+        seed: The seed of the random numbers.
+        last: A value for the last element of the bias's gradient, such as infinity.
     """
     rng = np.random.default_rng(seed)
     kernel, bias = (np.float32(rng.integers(-8, 9, shape) / 4) for shape in ([2, 2], [2]))
@@ -141,7 +142,7 @@ def gradients(seed: int, last: float | None = None) -> list[tf.Tensor]:
 
 
 def take_step(opt: Any, variables: Sequence[Any], grads: Sequence[tf.Tensor]) -> None:
-    """Take one step of a loop, in which these are the gradients; with a wrapper, of the loss that it scales."""
+    """Take one step on a loss with the given gradients. If the optimizer is a wrapper, it scales the loss."""
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(variable * grad) for variable, grad in zip(variables, grads, strict=True)])
         if isinstance(opt, tfmp.LossScaleOptimizer):
@@ -150,19 +151,19 @@ def take_step(opt: Any, variables: Sequence[Any], grads: Sequence[tf.Tensor]) ->
 
 
 def assert_trains_as(plain: Any, opt: Any, keras: ModuleType, compiled: Callable[..., Any]) -> None:
-    """See that an optimizer in a wrapper trains as one without, up to rounding, but for steps that overflow.
+    """Assert that a wrapped optimizer skips steps that overflow, and otherwise trains as it does without a wrapper.
 
     Args:
         plain: The optimizer without a wrapper.
-        opt: The one in a wrapper, made by `wrap` or alike.
-        keras: Their Keras.
-        compiled: Makes a `tf.function` of a step in the wrapper.
+        opt: The same optimizer in a wrapper, which `wrap` made or which has the same rule.
+        keras: The Keras of both.
+        compiled: Makes a `tf.function` from the step of the wrapped optimizer.
     """
     variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
     opt.build(variables)
     plain.build(plain_variables)
     step = compiled(lambda grads: take_step(opt, variables, grads))
-    # A function too: in tf_keras, Nadam counts at tracing.
+    # The plain step is a function too, because Nadam of tf_keras counts steps in Python while a function is traced.
     plain_step = tf.function(lambda grads: take_step(plain, plain_variables, grads))
     for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
         before = [*values(variables), *values_but_state(opt)]
@@ -185,9 +186,9 @@ def dense_model(keras: ModuleType, opt: Any, policy: str = "float32", **settings
         keras: The Keras.
         opt: The optimizer.
         policy: The layers' policy.
-        settings: More for `compile`.
+        settings: Further arguments of `compile`.
     """
-    # Keras 2.15's random initializers warn.
+    # The initializer is not random, because random initializers of Keras 2.15 warn.
     layer = functools.partial(keras.layers.Dense, kernel_initializer="ones", dtype=policy)
     model = keras.Sequential([keras.Input([3]), layer(4, activation="relu"), layer(1)])
     rng = np.random.default_rng(1)
@@ -197,12 +198,12 @@ def dense_model(keras: ModuleType, opt: Any, policy: str = "float32", **settings
 
 
 def linear_model(keras: ModuleType, opt: Any, **settings: Any) -> Any:
-    """Make a model of one weight, which starts from 0 and whose gradient is the target; fit it with `fit_linear`.
+    """Make a model with one weight, which starts at 0 and whose gradient is the target; `fit_linear` trains it.
 
     Args:
         keras: The Keras.
         opt: The optimizer.
-        settings: More for `compile`.
+        settings: Further arguments of `compile`.
     """
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input([1]), layer])
@@ -211,7 +212,7 @@ def linear_model(keras: ModuleType, opt: Any, **settings: Any) -> Any:
 
 
 def fit_linear(model: Any, targets: Sequence[float], **settings: Any) -> None:
-    """Fit a `linear_model`, to one target in each step."""
+    """Fit a `linear_model` with one target in each step."""
     y = np.float32(targets).reshape(-1, 1)
     model.fit(np.ones_like(y), y, **{"batch_size": 1, "shuffle": False, "verbose": 0} | settings)
 
@@ -222,16 +223,16 @@ def values(variables: Sequence[Any]) -> list[Any]:
 
 
 def values_but_state(opt: Any) -> list[Any]:
-    """Return the values of all variables of an optimizer but those of the loss scale's own state."""
+    """Return the values of an optimizer's variables, except those of the loss scale's state."""
     return values([variable for variable in opt.variables if _name(variable) not in _STATE])
 
 
 def state(opt: Any, *names: str) -> list[Any]:
-    """Return the values of the variables that hold the loss scale's own state.
+    """Return the values of variables of an optimizer, such as those of the loss scale's state.
 
     Args:
         opt: The optimizer.
-        names: Which ones.
+        names: The names of the variables, without a suffix.
     """
     held = {_name(variable): variable.numpy() for variable in opt.variables}
     return [held[name] for name in names]
@@ -258,5 +259,5 @@ def _name(variable: Any) -> str:
 
 
 def _skipped(name: str, width: int) -> Any:
-    """Return the parameters of a Keras that is not installed."""
+    """Return a skipped row of parameters for a Keras that is not installed; `width` is the number of parameters."""
     return pytest.param(*[None] * width, id=name, marks=pytest.mark.skip(reason=str(_KERASES[name])))

@@ -1,4 +1,4 @@
-"""Prints how a training ends in which some replicas overflow: with tfmp's wrapper, and with Keras' own.
+"""Prints a table of how trainings end in which some replicas overflow, with tfmp's wrapper and with Keras' own.
 
 PYTHONPATH=.:tests python tests/optimizers/overflow_matrix.py
 """
@@ -50,7 +50,8 @@ def _cell(strategy: str, package: str, wrapper: str, overflow: str, way: str) ->
 
 
 def _outcome(finished: Finished, way: str, fed: np.ndarray) -> str:
-    # For each step: process, replica, and then kernel and bias. One that hangs or fails has done fewer steps.
+    # An array for each step, with the axes process, replica, and weight (kernel, bias). A training that hangs or fails
+    # has fewer steps.
     steps = [
         np.array([[(kernel[0][0], bias[0]) for kernel, bias, *_ in state] for state in states])
         for states in zip(*finished.states(way), strict=False)

@@ -1,6 +1,6 @@
-"""Trains a model on the replicas of a strategy, each fed inputs of its own, and tells the state after every step.
+"""Trains a model on the replicas of a strategy, feeds each replica other inputs, and returns the state of every step.
 
-Run as a program it is one process of such a training, and prints the states:
+Run as a program, this module is one process of such a training, and prints the states:
 
     PYTHONPATH=. python tests/optimizers/replica_training.py tf_keras mirrored ours random loop fit
     PYTHONPATH=. TF_CONFIG=... python tests/optimizers/replica_training.py keras workers stock last fit
@@ -23,22 +23,22 @@ import tensorflow as tf
 
 import tfmp
 
-#: The values of variables, a list for each replica of this process.
+#: The values of the variables on each replica of this process: a list of values for each replica.
 State: TypeAlias = list[list[Any]]
 
-#: Takes a step with an optimizer, a loss and the variables to train.
+#: A function that takes a step, given an optimizer, a function that returns the loss, and the variables to train.
 Minimize: TypeAlias = Callable[[Any, Callable[[], tf.Tensor], list[Any]], None]
 
-#: Which of two replicas overflow.
+#: The indices of the replicas, of two, that overflow.
 OVERFLOWS = {"none": (), "first": (0,), "last": (1,), "both": (0, 1)}
 
 
 def inputs(overflow: str) -> np.ndarray:
-    """Return what two replicas are fed, a row for each step: powers of two, so that sums are exact.
+    """Return the inputs of two replicas, a row for each step. The finite ones are powers of two, so sums are exact.
 
     Args:
-        overflow: A key of `OVERFLOWS`: the second of four steps overflows so. Or "random": 200 steps, where each
-            replica overflows at every fifth on average.
+        overflow: A key of `OVERFLOWS`: there are four steps, and at the second one these replicas overflow. Or
+            "random": there are 200 steps, and each replica overflows in a fifth of them on average.
     """
     if overflow == "random":
         chances = {0.25: 0.3, 0.5: 0.3, -1.0: 0.2, math.inf: 0.1, math.nan: 0.1}
@@ -54,7 +54,7 @@ def manager() -> tfmp.LossScaleManager:
 
 
 def ours(inner_optimizer: Any, **options: Any) -> tfmp.LossScaleOptimizer:
-    """Wrap an optimizer."""
+    """Wrap an optimizer in tfmp's wrapper."""
     return tfmp.LossScaleOptimizer(inner_optimizer, manager(), **options)
 
 
@@ -62,26 +62,26 @@ def command(*arguments: str) -> list[str]:
     """Return the command that runs this module as a program.
 
     Args:
-        arguments: Its own.
+        arguments: The arguments of the program.
     """
     return [sys.executable, __file__, *arguments]
 
 
 def values(strategy: tf.distribute.Strategy, variables: list[Any]) -> State:
     """Return the variables' values on each replica of this process."""
-    # A variable of Keras 3 holds TensorFlow's.
+    # A variable of Keras 3 contains a variable of TensorFlow.
     of_tensorflow = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
     parts = map(strategy.experimental_local_results, of_tensorflow)
     return [[part.numpy().tolist() for part in replica] for replica in zip(*parts, strict=True)]
 
 
 class ReplicaTraining:
-    """A model of a kernel, whose gradient is the mean input, an embedding, with a sparse one, and a bias, with 1.
+    """A model with a kernel, whose gradient is the mean input, an embedding with a sparse gradient, and a bias.
 
     Args:
         keras: The Keras.
-        strategy: Where to train. Each of two replicas gets an input of its own; a single one gets both.
-        wrap: Makes the optimizer around an inner one.
+        strategy: The strategy to train under. Each of two replicas gets one input; a single replica gets both.
+        wrap: Wraps an inner optimizer.
     """
 
     def __init__(self, keras: ModuleType, strategy: tf.distribute.Strategy, wrap: Callable[[Any], Any] = ours) -> None:
@@ -94,19 +94,19 @@ class ReplicaTraining:
         self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.opt)
 
     def state(self) -> State:
-        """Return the weights and all that the optimizer keeps."""
+        """Return the values of the weights and of the optimizer's variables."""
         return values(self._strategy, [*self.model.weights, *self.opt.variables])
 
     def by_loop(
         self, inputs: np.ndarray, *, unscale: bool = False, compiled: bool = True, minimize: Minimize | None = None
     ) -> Iterator[State]:
-        """Train by a loop of one's own, and yield the state after each step.
+        """Train by a custom loop, and yield the state after each step.
 
         Args:
-            inputs: What the replicas are fed, a row for each step.
-            unscale: Go the way of `get_scaled_loss` and `get_unscaled_gradients`, not that of `scale_loss`.
-            compiled: Run the step as a `tf.function`.
-            minimize: Takes the step in another way.
+            inputs: The inputs of the replicas, a row for each step.
+            unscale: Whether to call `get_scaled_loss` and `get_unscaled_gradients` in place of `scale_loss`.
+            compiled: Whether to run the step as a `tf.function`.
+            minimize: A function that takes the step in another way.
         """
         weights = self.model.trainable_variables
         with self._strategy.scope():
@@ -138,7 +138,7 @@ class ReplicaTraining:
         """Train by `fit`, and return the states after each step.
 
         Args:
-            inputs: What the replicas are fed, a row for each step.
+            inputs: The inputs of the replicas, a row for each step.
         """
         states: list[State] = []
         record = self._keras.callbacks.LambdaCallback(
@@ -149,7 +149,7 @@ class ReplicaTraining:
         return states
 
     def _dataset(self, inputs: np.ndarray) -> Any:
-        # Not from `experimental_distribute_dataset`: here it is known which worker gets which row.
+        # `experimental_distribute_dataset` would not let the test decide which worker gets which row.
         def of_process(context: tf.distribute.InputContext) -> tf.data.Dataset:
             rows = tf.data.Dataset.from_tensor_slices(np.float32(inputs).reshape(-1, 1))
             rows = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
@@ -159,8 +159,9 @@ class ReplicaTraining:
 
 
 def _model(keras: ModuleType) -> Any:
-    # Keras 3 has no `fit` on several workers (keras#20585; 3.15.1), but for batches of a single tensor, so that the
-    # loss must come from the model; and for results of a step that have an axis, over which it takes their mean.
+    # On several workers `fit` of Keras 3 has two limits (keras#20585; still in 3.15.1). A batch must be a single
+    # tensor, so there are no targets and the model adds the loss itself. And the results of a step must have an axis,
+    # over which Keras takes their mean.
     class MeanAsLoss(keras.layers.Layer):  # type: ignore[name-defined]
         def call(self, outputs: tf.Tensor) -> tf.Tensor:
             self.add_loss(tf.reduce_mean(outputs))
@@ -206,7 +207,7 @@ def main() -> None:
         rank = strategy.cluster_resolver.task_id if args.strategy == "workers" else 0
         states = training.by_loop(fed, unscale=unscale) if way == "loop" else training.by_fit(fed)
         for taken, state in enumerate(states, start=1):
-            # Each worker takes part, and writes files of its own.
+            # Every worker must take part in saving, and each writes to its own directory.
             if args.save:
                 training.checkpoint.save(args.save / str(rank) / "checkpoint")
             print(f"STATE {way}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
@@ -214,7 +215,7 @@ def main() -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the programs that take part in a training understand."""
+    """Add the options that all programs of these trainings share."""
     parser.add_argument("--first", type=int, default=0, help="the first step")
     parser.add_argument("--last", type=int, help="the step before which to stop")
     parser.add_argument("--die", type=int, help="after how many steps the second process dies")
@@ -223,7 +224,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def die_after(options: argparse.Namespace, taken: int, rank: int) -> None:
-    """End this process, without any farewell, if it is the second and has taken as many steps as it should."""
+    """End the second process at once, without any clean-up, when it has taken `options.die` steps."""
     if taken == options.die and rank == 1:
         os._exit(3)
 

@@ -29,7 +29,7 @@ def test_arguments_may_be_named_as_in_contrib() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 0.1, "adam", object()])
-def test_what_is_no_optimizer_is_refused(bad: Any) -> None:
+def test_object_that_is_not_an_optimizer_is_refused(bad: Any) -> None:
     with pytest.raises(
         TypeError, match=r"opt must be a tf\.compat\.v1\.train\.Optimizer or .*, got .* of type builtins"
     ):
@@ -45,18 +45,18 @@ def test_legacy_optimizer_of_keras_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, True, tfmp.FixedLossScaleManager])
-def test_what_is_no_manager_is_refused(bad: Any) -> None:
+def test_object_that_is_not_a_manager_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager, .*number.*got "):
         tfmp.LossScaleOptimizer(_inner(), bad)
 
 
-def test_number_that_stands_for_another_argument_is_refused() -> None:
-    # Keras 3's own wrapper takes initial_scale and dynamic_growth_steps in these places.
+def test_positional_initial_scale_and_growth_steps_are_refused() -> None:
+    # In Keras 3's own wrapper these two positions are initial_scale and dynamic_growth_steps.
     with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
         tfmp.LossScaleOptimizer(_inner(), 2.0**15, 2000)
 
 
-def test_methods_of_keras_are_not_there_around_a_tf1_optimizer() -> None:
+def test_tf1_front_end_does_not_have_the_methods_of_keras() -> None:
     opt = tfmp.LossScaleOptimizer(_inner())
     for name in ("scale_loss", "get_scaled_loss", "get_unscaled_gradients", "apply"):
         assert not hasattr(opt, name)
@@ -66,29 +66,29 @@ def test_methods_of_keras_are_not_there_around_a_tf1_optimizer() -> None:
         type(opt).from_config({})
 
 
-def test_configuration_of_another_optimizer_is_refused() -> None:
+def test_config_of_another_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"config must be what get_config of a LossScaleOptimizer .*got name"):
         tfmp.LossScaleOptimizer.from_config({"name": "sgd"})
 
 
 @pytest.mark.parametrize("bad", [65504, tfmp.NonFiniteDetector])
-def test_what_is_no_detector_is_refused(bad: Any) -> None:
+def test_object_that_is_not_a_detector_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"must be a tfmp\.OverflowDetector"):
         tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), overflow_detector=bad)
 
 
 @pytest.mark.parametrize("bad", ["float32", "bfloat16", "half precision", 16, True])
-def test_type_that_gradients_cannot_travel_in_is_refused(bad: Any) -> None:
+def test_aggregation_dtype_other_than_float16_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match='aggregation_dtype must be "float16" or None, got '):
         tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), is_distributed=True, aggregation_dtype=bad)
 
 
-def test_type_to_travel_in_is_refused_where_nothing_travels() -> None:
+def test_aggregation_dtype_is_refused_without_is_distributed() -> None:
     with pytest.raises(ValueError, match="aggregation_dtype='float16' needs is_distributed=True"):
         tfmp.LossScaleOptimizer(_inner(), tfmp.FixedLossScaleManager(8), aggregation_dtype="float16")
 
 
-def test_optimizer_that_cannot_be_conditional_is_refused() -> None:
+def test_sync_replicas_optimizer_is_refused() -> None:
     opt = tf.compat.v1.train.SyncReplicasOptimizer(_inner(), replicas_to_aggregate=1)
     with pytest.raises(TypeError, match="wrap the optimizer inside it"):
         tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(8))
@@ -100,7 +100,7 @@ def test_wrapping_twice_is_refused() -> None:
         tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(8))
 
 
-def test_subclass_of_the_front_door_is_told_what_to_subclass() -> None:
+def test_subclass_of_the_public_class_is_refused_with_advice() -> None:
     class Mine(tfmp.LossScaleOptimizer):
         pass
 
@@ -108,7 +108,7 @@ def test_subclass_of_the_front_door_is_told_what_to_subclass() -> None:
         Mine(_inner(), tfmp.FixedLossScaleManager(8))
 
 
-def test_subclass_of_a_front_end_is_made_as_it_is() -> None:
+def test_front_end_can_be_subclassed() -> None:
     class Mine(LossScaleOptimizerV1):
         pass
 

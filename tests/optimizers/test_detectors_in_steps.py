@@ -1,4 +1,4 @@
-"""A detector that was selected decides on every front-end, and the report names who it found."""
+"""A detector that the user selects decides in every front-end, and the report names the variables that overflowed."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -14,7 +14,7 @@ tf1 = tf.compat.v1
 
 _SCALE = 1024.0
 
-#: The type that saturates, and the largest value that it has.
+#: The type in which values saturate, and its largest value.
 _TYPES = pytest.mark.parametrize(("dtype", "largest"), [("float16", 65504.0), ("float8_e4m3fn", 448.0)])
 
 
@@ -23,24 +23,24 @@ def _wrap(inner: Any, dtype: str) -> Any:
     return tfmp.LossScaleOptimizer(inner, manager, overflow_detector=tfmp.SaturationDetector(dtype=dtype))
 
 
-def _of_sgd(dtype: str) -> Any:
+def _wrapped_sgd(dtype: str) -> Any:
     return _wrap(tf1.train.GradientDescentOptimizer(0.5), dtype)
 
 
-def _found(names: Any, last: Any) -> dict[str, list[int]]:
+def _overflowed(names: Any, last: Any) -> dict[str, list[int]]:
     """Return the counts of the variables that overflowed, by the last part of their names."""
     rows = zip(names, last.tolist(), strict=True)
     return {name.split("/")[-1].split(":")[0]: counts for name, counts in rows if any(counts)}
 
 
-def _fetched(session: tf1.Session, opt: Any) -> dict[str, list[int]]:
+def _counts_in_graph(session: tf1.Session, opt: Any) -> dict[str, list[int]]:
     (report,) = opt.overflow_reports()
-    return _found(report.names, session.run(report.last))
+    return _overflowed(report.names, session.run(report.last))
 
 
-def _told(opt: Any) -> dict[str, list[int]]:
+def _counts_in_eager_code(opt: Any) -> dict[str, list[int]]:
     (report,) = opt.overflow_reports()
-    return _found(report.names, report.last.numpy())
+    return _overflowed(report.names, report.last.numpy())
 
 
 @pytest.mark.graph
@@ -48,14 +48,14 @@ def _told(opt: Any) -> dict[str, list[int]]:
 def test_saturated_step_is_skipped_in_a_graph(session: tf1.Session, dtype: str, largest: float) -> None:
     factor = tf1.placeholder(tf.float32, [])
     a, b = (tf1.get_variable(name, initializer=[1.0, 2.0]) for name in ("a", "b"))
-    opt = _of_sgd(dtype)
+    opt = _wrapped_sgd(dtype)
     train_op = opt.minimize(tf.reduce_sum(a) * factor + tf.reduce_sum(b) * 0.0625)
     status = opt.loss_scale, opt.skipped_steps
     session.run(tf1.global_variables_initializer())
     session.run(train_op, {factor: largest / _SCALE})
     assert session.run(status) == (_SCALE / 2, 1)
     assert session.run(a).tolist() == [1, 2]
-    assert _fetched(session, opt) == {"a": [0, 0, 2]}
+    assert _counts_in_graph(session, opt) == {"a": [0, 0, 2]}
     session.run(train_op, {factor: 0.0625})
     assert session.run(a).tolist() == [1 - 0.03125, 2 - 0.03125]
 
@@ -63,12 +63,12 @@ def test_saturated_step_is_skipped_in_a_graph(session: tf1.Session, dtype: str, 
 @_TYPES
 def test_saturated_step_is_skipped_by_eager_v1(dtype: str, largest: float) -> None:
     a, b = (tf.Variable([1.0, 2.0], name=name) for name in ("a", "b"))
-    opt = _of_sgd(dtype)
+    opt = _wrapped_sgd(dtype)
     for factor in (largest / _SCALE, 0.0625):
         opt.minimize(lambda factor=factor: tf.reduce_sum(a) * factor + tf.reduce_sum(b) * 0.0625, var_list=[a, b])
     assert values([a, b]) == [[1 - 0.03125, 2 - 0.03125]] * 2
     assert (float(opt.loss_scale), int(opt.skipped_steps)) == (_SCALE / 2, 1)
-    assert _told(opt) == {"a": [0, 0, 2]}
+    assert _counts_in_eager_code(opt) == {"a": [0, 0, 2]}
 
 
 _WAYS = {
@@ -92,7 +92,7 @@ def test_saturated_step_is_skipped_by_every_keras(
     step(tf.constant(largest / _SCALE))
     assert values(variables) == before
     assert (float(opt.loss_scale), int(opt.skipped_steps)) == (_SCALE / 2, 1)
-    (counts,) = _told(opt).values()
+    (counts,) = _counts_in_eager_code(opt).values()
     assert counts == [0, 0, 4]
     step(tf.constant(0.0625))
     assert values(variables) == [[[1 - 0.03125, 2 - 0.03125], [3 - 0.03125, 4 - 0.03125]], [5 - 0.03125, 6 - 0.03125]]
@@ -113,11 +113,11 @@ def test_saturated_step_is_skipped_by_two_replicas(
         take_step(opt, [kernel], [tf.fill([2, 2], tf.gather(factors, replica))])
 
     step = tf.function(lambda factors: two_replicas.run(on_replica, [factors]))
-    # Keras 2 looks at the sum.
+    # Keras 2 checks the sum of the gradients, so the other replica's gradient is 0.
     step(tf.constant([0.0, largest / _SCALE]))
     assert kernel.numpy().tolist() == [[1, 2], [3, 4]]
     assert (float(opt.loss_scale), int(opt.skipped_steps)) == (_SCALE / 2, 1)
-    assert list(_told(opt).values()) == [[0, 0, 4]]
+    assert list(_counts_in_eager_code(opt).values()) == [[0, 0, 4]]
     step(tf.constant([0.0625, 0.0625]))
     assert kernel.numpy().tolist() == [[1 - 0.0625, 2 - 0.0625], [3 - 0.0625, 4 - 0.0625]]
 
@@ -130,7 +130,7 @@ def test_saturated_step_is_skipped_by_two_replicas_of_a_graph(
     with tf.Graph().as_default(), tf1.Session() as session, two_replicas.scope():
         factors = tf1.placeholder(tf.float32, [2])
         a = tf1.get_variable("a", initializer=[1.0, 2.0])
-        opt = _of_sgd(dtype)
+        opt = _wrapped_sgd(dtype)
 
         def on_replica() -> tf.Operation:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -142,6 +142,6 @@ def test_saturated_step_is_skipped_by_two_replicas_of_a_graph(
         session.run(train_op, {factors: [0.0625, largest / _SCALE]})
         assert [value.tolist() for value in session.run(local)] == [[1, 2]] * 2
         assert session.run([opt.loss_scale, opt.skipped_steps]) == [_SCALE / 2, 1]
-        assert _fetched(session, opt) == {"a": [0, 0, 2]}
+        assert _counts_in_graph(session, opt) == {"a": [0, 0, 2]}
         session.run(train_op, {factors: [0.0625, 0.0625]})
         assert [value.tolist() for value in session.run(local)] == [[1 - 0.0625, 2 - 0.0625]] * 2

@@ -1,4 +1,4 @@
-"""Optimizers in two processes that Horovod connects: one step for both."""
+"""Optimizers in two processes under Horovod, which must take the same steps."""
 
 import functools
 import importlib
@@ -30,7 +30,7 @@ def _in_orders(way: str, options: str = "", orders: Sequence[str] = _ORDERS) -> 
     return [f"{way}/{order} {options}".strip() for order in orders]
 
 
-#: What one launch trains, by what it shows.
+#: The trainings of one launch, by the behavior that they test.
 _TRAININGS = {
     "random": _in_orders("session"),
     "functions": [
@@ -44,20 +44,20 @@ _TRAININGS = {
         "tape/plain --last=60",
         *_in_orders("minimize", "--last=60"),
     ],
-    # Where nothing is checked, the flag is a constant too.
+    # Without a check for overflow, the flag that the workers exchange is a constant too.
     "constants": _in_orders("constants", "--last=4", ["plain", "float16", "unchecked"]),
-    # Unscaled, it is 0 in float16.
+    # These gradients would be 0 in float16 if they were not scaled.
     "small": [f"{way}/float16 --last=3 --factor={2.0**-30}" for way in ("loop", "fit")],
     "alone": ["session/alone --last=3", "eager/alone --last=3"],
     "missing": ["session/plain --missing", "loop/plain --missing"],
     "strategy": ["loop/strategy --last=1"],
 }
 
-#: The same of a launch that records how often the workers meet.
+#: The trainings of another launch, which records the collective operations.
 _RECORDED = {
     "shared_v1": [
         *(training for way in ("session", "eager", "function") for training in _in_orders(way, "--last=2")),
-        # Horovod's own optimizer does not share constants well.
+        # Horovod's own optimizer does not average constants correctly, so these orders are without it.
         *_in_orders("constants", "--last=2", ["plain", "float16"]),
     ],
     "shared_keras": [
@@ -67,103 +67,105 @@ _RECORDED = {
 }
 
 
-class _Told(NamedTuple):
-    """What the workers of a launch have printed, and what it returned, which is None if it had to be killed."""
+class _Printed(NamedTuple):
+    """The lines that the workers of a launch printed, and its exit status, which is None if it had to be killed."""
 
     status: int | None
     log: str
 
     def lines(self, title: str, rank: int, training: str) -> list[Any]:
-        told = re.findall(rf"{title} {rank} {re.escape(training)}: (.*)$", self.log, re.MULTILINE)
-        return [json.loads(line) for line in told]
+        printed = re.findall(rf"{title} {rank} {re.escape(training)}: (.*)$", self.log, re.MULTILINE)
+        return [json.loads(line) for line in printed]
 
-    def see_states(self, training: str, expected: Sequence[Any]) -> None:
+    def assert_states(self, training: str, expected: Sequence[Any]) -> None:
         for rank in range(2):
             failure = f"{training}, worker {rank}: {self.lines('REFUSED', rank, training)}"
             assert self.lines("STATE", rank, training) == expected, failure
 
 
-def _launch(arguments: Sequence[str], directory: Path) -> _Told:
+def _launch(arguments: Sequence[str], directory: Path) -> _Printed:
     program = [sys.executable, horovod_training.__file__, *arguments]
-    # A worker that waits for ever is told of by the time-out.
+    # If a worker waits for ever, the time-out ends the launch.
     finished = replica_processes.run(replica_processes.under_horovod(program), directory, 120)
-    return _Told(finished.codes[0], finished.logs[0])
+    return _Printed(finished.codes[0], finished.logs[0])
 
 
-def _launched_to_the_end(arguments: Sequence[str], directory: Path) -> _Told:
-    told = _launch(arguments, directory)
-    assert told.status == 0, told.log
-    return told
+def _launched_to_the_end(arguments: Sequence[str], directory: Path) -> _Printed:
+    printed = _launch(arguments, directory)
+    assert printed.status == 0, printed.log
+    return printed
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
-    """Train all of `_TRAININGS`."""
+def printed(tmp_path_factory: pytest.TempPathFactory) -> _Printed:
+    """Run all of `_TRAININGS`, and return what the workers printed."""
     return _launched_to_the_end([*itertools.chain(*_TRAININGS.values())], tmp_path_factory.mktemp("workers"))
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> _Told:
-    """Train all of `_RECORDED`."""
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> _Printed:
+    """Run all of `_RECORDED`, and return what the workers printed."""
     return _launched_to_the_end([*itertools.chain(*_RECORDED.values()), "--record"], tmp_path_factory.mktemp("workers"))
 
 
-def _of_keras(steps: int | None = None, factor: float = 1.0) -> list[replica_training.State]:
+def _expected_of_keras(steps: int | None = None, factor: float = 1.0) -> list[replica_training.State]:
     """Return the states of a single process that trains on the mean of the workers' gradients."""
     one_device = replica_training.ReplicaTraining(keras, tf.distribute.get_strategy())
     return one_device.by_fit(replica_training.inputs("random")[:steps] * factor)
 
 
-def test_workers_stay_one_through_300_random_overflows(told: _Told) -> None:
+def test_workers_hold_equal_states_through_300_random_overflows(printed: _Printed) -> None:
     expected = horovod_training.reference(300)
     for training in _TRAININGS["random"]:
-        told.see_states(training, expected)
+        printed.assert_states(training, expected)
 
 
-def test_workers_stay_one_through_300_random_overflows_of_reference_variables(tmp_path: Path) -> None:
+def test_workers_with_reference_variables_hold_equal_states_through_300_random_overflows(tmp_path: Path) -> None:
     trainings = _in_orders("session", orders=["plain", "outside", "npu"])
-    told = _launched_to_the_end([*trainings, "--v1-behavior"], tmp_path)
-    assert "WARNED" not in told.log
+    printed = _launched_to_the_end([*trainings, "--v1-behavior"], tmp_path)
+    assert "WARNED" not in printed.log
     expected = horovod_training.reference(300)
     for training in trainings:
-        told.see_states(training, expected)
+        printed.assert_states(training, expected)
 
 
-def test_losses_that_are_functions_train_as_on_one_device(told: _Told) -> None:
+def test_callable_losses_train_as_on_one_device(printed: _Printed) -> None:
     expected = horovod_training.reference(60, eager=True)
     for training in _TRAININGS["functions"]:
-        told.see_states(training, expected)
+        printed.assert_states(training, expected)
 
 
 @pytest.mark.parametrize(("trainings", "steps"), [("fit", None), ("loop", 60)])
-def test_keras_on_two_workers_equals_one_device(told: _Told, trainings: str, steps: int | None) -> None:
-    expected = _of_keras(steps)
+def test_keras_on_two_workers_equals_one_device(printed: _Printed, trainings: str, steps: int | None) -> None:
+    expected = _expected_of_keras(steps)
     for training in _TRAININGS[trainings]:
-        told.see_states(training, expected)
+        printed.assert_states(training, expected)
 
 
 @pytest.mark.parametrize(("trainings", "dense"), [("shared_v1", 1), ("shared_keras", 2)])
-def test_gradients_are_shared_once_and_sparse_ones_as_such(recorded: _Told, trainings: str, dense: int) -> None:
+def test_gradients_are_averaged_once_and_sparse_gradients_stay_sparse(
+    recorded: _Printed, trainings: str, dense: int
+) -> None:
     for training in _RECORDED[trainings]:
         way, order = training.split()[0].split("/")
-        # Horovod's optimizer shares gradients where it computes them, Horovod's tape does, and everywhere else tfmp,
-        # which first asks what they are.
+        # Horovod's optimizer averages gradients in `compute_gradients`, and Horovod's tape averages them too. In all
+        # other cases tfmp does, after one more sum by which the workers compare which gradients they have.
         asks = way == "loop" or (way != "tape" and order in {"plain", "float16"})
-        # The flag, too, is summed; of a sparse gradient the values and the rows are gathered.
-        meetings = {"ALLREDUCE": dense + 1 + asks, "ALLGATHER": 2}
-        assert recorded.lines("MEETINGS", 0, training) == [meetings], training
+        # One more sum is that of the flag. Of a sparse gradient the values and the row indices are gathered.
+        collectives = {"ALLREDUCE": dense + 1 + asks, "ALLGATHER": 2}
+        assert recorded.lines("COLLECTIVES", 0, training) == [collectives], training
 
 
 def _after_windows(overflow_drops: str, order: str) -> list[list[float]]:
-    """Return the weight and the two rows of the table after each micro-batch."""
+    """Return the expected weight and rows of the table after each micro-batch."""
     weights, states = np.ones(3), []
     for window in np.split(horovod_training.MICRO_BATCHES, 2):
-        # A row for each worker's micro-batch: the weight's gradient, and those of the rows.
+        # Three gradients for each micro-batch of each worker: those of the weight and of the two rows.
         kept = np.isfinite(window)
         finite = np.where(kept, window, 0)
         grads = np.stack([finite, finite * [1, 0], finite * [0, 1]], axis=-1)
         if order in {"inside", "outside"}:
-            # Horovod has averaged it.
+            # Horovod averages each micro-batch, so that an overflow on one worker reaches the other.
             kept &= kept.all(axis=1, keepdims=True)
         states += [weights.tolist()] * 2
         if kept.all() or overflow_drops == "micro_batch":
@@ -172,7 +174,7 @@ def _after_windows(overflow_drops: str, order: str) -> list[list[float]]:
     return states
 
 
-def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(recorded: _Told) -> None:
+def test_windows_are_averaged_once_over_all_micro_batches_kept(recorded: _Printed) -> None:
     for training in _RECORDED["windows"]:
         overflow_drops, order = training.split()[0].split("/")
         expected = _after_windows(overflow_drops, order)
@@ -180,54 +182,55 @@ def test_windows_are_shared_once_and_divided_by_what_all_workers_kept(recorded: 
             tolerance = 1e-3 if order == "float16" else 1e-6
             states = recorded.lines("STATE", rank, training)
             np.testing.assert_allclose(states, expected, atol=tolerance, err_msg=training)
-        # In a window: how many micro-batches all have kept, the flag, and who overflowed. Gradients, and what they are,
-        # once; but Horovod's own optimizer shares those of each micro-batch.
+        # Three sums in each window of three micro-batches: the number of micro-batches kept, the flag, and the counts
+        # of overflows. Two more sums and two gathers, if tfmp averages the window: which gradients there are, and the
+        # gradients. Horovod's own optimizer has a sum and two gathers for each micro-batch in their place.
         once = {"ALLREDUCE": (3 + 2) / 3, "ALLGATHER": 2 / 3}
         each = {"ALLREDUCE": (3 + 3) / 3, "ALLGATHER": 2}
-        meetings = each if order in {"inside", "outside"} else once
-        assert recorded.lines("MEETINGS", 0, training) == [meetings], training
+        collectives = each if order in {"inside", "outside"} else once
+        assert recorded.lines("COLLECTIVES", 0, training) == [collectives], training
 
 
-def test_gradients_that_are_constants_are_shared_at_every_step(told: _Told) -> None:
+def test_constant_gradients_are_averaged_at_every_step(printed: _Printed) -> None:
     for training in _TRAININGS["constants"]:
         step = 0.125 if "float16" in training else 0.125 + 2**-15
-        told.see_states(training, [1 - step * taken for taken in range(1, 5)])
+        printed.assert_states(training, [1 - step * taken for taken in range(1, 5)])
 
 
-def test_small_gradients_travel_scaled_in_float16(told: _Told) -> None:
-    expected = _of_keras(3, 2.0**-30)
+def test_small_gradients_travel_scaled_in_float16(printed: _Printed) -> None:
+    expected = _expected_of_keras(3, 2.0**-30)
     for training in _TRAININGS["small"]:
-        told.see_states(training, expected)
+        printed.assert_states(training, expected)
 
 
-def test_gradients_that_nothing_averages_are_warned_of_once(told: _Told) -> None:
+def test_one_warning_is_given_if_nothing_averages_gradients(printed: _Printed) -> None:
     warning = "Horovod runs 2 processes, and nothing averages the gradients over them: pass is_distributed=True"
     for rank in range(2):
         for training in itertools.chain(*_TRAININGS.values()):
-            warned = told.lines("WARNED", rank, training)
+            warned = printed.lines("WARNED", rank, training)
             assert [warning in message for message in warned] == [True] * (training in _TRAININGS["alone"]), warned
         for training in _TRAININGS["alone"]:
             expected = horovod_training.reference(3, [rank], eager=training.startswith("eager"))
-            assert told.lines("STATE", rank, training) == expected, training
+            assert printed.lines("STATE", rank, training) == expected, training
 
 
-def test_gradient_that_one_worker_lacks_is_an_error_in_both(told: _Told) -> None:
+def test_gradient_that_one_worker_lacks_is_an_error_in_both(printed: _Printed) -> None:
     for training, variable in zip(_TRAININGS["missing"], ["bias:0", r"dense\w*/bias:0"], strict=True):
         message = rf"differ in whether the gradients of these are None, or sparse:.*\b{variable}"
         for rank in range(2):
-            [refused] = told.lines("REFUSED", rank, training)
+            [refused] = printed.lines("REFUSED", rank, training)
             assert re.search(message, refused), refused
 
 
-def test_strategy_beside_horovod_is_refused(told: _Told) -> None:
+def test_strategy_together_with_horovod_is_refused(printed: _Printed) -> None:
     for rank in range(2):
-        [refused] = told.lines("REFUSED", rank, *_TRAININGS["strategy"])
+        [refused] = printed.lines("REFUSED", rank, *_TRAININGS["strategy"])
         assert "Horovod runs 2 processes, and OneDeviceStrategy is active in this one" in refused
 
 
 @pytest.fixture
 def horovod_of_one() -> Iterator[Any]:
-    """Return Horovod, with this process as its only one."""
+    """Return Horovod, initialized with this process as the only one."""
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
     yield hvd
@@ -255,7 +258,7 @@ _FLOAT16_REFUSED = "aggregation_dtype='float16' is for an optimizer that Horovod
     ],
     ids=["passes", "adasum", "float16_inside", "float16_outside"],
 )
-def test_what_horovods_optimizer_cannot_do_is_refused(
+def test_unsupported_settings_of_horovods_optimizer_are_refused(
     make: Callable[..., Any], message: str, horovod_of_one: Any
 ) -> None:
     ours = functools.partial(
@@ -292,9 +295,9 @@ def test_worker_that_dies_ends_the_other_and_the_run_resumes(tmp_path: Path) -> 
         assert taken[way] in {19, 20}
         resumed[way] = f"{way}/plain --first={taken[way]} --last=40 --restore={last}"
 
-    told = _launched_to_the_end(list(resumed.values()), tmp_path)
-    told.see_states(resumed["loop"], _of_keras(40)[taken["loop"] :])
-    # A checkpoint of a session holds what tf.contrib's held, and so not the counts of steps.
+    printed = _launched_to_the_end(list(resumed.values()), tmp_path)
+    printed.assert_states(resumed["loop"], _expected_of_keras(40)[taken["loop"] :])
+    # A checkpoint of a session holds the same variables as with tf.contrib, so the counts of steps start again at 0.
     expected = [state["variables"] for state in horovod_training.reference(40)[taken["session"] :]]
     for rank in range(2):
-        assert [state["variables"] for state in told.lines("STATE", rank, resumed["session"])] == expected
+        assert [state["variables"] for state in printed.lines("STATE", rank, resumed["session"])] == expected

@@ -1,4 +1,4 @@
-"""What the wrapper does with gradients of every form, and what it shows of itself, in every Keras."""
+"""The wrapper in every Keras: gradients of every form, and the properties that the wrapper shows."""
 
 import copy
 import pickle
@@ -25,14 +25,14 @@ import tfmp
 
 
 def _apply_scaled(opt: Any, grads: list[Any], variables: list[Any]) -> None:
-    """Apply gradients as those of a scaled loss."""
+    """Apply gradients as if they were those of a scaled loss."""
     opt.scale_loss(tf.constant(1.0))
     opt.apply_gradients(zip(grads, variables, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
 @for_every_keras()
-def test_variable_without_gradient_is_left_alone(keras: ModuleType) -> None:
+def test_variable_without_gradient_does_not_change(keras: ModuleType) -> None:
     variables = kernel_and_bias(keras)
     opt = wrap(optimizer(keras, weight_decay=0.5))
     _apply_scaled(opt, [None, tf.constant([SCALE, 0])], variables)
@@ -45,15 +45,15 @@ def test_gradients_that_are_all_none_are_refused(keras: ModuleType) -> None:
         _apply_scaled(wrap(optimizer(keras)), [None, None], kernel_and_bias(keras))
 
 
-def _seeing(keras: ModuleType, seen: list[Any]) -> Any:
-    """Return an SGD that notes the types of the gradients it is given."""
+def _recording_types(keras: ModuleType, seen: list[Any]) -> Any:
+    """Return an SGD optimizer that appends the type of each gradient to `seen`."""
 
-    class Seeing(keras.optimizers.SGD):
+    class Recording(keras.optimizers.SGD):
         def update_step(self, gradient: Any, *args: Any) -> None:
             seen.append(type(gradient))
             super().update_step(gradient, *args)
 
-    return Seeing(0.5)
+    return Recording(0.5)
 
 
 @for_every_keras()
@@ -61,7 +61,7 @@ def test_sparse_gradients_stay_sparse(keras: ModuleType) -> None:
     seen: list[Any] = []
     table = variable(keras, np.ones([4, 1]))
     slices = tf.IndexedSlices(tf.constant([[SCALE], [2 * SCALE]]), tf.constant([1, 2]), tf.constant([4, 1]))
-    opt = wrap(_seeing(keras, seen))
+    opt = wrap(_recording_types(keras, seen))
     _apply_scaled(opt, [slices], [table])
     assert table.numpy().ravel().tolist() == [1, 0.5, 0, 1]
     overflowed = tf.IndexedSlices(tf.constant([[np.inf]]), tf.constant([1]), tf.constant([4, 1]))
@@ -75,7 +75,7 @@ def test_sparse_gradients_stay_sparse(keras: ModuleType) -> None:
 def test_embedding_trains_the_rows_that_were_looked_up(keras: ModuleType) -> None:
     seen: list[Any] = []
     model = keras.Sequential([keras.Input([1]), keras.layers.Embedding(4, 1, embeddings_initializer="ones")])
-    model.compile(wrap(_seeing(keras, seen)), loss=lambda target, output: output, jit_compile=False)
+    model.compile(wrap(_recording_types(keras, seen)), loss=lambda target, output: output, jit_compile=False)
     model.fit(np.array([[1], [3]]), np.ones([2, 1]), verbose=0)
     assert model.get_weights()[0].ravel().tolist() == [1, 0.75, 1, 0.75]
     assert set(seen) == {tf.IndexedSlices}
@@ -84,7 +84,7 @@ def test_embedding_trains_the_rows_that_were_looked_up(keras: ModuleType) -> Non
 @for_every_keras()
 def test_float16_variable_is_unscaled_in_float32(keras: ModuleType) -> None:
     weight = variable(keras, [1, 2], dtype="float16")
-    # The reciprocal of 2**25 is 0 in float16.
+    # In float16 the reciprocal of this scale is 0.
     opt = wrap(optimizer(keras), init_loss_scale=2.0**25)
     _apply_scaled(opt, [tf.constant([2.0**15, 0.0], tf.float16)], [weight])
     assert weight.numpy().tolist() == [1 - 2.0**-11, 2]
@@ -122,7 +122,7 @@ def test_skipped_step_does_not_move_a_schedule(keras: ModuleType) -> None:
     for bad in (None, np.inf, np.nan, None, np.inf, None):
         take_step(opt, variables, gradients(0, last=bad))
         rates.append(float(np.asarray(opt.learning_rate)))
-    # Keras 3 tells the rate of the next step, Keras 2 that of the last.
+    # The property is the learning rate of the next step in Keras 3, and that of the last step in Keras 2.
     assert rates in ([0.25, 0.25, 0.25, 0.125, 0.125, 0.125], [0.5, 0.5, 0.5, 0.25, 0.25, 0.125])
 
 
@@ -137,7 +137,7 @@ def test_variables_are_excluded_from_the_inner_optimizers_weight_decay(keras: Mo
 
 
 @for_every_keras()
-def test_iterations_and_name_are_those_one_expects(keras: ModuleType) -> None:
+def test_iterations_are_the_inner_optimizers_and_name_is_the_given_one(keras: ModuleType) -> None:
     inner = optimizer(keras)
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8), name="mine")
     assert opt.name == "mine"
@@ -147,7 +147,7 @@ def test_iterations_and_name_are_those_one_expects(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_variables_are_the_states_and_the_inner_optimizers(keras: ModuleType) -> None:
+def test_variables_hold_the_state_then_those_of_the_inner_optimizer(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras, "Adam"))
     opt.build(kernel_and_bias(keras))
     names = [variable.name.split(":")[0] for variable in opt.variables]
@@ -161,7 +161,7 @@ def test_variables_are_the_states_and_the_inner_optimizers(keras: ModuleType) ->
 
 
 @for_every_keras()
-def test_weights_that_were_read_can_be_set(keras: ModuleType) -> None:
+def test_set_weights_restores_the_values_of_another_optimizer(keras: ModuleType) -> None:
     opts = [wrap(optimizer(keras, "Adam")) for _ in range(2)]
     for seed, opt in enumerate(opts):
         variables = kernel_and_bias(keras)
@@ -175,7 +175,7 @@ def test_weights_that_were_read_can_be_set(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_weights_of_a_built_optimizer_are_refused_before_build(keras: ModuleType) -> None:
+def test_set_weights_before_build_is_refused(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras, "Adam"))
     opt.build(kernel_and_bias(keras))
     with pytest.raises(ValueError, match=r"has \d+ variables, got \d+ values: build it first"):
@@ -183,7 +183,7 @@ def test_weights_of_a_built_optimizer_are_refused_before_build(keras: ModuleType
 
 
 @for_every_keras()
-def test_what_happened_is_told_by_scalar_tensors(keras: ModuleType) -> None:
+def test_status_properties_are_scalar_tensors(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))
     told = (opt.loss_scale, opt.last_step_finite, opt.applied_steps, opt.skipped_steps, opt.consecutive_skipped_steps)
     assert all(isinstance(tensor, tf.Tensor) and tensor.shape == [] for tensor in told)
@@ -192,7 +192,7 @@ def test_what_happened_is_told_by_scalar_tensors(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_copy_is_what_a_copy_of_kerass_own_is(keras: ModuleType) -> None:
+def test_copy_shares_the_inner_optimizer_if_a_copy_of_keras_own_wrapper_does(keras: ModuleType) -> None:
     stock = keras.mixed_precision.LossScaleOptimizer(optimizer(keras))
     opt = wrap(optimizer(keras))
     copied = copy.copy(opt)
@@ -207,7 +207,7 @@ def test_copy_is_what_a_copy_of_kerass_own_is(keras: ModuleType) -> None:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deep", "pickle"])
 @for_every_keras("keras3")
-def test_deep_copy_goes_on_where_it_was_taken(keras: ModuleType, copied: Callable[[Any], Any]) -> None:
+def test_deep_copy_continues_from_the_state_of_the_original(keras: ModuleType, copied: Callable[[Any], Any]) -> None:
     opt = wrap(optimizer(keras))
     take_step(opt, kernel_and_bias(keras), gradients(0, last=np.inf))
     again = copied(opt)

@@ -1,4 +1,4 @@
-"""What is particular to Keras 2, in TensorFlow 2.15 and as tf_keras."""
+"""Behavior that only the front-ends for Keras 2 have: that of Keras 2.15 and that of tf_keras."""
 
 import math
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def _unscaling_step(opt: Any, variables: list[tf.Variable], grads: list[tf.Tenso
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @for_every_keras2
-def test_counting_skipped_steps_equals_kerass_own_step_for_step(keras: ModuleType, compiled: bool) -> None:
+def test_counting_skipped_steps_trains_step_for_step_as_keras_own_wrapper(keras: ModuleType, compiled: bool) -> None:
     own = keras.mixed_precision.LossScaleOptimizer(_adam(keras), initial_scale=SCALE, dynamic_growth_steps=4)
     ours = tfmp.LossScaleOptimizer(_adam(keras), _manager(), iterations_include_skipped_steps=True)
     runs = []
@@ -81,7 +81,7 @@ def test_skipped_steps_do_not_count_by_default(keras: ModuleType) -> None:
 
 
 @for_every_keras2
-def test_every_public_name_of_kerass_wrappers_was_considered(keras: ModuleType) -> None:
+def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherited(keras: ModuleType) -> None:
     overridden = {
         *("aggregate_gradients", "apply_gradients", "build", "compute_gradients", "ema_momentum"),
         *("exclude_from_weight_decay", "finalize_variable_values", "from_config", "get_config", "get_scaled_loss"),
@@ -90,9 +90,9 @@ def test_every_public_name_of_kerass_wrappers_was_considered(keras: ModuleType) 
     }
     overridden |= {"dynamic", "dynamic_growth_steps", "initial_scale"}
     refused = {"dynamic_counter"}
-    # What the base class does by those above, or on `variables`.
+    # The base class implements these by the names above, or by `variables`.
     inherited = {"lr", "save_own_variables"}
-    # What makes variables of the wrapper's own, and is for those who write optimizers.
+    # These are for authors of optimizers. They make or update variables of the wrapper itself.
     inherited |= {"add_variable", "add_variable_from_reference", "update_step"}
 
     interface = keras.mixed_precision.LossScaleOptimizer
@@ -128,7 +128,7 @@ def test_iterations_can_be_another_variable(keras: ModuleType) -> None:
 
 
 @for_every_keras2
-def test_average_settings_are_the_inner_optimizers(keras: ModuleType) -> None:
+def test_settings_of_moving_averages_are_those_of_the_inner_optimizer(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras, use_ema=True, ema_momentum=0.5))
     assert (opt.use_ema, opt.ema_momentum) == (True, 0.5)
     opt.use_ema, opt.ema_momentum = False, 0.25
@@ -145,7 +145,7 @@ def test_average_settings_are_the_inner_optimizers(keras: ModuleType) -> None:
     ids=str,
 )
 @for_every_keras2
-def test_gradients_are_aggregated_once_unless_told_otherwise(
+def test_gradients_are_aggregated_once_unless_aggregation_is_skipped(
     keras: ModuleType, arguments: dict[str, bool], aggregates: bool
 ) -> None:
     calls = []
@@ -165,7 +165,7 @@ def test_gradients_are_aggregated_once_unless_told_otherwise(
 
 
 @for_every_keras2
-def test_no_gradients_are_no_step_as_in_keras(keras: ModuleType) -> None:
+def test_empty_list_of_gradients_takes_no_step_as_in_keras(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))
     assert opt.apply_gradients([]) is opt.iterations
     assert opt.compute_gradients(lambda: tf.constant(1.0), []) == []
@@ -173,7 +173,7 @@ def test_no_gradients_are_no_step_as_in_keras(keras: ModuleType) -> None:
 
 
 @for_every_keras2
-def test_variables_may_be_told_by_a_function(keras: ModuleType) -> None:
+def test_variables_may_be_given_by_a_function(keras: ModuleType) -> None:
     weight = variable(keras, [1, 2])
     opt = wrap(optimizer(keras))
     opt.minimize(lambda: tf.reduce_sum(weight), lambda: [weight])
@@ -195,7 +195,7 @@ def test_name_of_the_call_is_the_scope_of_the_inner_optimizers_ops(keras: Module
 
 
 @for_every_keras("keras2")
-def test_optimizers_of_tf_keras_attribute_are_those_of_keras(keras: ModuleType) -> None:
+def test_optimizers_of_the_attribute_tf_dot_keras_are_those_of_keras(keras: ModuleType) -> None:
     model = linear_model(tf.keras, wrap(tf.keras.optimizers.SGD(0.5)))
     model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
     assert values(model.weights) == [[[-0.5]]]
@@ -204,10 +204,13 @@ def test_optimizers_of_tf_keras_attribute_are_those_of_keras(keras: ModuleType) 
 
 @pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
 @for_every_keras2
-def test_nadam_takes_the_steps_of_a_bare_one_where_keras_own_wrapper_does_not(
+def test_wrapped_nadam_trains_as_without_wrapper_and_keras_own_wrapper_does_not(
     keras: ModuleType, in_function: bool
 ) -> None:
-    """Nadam counts in Python, while a function is traced: there its steps are others than in eager code, bare too."""
+    """Nadam of Keras 2 counts steps in Python while a function is traced.
+
+    Inside a function it therefore takes other steps than in eager code, with or without a wrapper.
+    """
 
     def trained(wrapped: Callable[[Any], Any], factors: list[float], in_function: bool) -> list[Any]:
         variables, opt = kernel_and_bias(keras), wrapped(optimizer(keras, "Nadam"))
@@ -231,6 +234,6 @@ def test_nadam_takes_the_steps_of_a_bare_one_where_keras_own_wrapper_does_not(
     stock = trained(keras.mixed_precision.LossScaleOptimizer, skipping, in_function)
     np.testing.assert_allclose(np.concatenate(ours, axis=None), np.concatenate(bare, axis=None), rtol=1e-6)
     assert not np.allclose(np.concatenate(stock, axis=None), np.concatenate(bare, axis=None), rtol=1e-3)
-    # As long as this holds, it stands in the limits.
+    # The documentation of the limits describes this difference. If the assertion fails, the page must change.
     eager = trained(lambda inner: inner, finite, in_function=False)
     assert np.allclose(np.concatenate(bare, axis=None), np.concatenate(eager, axis=None), rtol=1e-3) != in_function

@@ -1,4 +1,4 @@
-"""What is particular to Keras 3."""
+"""Behavior that only the front-end for Keras 3 has."""
 
 import math
 import sys
@@ -29,7 +29,7 @@ if not keras.__version__.startswith("3."):
 
 
 def test_horovod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Horovod 0.28.1 knows no Keras 3, so that there is no real one to initialize here.
+    # Horovod 0.28.1 does not support Keras 3, so this test uses a stand-in for the module.
     horovod = types.ModuleType("horovod.tensorflow")
     horovod.is_initialized, horovod.size = lambda: True, lambda: 2
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
@@ -38,7 +38,7 @@ def test_horovod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         take_step(opt, kernel_and_bias(keras), [tf.ones([2, 2]), tf.ones([2])])
 
 
-def test_variable_overwritten_by_its_gradient_gets_it_unscaled_by_nothing() -> None:
+def test_gradient_that_overwrites_its_variable_is_not_unscaled() -> None:
     variables = kernel_and_bias(keras)
     variables[1].overwrite_with_gradient = True
     opt = wrap(optimizer(keras))
@@ -47,7 +47,7 @@ def test_variable_overwritten_by_its_gradient_gets_it_unscaled_by_nothing() -> N
 
 
 @pytest.mark.parametrize("steps", [2, 3])
-def test_overflow_while_accumulating_drops_that_step_alone(steps: int) -> None:
+def test_overflow_while_the_inner_optimizer_accumulates_drops_only_that_step(steps: int) -> None:
     opt = wrap(optimizer(keras, gradient_accumulation_steps=steps))
     variables = kernel_and_bias(keras)
     plain, plain_variables = optimizer(keras, gradient_accumulation_steps=steps), kernel_and_bias(keras)
@@ -60,7 +60,7 @@ def test_overflow_while_accumulating_drops_that_step_alone(steps: int) -> None:
     assert int(opt.iterations) == 6 // steps
 
 
-def test_averages_are_swapped_by_kerass_callback() -> None:
+def test_keras_callback_swaps_in_the_moving_averages() -> None:
     model = linear_model(keras, wrap(optimizer(keras, use_ema=True, ema_momentum=0.5)))
     seen = []
 
@@ -71,11 +71,11 @@ def test_averages_are_swapped_by_kerass_callback() -> None:
     callbacks = [keras.callbacks.SwapEMAWeights(), Seeing()]
     x = np.ones([1, 1], np.float32)
     fit_linear(model, [2, math.inf, 4], callbacks=callbacks, validation_data=(x, x))
-    # The weight went from -1 to -3.
+    # The weight is -1 and then -3, and the average with momentum 0.5 is -2.
     assert seen == [[[-2]]]
 
 
-def test_every_optimizer_of_a_multi_optimizer_stays_on_a_skipped_step() -> None:
+def test_skipped_step_changes_no_optimizer_of_a_multi_optimizer() -> None:
     inner = optimizer(keras, "MultiOptimizer")
     opt = wrap(inner)
     variables = kernel_and_bias(keras)
@@ -86,7 +86,7 @@ def test_every_optimizer_of_a_multi_optimizer_stays_on_a_skipped_step() -> None:
         _ = opt.learning_rate
 
 
-def test_apply_takes_the_variables_it_was_built_with() -> None:
+def test_apply_defaults_to_the_variables_of_build() -> None:
     (weight,) = variables = [variable(keras, [1, 2])]
     opt = wrap(optimizer(keras))
     opt.build(variables)
@@ -99,7 +99,7 @@ def test_apply_without_variables_before_build_is_refused() -> None:
         wrap(optimizer(keras)).apply(gradients(0))
 
 
-def test_empty_gradients_are_no_step_as_in_keras() -> None:
+def test_empty_list_of_gradients_takes_no_step_as_in_keras() -> None:
     opt = wrap(optimizer(keras))
     opt.apply([], [])
     assert not opt.built
@@ -111,7 +111,7 @@ def test_minimizing_a_tensor_without_its_tape_is_refused() -> None:
         wrap(optimizer(keras)).minimize(tf.constant(1.0), kernel_and_bias(keras))
 
 
-def test_setting_of_compiling_is_kept_with_the_configuration() -> None:
+def test_config_keeps_jit_compile() -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
     assert opt.get_config()["jit_compile"] is False
     assert type(opt).from_config(opt.get_config()).get_config() == opt.get_config()
@@ -138,13 +138,15 @@ def test_float64_gradient_that_overflows_its_float32_variable_skips_the_step() -
     ],
     ids=["saturation", "log max"],
 )
-def test_next_value_of_a_variable_is_no_gradient(make_manager: Any, detector: tfmp.OverflowDetector) -> None:
+def test_gradient_that_overwrites_its_variable_is_checked_only_for_finiteness(
+    make_manager: Any, detector: tfmp.OverflowDetector
+) -> None:
     variables = [variable(keras, [1, 2]), variable(keras, 1.0)]
     variables[1].overwrite_with_gradient = True
     opt = tfmp.LossScaleOptimizer(optimizer(keras), make_manager(), overflow_detector=detector)
     opt.apply([tf.constant([0.0, 256.0]), tf.constant(2.0**20)], variables)
     assert ([each.numpy().tolist() for each in variables], int(opt.skipped_steps)) == ([[1, 1.875], 2.0**20], 0)
-    # 65504 / 0.25 is between 2**17 and 2**18.
+    # The largest gradient is 0.25, and 65504 / 0.25 is between 2**17 and 2**18.
     assert float(opt.loss_scale) == (2.0**17 if opt._loss_scale_manager.needs_max_abs else 1024)
     opt.apply([tf.zeros([2]), tf.constant(math.nan)], variables)
     assert int(opt.skipped_steps) == 1
@@ -152,7 +154,7 @@ def test_next_value_of_a_variable_is_no_gradient(make_manager: Any, detector: tf
     assert report.last.numpy().tolist() == [[0, 0, 0], [0, 1, 0]]
 
 
-def test_detector_of_the_users_is_asked_about_unscaled_gradients() -> None:
+def test_custom_detector_gets_unscaled_gradients() -> None:
     seen = []
 
     class Detector(tfmp.OverflowDetector):
@@ -171,18 +173,18 @@ def test_stateless_apply_is_refused() -> None:
         wrap(optimizer(keras)).stateless_apply([], [], [])
 
 
-# No other backend can be imported where it is not installed, NumPy's neither: it needs JAX.
+# The name of the backend is patched, because no other backend is installed; even NumPy's needs JAX.
 def test_other_backend_than_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ValueError, match="TensorFlow backend of Keras, got 'jax': set KERAS_BACKEND=tensorflow"):
         wrap(optimizer(keras))
 
 
-def test_every_public_name_of_kerass_wrapper_was_considered() -> None:
+def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherited() -> None:
     overridden = {"apply", "build", "exclude_from_weight_decay", "from_config", "get_config", "scale_loss"}
     overridden |= {"apply_gradients", "finalize_variable_values", "iterations", "load_own_variables", "set_weights"}
     refused = {"stateless_apply"}
-    # What the parent, or the base class, does on the inner optimizer or on `variables`, and is right here.
+    # These work on the inner optimizer or on `variables`, so the methods of Keras' own wrapper are correct here.
     inherited = {
         *("learning_rate", "variables"),
         *("save_own_variables", "check_finite"),
@@ -191,7 +193,7 @@ def test_every_public_name_of_kerass_wrapper_was_considered() -> None:
     }
     parent = keras.optimizers.LossScaleOptimizer
     present = {name for name in dir(parent) if not name.startswith("_")}
-    # It has come with Keras 3.10.
+    # Keras before 3.10 does not have add_optimizer_variables.
     assert present | {"add_optimizer_variables"} == overridden | refused | inherited
     front_end = type(wrap(optimizer(keras)))
     for name in overridden | refused:

@@ -9,7 +9,7 @@ from tfmp.types import Gradient, Gradients
 
 
 def _sums_into(total: tf.Variable, traced: list[int]) -> Callable[[Gradient], None]:
-    """Return a function that adds half of the sum of a gradient to `total`, and appends to `traced` at each trace."""
+    """Return a function that adds half of a gradient's sum to `total`; each trace of it appends to `traced`."""
 
     def update(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         traced.append(1)
@@ -19,7 +19,7 @@ def _sums_into(total: tf.Variable, traced: list[int]) -> Callable[[Gradient], No
     return lambda grad: run_compiled(update, [grad], [0.5])
 
 
-def test_sparse_gradients_of_unknown_size_are_summed_right() -> None:
+def test_sparse_gradients_of_unknown_size_are_summed_correctly() -> None:
     total, traced = tf.Variable(0.0), []
     run = _sums_into(total, traced)
 
@@ -58,7 +58,7 @@ def test_update_is_not_compiled_in_eager_mode_under_xla_or_by_replicas(
     ("shapes", "worth"),
     [([[2**20]], True), ([[2**20 - 1]], False), ([[2**14]] * 65, True), ([[2**13]] * 200, False), ([], False)],
 )
-def test_many_values_in_large_variables_are_worth_compiling(shapes: list[list[int]], worth: bool) -> None:
+def test_update_is_worth_compiling_for_many_values_in_large_variables(shapes: list[list[int]], worth: bool) -> None:
     assert worth_compiling([tf.Variable(tf.zeros(shape)) for shape in shapes]) is worth
 
 

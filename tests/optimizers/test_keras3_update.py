@@ -1,4 +1,4 @@
-"""The update of Keras 3 optimizers that is compiled, and when it is."""
+"""The compiled update of Keras 3 optimizers, and the conditions under which the update is compiled."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ if not keras.__version__.startswith("3."):
 
 
 def _compiles(function: Callable[..., None], *args: Any) -> bool:
-    """Tell whether part of what a function does is compiled."""
+    """Return whether the graph of a function contains a part that XLA compiles."""
     graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
     return "_XlaMustCompile" in str(graph)
 
@@ -79,7 +79,7 @@ def _assert_trains_as_without_wrapper(name: str, **options: Any) -> None:
     ("name", "options"),
     [
         *((name, {}) for name in optimizer_names(keras)),
-        # The wrapper clips, whatever the optimizer.
+        # The wrapper does the clipping for all optimizers, so a few of them suffice.
         *((name, {"global_clipnorm": 0.5}) for name in ("SGD", "AdamW", "MultiOptimizer")),
     ],
 )
@@ -94,7 +94,7 @@ def test_compiled_update_treats_sparse_gradients_as_keras_does(name: str, option
     def step(rows: tf.Tensor, indices: tf.Tensor) -> None:
         opt.apply([tf.IndexedSlices(rows * SCALE, indices, tf.constant([5, 2]))], variables)
 
-    # Each number of rows is compiled anew.
+    # Each number of rows is another shape, for which XLA compiles again.
     for indices in ([1, 1, 4], [0, 2, 3], [3, 1, 1, 3, 0]):
         rows = np.arange(2.0 * len(indices), dtype=np.float32).reshape(-1, 2)
         plain.apply([tf.IndexedSlices(tf.constant(rows), tf.constant(indices), tf.constant([5, 2]))], plain_variables)
@@ -102,7 +102,7 @@ def test_compiled_update_treats_sparse_gradients_as_keras_does(name: str, option
         np.testing.assert_allclose(variables[0].numpy(), plain_variables[0].numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_clipping_by_a_norm_whose_squares_overflow_is_right() -> None:
+def test_clipping_is_correct_if_the_squares_of_the_norm_overflow() -> None:
     (weight,) = variables = [variable(keras, [0, 0])]
     opt = tfmp.LossScaleOptimizer(
         keras.optimizers.SGD(1.0, global_clipnorm=1.0), tfmp.FixedLossScaleManager(1024.0), jit_compile=True
@@ -145,15 +145,17 @@ class _OwnConstraint(keras.constraints.Constraint):
     ],
     ids=["own schedule", "own function", "accumulation", "averages", "own constraint", "small"],
 )
-def test_other_update_is_not_compiled_by_default(options: dict[str, Any], variables: Callable[[], list[Any]]) -> None:
+def test_update_with_custom_code_or_small_variables_is_not_compiled_by_default(
+    options: dict[str, Any], variables: Callable[[], list[Any]]
+) -> None:
     assert not _compiles(_wrapped_step(wrap(optimizer(keras, **options)), variables()))
 
 
-def test_update_by_an_optimizer_of_the_users_is_not_compiled_by_default() -> None:
+def test_update_by_a_custom_optimizer_is_not_compiled_by_default() -> None:
     assert not _compiles(_wrapped_step(wrap(_OwnOptimizer(0.5)), _large()))
 
 
-def test_false_compiles_nothing() -> None:
+def test_jit_compile_false_compiles_nothing() -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
     assert not _compiles(_wrapped_step(opt, _large()))
 
@@ -186,7 +188,7 @@ def test_replicas_update_without_compiling() -> None:
     assert weight.numpy().tolist() == [0.5, 1]
 
 
-def test_eager_code_is_not_compiled_but_right() -> None:
+def test_eager_update_clips_correctly_without_compiling() -> None:
     opt = tfmp.LossScaleOptimizer(
         keras.optimizers.SGD(1.0, global_clipnorm=5.0), tfmp.FixedLossScaleManager(4), jit_compile=True
     )
@@ -195,7 +197,7 @@ def test_eager_code_is_not_compiled_but_right() -> None:
     np.testing.assert_allclose(weight.numpy(), [-3, -4], rtol=1e-6)
 
 
-def test_function_that_is_traced_again_follows_what_was_set() -> None:
+def test_function_that_is_traced_again_uses_changed_settings() -> None:
     inner = keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(1.0, 10, 1.0), clipvalue=1.0)
     (weight,) = variables = [variable(keras, [0.0])]
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
@@ -212,7 +214,7 @@ def test_function_that_is_traced_again_follows_what_was_set() -> None:
 
 @pytest.mark.parametrize("jit_compile", [True, False])
 @pytest.mark.parametrize("norms", [{"global_clipnorm": -1.0}, {"clipnorm": -1.0, "global_clipnorm": 5.0}])
-def test_norms_that_keras_does_not_clip_by_are_left_out(norms: dict[str, float], jit_compile: bool) -> None:
+def test_norms_that_keras_ignores_are_ignored(norms: dict[str, float], jit_compile: bool) -> None:
     inner, plain = keras.optimizers.SGD(1.0), keras.optimizers.SGD(1.0)
     for each in (inner, plain):
         for name, norm in norms.items():
@@ -247,14 +249,14 @@ def dumped_debug_info(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("jit_compile", ["auto", True])
 @pytest.mark.parametrize("debugger", ["check_numerics", "dumped_debug_info"])
-def test_fit_of_a_large_model_runs_under_the_debugger_and_says_once_that_it_does_not_compile(
+def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
     debugger: str, jit_compile: Any, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fitted(opt: Any) -> list[np.ndarray]:
         layer = keras.layers.Dense(1024, kernel_initializer="ones")
         model = keras.Sequential([keras.Input([1024]), layer, keras.layers.Dense(1, kernel_initializer="ones")])
         model.compile(opt, loss="mse", jit_compile=False)
-        # Batches of two sizes: it is traced twice.
+        # Batches of two sizes, so that the step is traced twice.
         model.fit(np.full([6, 1024], 2.0**-10), np.zeros([6, 1]), batch_size=4, shuffle=False, verbose=0)
         return model.get_weights()
 
@@ -269,7 +271,7 @@ def test_fit_of_a_large_model_runs_under_the_debugger_and_says_once_that_it_does
 
 
 @pytest.mark.usefixtures("check_numerics")
-def test_debugger_is_not_mentioned_where_nothing_would_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_about_the_debugger_if_nothing_would_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
     assert not _compiles(_wrapped_step(wrap(optimizer(keras)), kernel_and_bias(keras)))
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
     assert not _compiles(_wrapped_step(opt, _large()))
@@ -286,7 +288,7 @@ def test_functions_that_run_eagerly_take_the_same_steps() -> None:
     assert values(variables) == [[[0.5, 1.5], [2.5, 3.5]], [4.5, 5.5]]
 
 
-def test_clipping_leaves_the_users_optimizer_as_it_is() -> None:
+def test_clipping_does_not_change_the_inner_optimizer() -> None:
     inner = keras.optimizers.SGD(1.0, global_clipnorm=5.0)
     variables = kernel_and_bias(keras)
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
@@ -297,7 +299,7 @@ def test_clipping_leaves_the_users_optimizer_as_it_is() -> None:
 
 
 def test_graph_of_a_step_never_calls_python_and_branches_twice() -> None:
-    """A branch is where TensorFlow's executor waits for one boolean from the device."""
+    """At each branch TensorFlow's executor waits for a boolean from the device, so there must be few of them."""
     variables = _large()
     step = _wrapped_step(wrap(optimizer(keras, "Adam")), variables)
     graph = tf.function(step).get_concrete_function().graph.as_graph_def()
@@ -306,11 +308,11 @@ def test_graph_of_a_step_never_calls_python_and_branches_twice() -> None:
     assert len([node.name for node in nodes if node.op in _BRANCHING]) == 2
 
 
-#: The ops that wait for a boolean.
+#: The types of ops that branch on a boolean.
 _BRANCHING = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
 
 
 @pytest.mark.parametrize("jit_compile", ["always", 1, None])
-def test_unknown_setting_is_refused(jit_compile: Any) -> None:
+def test_unknown_jit_compile_is_refused(jit_compile: Any) -> None:
     with pytest.raises(ValueError, match=r'jit_compile must be True, False or "auto", got'):
         tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)

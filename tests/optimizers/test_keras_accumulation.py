@@ -1,4 +1,4 @@
-"""Accumulation of gradients in the wrapper, in every Keras: a window is one step."""
+"""Accumulation of gradients by the wrapper, in every Keras: a window of micro-batches is one step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ for_every_policy = pytest.mark.parametrize("overflow_drops", ["window", "micro_b
 
 
 def _accumulating(inner: Any, accumulation_steps: int = 2, *, scale: float = SCALE, **options: Any) -> Any:
-    """Wrap an optimizer, with a manager that halves at each overflow."""
+    """Wrap an optimizer, with a manager that halves the scale at each overflow."""
     manager = tfmp.ExponentialUpdateLossScaleManager(scale, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     return tfmp.LossScaleOptimizer(inner, manager, accumulation_steps=accumulation_steps, **options)
 
@@ -53,7 +53,7 @@ def _counts(opt: Any) -> tuple[float, int, int, int]:
 
 @pytest.mark.parametrize(("name", "execution"), [("SGD", "eager"), ("SGD", "function"), ("Adam", "function")])
 @for_every_keras()
-def test_window_equals_the_large_batch(keras: ModuleType, name: str, execution: str) -> None:
+def test_window_trains_as_one_large_batch(keras: ModuleType, name: str, execution: str) -> None:
     opt, plain = _accumulating(optimizer(keras, name), 4), optimizer(keras, name)
     trained, expected = kernel_and_bias(keras), kernel_and_bias(keras)
     opt.build(trained)
@@ -62,7 +62,7 @@ def test_window_equals_the_large_batch(keras: ModuleType, name: str, execution: 
         parts = [gradients(4 * window + part) for part in range(4)]
         at_start = values(trained)
         for part in parts:
-            # Nothing but the buffers moves before the window ends.
+            # Before the window ends only the buffers change.
             assert values(trained) == at_start
             assert int(opt.iterations) == window
             step(part)
@@ -77,9 +77,7 @@ def test_window_equals_the_large_batch(keras: ModuleType, name: str, execution: 
     [("window", "eager"), ("window", "function"), ("micro_batch", "function"), ("micro_batch", "xla")],
 )
 @for_every_keras()
-def test_overflow_in_a_window_drops_what_the_policy_says(
-    keras: ModuleType, overflow_drops: str, execution: str
-) -> None:
+def test_overflow_drops_the_window_or_the_micro_batch(keras: ModuleType, overflow_drops: str, execution: str) -> None:
     opt = _accumulating(optimizer(keras, momentum=0.5), 4, overflow_drops=overflow_drops)
     plain = optimizer(keras, momentum=0.5)
     trained, expected = kernel_and_bias(keras), kernel_and_bias(keras)
@@ -97,7 +95,7 @@ def test_overflow_in_a_window_drops_what_the_policy_says(
             take_step(plain, expected, _mean(*(part for index, part in enumerate(parts) if index not in overflows)))
         assert values(trained) == values(expected)
     dropped = overflow_drops == "window"
-    # One decision for a window: the scale is halved once.
+    # The manager is updated once for each window, so the scale is halved once.
     assert _counts(opt) == (SCALE / 2, 3 - dropped, 3 - dropped, int(dropped))
 
 
@@ -125,12 +123,12 @@ def test_sparse_gradients_and_none_are_accumulated(keras: ModuleType, execution:
 
 
 @for_every_keras()
-def test_last_window_of_an_epoch_divides_by_what_it_holds(keras: ModuleType) -> None:
+def test_last_window_of_an_epoch_divides_by_its_number_of_micro_batches(keras: ModuleType) -> None:
     weight = variable(keras, 0.0)
     opt = _accumulating(optimizer(keras, learning_rate=1.0), 4, micro_batches_per_epoch=102)
     opt.build([weight])
     step = tf.function(lambda grad: take_step(opt, [weight], [grad]))
-    # The last two of an epoch are 6 and 2.
+    # The last window of the epoch has two micro-batches, 6 and 2.
     for grad in [*[1.0] * 100, 6.0, 2.0, *[1.0] * 3]:
         step(tf.constant(grad))
     assert values([weight]) == [-25 - 4]
@@ -143,7 +141,9 @@ def test_last_window_of_an_epoch_divides_by_what_it_holds(keras: ModuleType) -> 
     ("options", "jit_compile"), [({}, True), ({}, False), ({"global_clipnorm": 0.5}, True)], ids=str
 )
 @for_every_keras("keras3")
-def test_compiled_update_serves_a_window(keras: ModuleType, options: dict[str, Any], jit_compile: bool) -> None:
+def test_update_at_the_end_of_a_window_is_compiled(
+    keras: ModuleType, options: dict[str, Any], jit_compile: bool
+) -> None:
     opt, plain = _accumulating(optimizer(keras, **options), jit_compile=jit_compile), optimizer(keras, **options)
     trained, expected = kernel_and_bias(keras), kernel_and_bias(keras)
     opt.build(trained)
@@ -159,7 +159,7 @@ def test_compiled_update_serves_a_window(keras: ModuleType, options: dict[str, A
 
 
 @for_every_keras()
-def test_unscaled_gradients_are_accumulated_as_they_are(keras: ModuleType) -> None:
+def test_unscaled_gradients_are_not_unscaled_again_when_accumulated(keras: ModuleType) -> None:
     weight = variable(keras, 0.0)
     opt = _accumulating(optimizer(keras))
     for factor in (1.0, 3.0):
@@ -170,7 +170,7 @@ def test_unscaled_gradients_are_accumulated_as_they_are(keras: ModuleType) -> No
 
 
 class _Training:
-    """A weight that starts from 0, and whose gradient is what each replica is fed."""
+    """A weight that starts at 0, whose gradient is the input of each replica."""
 
     def __init__(self, strategy: tf.distribute.Strategy, keras: ModuleType, **options: Any) -> None:
         self._strategy = strategy
@@ -185,7 +185,7 @@ class _Training:
         self._run = tf.function(lambda grad: strategy.run(on_replica, args=(grad,)))
 
     def feed(self, *rows: Any) -> list[Any]:
-        """Feed each replica its column; return the scale, the counts, and the weight on each replica."""
+        """Train on rows with a column for each replica; return the scale, the counts, and the replicas' weights."""
         for row in rows:
             self._run(
                 self._strategy.experimental_distribute_values_from_function(
@@ -204,18 +204,18 @@ def test_two_replicas_with_an_overflow_on_the_second_equal_one_device(
     fed = np.array([[1, 3], [5, 7], [2, math.inf], [6, math.nan], [1, 2], [4, 1], [8, 4], [2, 2]])
     options = {"overflow_drops": overflow_drops, "micro_batches_per_epoch": 7}
     found = _Training(two_replicas, keras, **options).feed(*fed)
-    # The same micro-batches, one after the other.
+    # One device gets the same micro-batches one after the other.
     options = {"overflow_drops": overflow_drops, "micro_batches_per_epoch": 14, "accumulation_steps": 4}
     assert found == _Training(tf.distribute.get_strategy(), keras, **options).feed(*fed.reshape(-1, 1))
     dropped = overflow_drops == "window"
-    # The means are 4, 4 (of 2 and 6, unless they are dropped), 2, and 6 of the shorter window.
+    # The means of the windows are 4; 4, that of 2 and 6, unless the window is dropped; 2; and 6 in the shorter window.
     weight = -8 if dropped else -11.75
     assert found == [SCALE / 2, 4 - dropped, 4 - dropped, int(dropped), {weight}]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
-def test_window_of_two_replicas_is_saved_as_their_sum(
+def test_sums_of_two_replicas_are_saved_as_one_sum(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
 ) -> None:
     training, resumed = _Training(two_replicas, keras), _Training(two_replicas, keras)
@@ -249,14 +249,14 @@ def test_micro_batch_that_overflows_in_float16_is_found(keras: ModuleType) -> No
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
     model = keras.Sequential([keras.Input([1]), layer])
     model.compile(opt, _target_times_output)
-    # 2**14 and 2**16 are the scaled gradients of the first window, of which the second is infinite in float16.
+    # The scaled gradients of the first window are 2**14 and 2**16. The second is infinite in float16.
     fit_linear(model, [0.25, 1, 0.25, 1])
     assert values(model.weights) == [[[-0.5 * (0.25 + 0.625)]]]
     assert _counts(opt) == (2.0**15, 2, 2, 0)
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_skipped_window_counts_as_one_step_where_skipped_steps_count(keras: ModuleType) -> None:
+def test_skipped_window_moves_iterations_by_one_if_skipped_steps_count(keras: ModuleType) -> None:
     weight = variable(keras, 0.0)
     opt = _accumulating(optimizer(keras), iterations_include_skipped_steps=True)
     for grad in [1, math.inf, math.inf, math.inf, 1, 1]:
@@ -275,7 +275,7 @@ def test_config_keeps_the_accumulation(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_optimizer_that_accumulates_nothing_has_no_buffers(keras: ModuleType) -> None:
+def test_optimizer_that_does_not_accumulate_has_no_buffers(keras: ModuleType) -> None:
     names = []
     for options in ({"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}, {}):
         opt = tfmp.LossScaleOptimizer(optimizer(keras, name="Adam"), tfmp.FixedLossScaleManager(8), **options)
@@ -295,7 +295,9 @@ def test_gradients_of_other_variables_are_refused(keras: ModuleType) -> None:
     opt, variables = _accumulating(optimizer(keras)), kernel_and_bias(keras)
     opt.build(variables)
     for given in (variables[:1], variables[::-1]):
-        with pytest.raises(ValueError, match=r"not the 2 that the optimizer was built with, .* None where the loss"):
+        with pytest.raises(
+            ValueError, match=r"differ from the 2 that the optimizer was built with, .* None where the loss"
+        ):
             take_step(opt, given, [tf.ones(variable.shape) for variable in given])
 
 

@@ -1,4 +1,4 @@
-"""The arguments, properties and configurations of Keras' own wrapper, taken by ours, in every Keras."""
+"""The arguments, properties and configurations of Keras' own wrapper, which tfmp's wrapper accepts in every Keras."""
 
 import inspect
 import pydoc
@@ -24,7 +24,7 @@ def _rule(opt: Any) -> list[float]:
 
 
 @for_every_keras()
-def test_default_is_the_rule_of_kerass_own(keras: ModuleType) -> None:
+def test_default_follows_the_rule_of_keras_own_wrapper(keras: ModuleType) -> None:
     for settings in [[], ["dynamic"]]:
         opt = tfmp.LossScaleOptimizer(optimizer(keras), *settings)
         assert _rule(opt) == [2**15, 2000, 1, 2, 0.5]
@@ -32,7 +32,7 @@ def test_default_is_the_rule_of_kerass_own(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_settings_of_kerass_own_are_taken_and_told(keras: ModuleType) -> None:
+def test_arguments_of_keras_own_wrapper_are_accepted_and_readable(keras: ModuleType) -> None:
     opt = tfmp.LossScaleOptimizer(
         inner_optimizer=optimizer(keras), initial_scale=64, dynamic_growth_steps=2, name="mine"
     )
@@ -51,7 +51,7 @@ def test_number_is_a_fixed_scale(keras: ModuleType) -> None:
     assert (float(opt.loss_scale), opt.initial_scale, opt.dynamic_growth_steps) == (512, 512, None)
 
 
-def test_tf1_optimizers_take_the_same() -> None:
+def test_tf1_front_end_accepts_the_same_descriptions_of_a_manager() -> None:
     inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)
     assert [float(tfmp.LossScaleOptimizer(inner, *spec).loss_scale) for spec in ([], ["dynamic"], [512])] == [
         2**15,
@@ -70,7 +70,7 @@ class _Eight(tfmp.LossScaleManager):
 
 
 @for_every_keras()
-def test_manager_of_another_rule_tells_none_of_keras(keras: ModuleType) -> None:
+def test_settings_of_keras_own_wrapper_are_unavailable_with_a_custom_manager(keras: ModuleType) -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), _Eight())
     assert opt.dynamic
     with pytest.raises(AttributeError, match=r"a _Eight does not follow the rule of Keras' own wrapper"):
@@ -81,7 +81,7 @@ def test_manager_of_another_rule_tells_none_of_keras(keras: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("arguments", "settings", "message"),
     [
-        # Keras 2's second argument, `dynamic`.
+        # The second argument of Keras 2's own wrapper is `dynamic`, a boolean.
         ([True], {}, r'a tfmp\.LossScaleManager, "dynamic", or a number for a fixed scale, got True'),
         ([None], {}, r'"dynamic", or a number for a fixed scale, got None'),
         ([8], {"initial_scale": 8}, r"loss_scale_manager=8 decides the scale by settings of its own"),
@@ -91,7 +91,7 @@ def test_manager_of_another_rule_tells_none_of_keras(keras: ModuleType) -> None:
     ],
 )
 @for_every_keras()
-def test_what_describes_no_manager_is_refused(
+def test_arguments_that_do_not_describe_a_manager_are_refused(
     keras: ModuleType, arguments: list[Any], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
@@ -99,19 +99,19 @@ def test_what_describes_no_manager_is_refused(
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_fixed_scale_of_keras_2_is_taken(keras: ModuleType) -> None:
+def test_keras_2_arguments_for_a_fixed_scale_are_accepted(keras: ModuleType) -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False, initial_scale=256)
     assert (float(opt.loss_scale), opt.dynamic, opt.dynamic_growth_steps) == (256, False, None)
     with pytest.raises(ValueError, match=r"write tfmp\.LossScaleOptimizer\(optimizer, scale\)"):
         tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False)
-    with pytest.raises(ValueError, match="give that alone"):
+    with pytest.raises(ValueError, match="pass it as initial_scale, without"):
         tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False, initial_scale=8, dynamic_growth_steps=5)
     with pytest.raises(AttributeError, match=r"read the state of the loss-scale manager instead"):
         _ = opt.dynamic_counter
 
 
 @for_every_keras()
-def test_front_door_makes_an_optimizer_of_its_configuration(keras: ModuleType) -> None:
+def test_public_class_makes_an_optimizer_from_its_config(keras: ModuleType) -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras, "Adam"), tfmp.LogMaxLossScaleManager(), name="mine")
     again = tfmp.LossScaleOptimizer.from_config(opt.get_config())
     assert type(again) is type(opt)
@@ -119,7 +119,7 @@ def test_front_door_makes_an_optimizer_of_its_configuration(keras: ModuleType) -
 
 
 @for_every_keras()
-def test_front_door_makes_an_optimizer_of_the_configuration_of_kerass_own(keras: ModuleType) -> None:
+def test_public_class_makes_an_optimizer_from_the_config_of_keras_own_wrapper(keras: ModuleType) -> None:
     settings = [{"initial_scale": 64.0, "dynamic_growth_steps": 3}]
     if keras.__version__.startswith("2."):
         settings.append({"initial_scale": 64.0, "dynamic": False})
@@ -132,7 +132,7 @@ def test_front_door_makes_an_optimizer_of_the_configuration_of_kerass_own(keras:
 
 
 @for_every_keras()
-def test_kerass_own_does_not_wrap_ours(keras: ModuleType) -> None:
+def test_keras_own_wrapper_refuses_to_wrap_tfmps(keras: ModuleType) -> None:
     skip_before((3, 10), keras, "its wrapper does not touch the optimizer that it wraps")
     opt = wrap(optimizer(keras))
     with pytest.raises((TypeError, ValueError), match=r"scaled twice|already wrapped by a LossScaleOptimizer"):
@@ -153,22 +153,22 @@ def test_loss_scale_factor_of_the_inner_optimizer_is_turned_off(caplog: pytest.L
         _ = opt.loss_scale_factor
 
 
-def test_signature_and_help_of_the_front_door_are_for_people() -> None:
+def test_signature_and_help_of_the_public_class_show_arguments_and_methods() -> None:
     parameters = inspect.signature(tfmp.LossScaleOptimizer).parameters
     assert list(parameters)[:3] == ["opt", "loss_scale_manager", "is_distributed"]
     assert {"inner_optimizer", "initial_scale", "name", "accumulation_steps"} <= set(parameters)
     text = pydoc.plain(pydoc.render_doc(tfmp.LossScaleOptimizer))
     for method in ("minimize", "compute_gradients", "apply_gradients", "scale_loss", "get_unscaled_gradients"):
-        # Python 3.13 breaks the lines of long signatures.
+        # Python 3.13 and later break long signatures into lines.
         assert re.search(rf"^ \|  {method}\(\s*(\|\s+)?self", text, re.MULTILINE), method
 
 
 @for_every_keras()
-def test_arguments_of_the_front_door_are_those_of_the_front_ends(keras: ModuleType) -> None:
+def test_public_class_documents_all_arguments_of_the_front_ends(keras: ModuleType) -> None:
     documented = set(inspect.signature(tfmp.LossScaleOptimizer).parameters)
     for opt in (wrap(optimizer(keras)), wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5))):
         taken = inspect.signature(type(opt).__init__).parameters
-        # What Keras 2's own wrapper took before there was a number for a fixed scale.
+        # `dynamic` is an argument of Keras 2's own wrapper. The public class has a number for a fixed scale instead.
         assert set(taken) - {"self", "dynamic"} <= documented
 
 
@@ -186,7 +186,7 @@ def test_repr_shows_settings_and_state(keras: ModuleType) -> None:
     )
 
 
-def test_repr_in_a_graph_shows_settings_alone() -> None:
+def test_repr_in_a_graph_shows_only_settings() -> None:
     with tf.Graph().as_default():
         opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), 8, sparse_as_dense=True)
         assert repr(opt) == (

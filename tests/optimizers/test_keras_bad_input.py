@@ -1,4 +1,4 @@
-"""What the wrapper refuses, in every Keras."""
+"""Arguments that the wrapper refuses, in every Keras."""
 
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ def _manager() -> tfmp.LossScaleManager:
 
 
 @for_every_keras()
-def test_kerass_own_wrapper_is_not_wrapped(keras: ModuleType) -> None:
+def test_wrapping_keras_own_wrapper_is_refused(keras: ModuleType) -> None:
     with pytest.raises(
         ValueError, match=r"a LossScaleOptimizer already: .* or call tfmp\.LossScaleOptimizer\.from_keras"
     ):
@@ -29,7 +29,7 @@ def test_wrapping_twice_is_refused(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_class_is_no_optimizer(keras: ModuleType) -> None:
+def test_class_in_place_of_an_optimizer_is_refused(keras: ModuleType) -> None:
     with pytest.raises(
         TypeError, match=r"opt must be .* an optimizer of Keras or tf_keras, got .* of type builtins\.type"
     ):
@@ -38,20 +38,20 @@ def test_class_is_no_optimizer(keras: ModuleType) -> None:
 
 @pytest.mark.parametrize("bad", [None, True, tfmp.FixedLossScaleManager])
 @for_every_keras()
-def test_what_is_no_manager_is_refused(keras: ModuleType, bad: Any) -> None:
+def test_object_that_is_not_a_manager_is_refused(keras: ModuleType, bad: Any) -> None:
     with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager, .*number.*got "):
         tfmp.LossScaleOptimizer(optimizer(keras), bad)
 
 
 @for_every_keras()
-def test_number_that_stands_for_another_argument_is_refused(keras: ModuleType) -> None:
-    # Keras 3's own wrapper takes initial_scale and dynamic_growth_steps in these places.
+def test_positional_initial_scale_and_growth_steps_are_refused(keras: ModuleType) -> None:
+    # In Keras 3's own wrapper these two positions are initial_scale and dynamic_growth_steps.
     with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
         tfmp.LossScaleOptimizer(optimizer(keras), 2.0**15, 2000)
 
 
 @for_every_keras()
-def test_what_is_no_detector_is_refused(keras: ModuleType) -> None:
+def test_object_that_is_not_a_detector_is_refused(keras: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"must be a tfmp\.OverflowDetector"):
         tfmp.LossScaleOptimizer(optimizer(keras), _manager(), overflow_detector=65504)
 
@@ -68,14 +68,14 @@ def test_manager_of_another_optimizer_is_refused(keras: ModuleType, manager: Any
 
 
 @for_every_keras()
-def test_distribution_without_a_strategy_is_refused(keras: ModuleType) -> None:
+def test_is_distributed_without_a_strategy_is_refused(keras: ModuleType) -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), _manager(), is_distributed=True)
     with pytest.raises(ValueError, match=r"is_distributed=True, and nothing distributes: call hvd\.init"):
         take_step(opt, kernel_and_bias(keras), [tf.ones([2, 2]), tf.ones([2])])
 
 
 @for_every_keras()
-def test_loss_of_integers_is_refused(keras: ModuleType) -> None:
+def test_integer_loss_is_refused(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))
     for scale in (opt.scale_loss, opt.get_scaled_loss):
         with pytest.raises(TypeError, match="the loss must be of a floating-point type, got int32"):
@@ -83,13 +83,13 @@ def test_loss_of_integers_is_refused(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_optimizer_that_is_not_wrapped_cannot_be_taken_over(keras: ModuleType) -> None:
+def test_from_keras_refuses_an_optimizer_that_is_not_wrapped(keras: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"got .*SGD.* wrap any other by tfmp\.LossScaleOptimizer"):
         tfmp.LossScaleOptimizer.from_keras(optimizer(keras))
 
 
 @for_every_keras()
-def test_wrapper_of_tfmp_need_not_be_taken_over(keras: ModuleType) -> None:
+def test_from_keras_refuses_a_wrapper_of_tfmp(keras: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"a tfmp\.LossScaleOptimizer already: use it as it is"):
         tfmp.LossScaleOptimizer.from_keras(wrap(optimizer(keras)))
 
@@ -113,11 +113,11 @@ def test_graph_mode_is_refused(keras: ModuleType) -> None:
         wrap(optimizer(keras))
 
 
-def _entrances(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, tuple[list[Any], Any]]:
-    """Return what takes lists, with a list for each."""
+def _methods_that_take_lists(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, tuple[list[Any], Any]]:
+    """Return the methods that take lists, by name, each with a valid list."""
     grads = [tf.ones([2, 2]), tf.ones([2])]
     pairs = list(zip(grads, variables, strict=True))
-    entrances = {
+    methods = {
         "get_unscaled_gradients": (grads, opt.get_unscaled_gradients),
         "apply_gradients": (pairs, opt.apply_gradients),
         "minimize": (
@@ -130,22 +130,22 @@ def _entrances(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, t
         "finalize_variable_values": (variables, opt.finalize_variable_values),
     }
     if keras.__version__.startswith("3."):
-        entrances["apply"] = (grads, lambda given: opt.apply(given, variables))
-        entrances["apply to variables"] = (variables, lambda given: opt.apply(grads, given))
+        methods["apply"] = (grads, lambda given: opt.apply(given, variables))
+        methods["apply to variables"] = (variables, lambda given: opt.apply(grads, given))
     else:
-        entrances["compute_gradients"] = (
+        methods["compute_gradients"] = (
             variables,
             lambda given: opt.compute_gradients(lambda: tf.add_n(list(map(tf.reduce_sum, variables))), given),
         )
-        entrances["aggregate_gradients"] = (pairs, opt.aggregate_gradients)
-    return entrances
+        methods["aggregate_gradients"] = (pairs, opt.aggregate_gradients)
+    return methods
 
 
 def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
     opt, variables = wrap(optimizer(keras, momentum=0.5, weight_decay=0.25)), kernel_and_bias(keras)
     if built:
         opt.build(variables)
-    given, take = _entrances(keras, opt, variables)[name]
+    given, take = _methods_that_take_lists(keras, opt, variables)[name]
     found = take(form(given))
     if not built or "exclude" in name:
         take_step(opt, variables, [tf.ones([2, 2]), tf.ones([2])])
@@ -154,9 +154,9 @@ def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
 
 
 @for_every_keras()
-def test_generator_gives_what_a_list_gives(keras: ModuleType) -> None:
-    for name in _entrances(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
-        # Keras wants names excluded before it builds.
+def test_generator_is_accepted_in_place_of_a_list(keras: ModuleType) -> None:
+    for name in _methods_that_take_lists(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
+        # Keras requires variables to be excluded before `build`.
         built = name != "build" and "exclude" not in name
         expected = _trained(keras, name, list, built)
         for form in (iter, tuple, lambda given: dict(enumerate(given)).values()):
@@ -167,11 +167,11 @@ def test_generator_gives_what_a_list_gives(keras: ModuleType) -> None:
 
 
 @for_every_keras()
-def test_what_is_no_list_is_refused_with_its_value_and_what_to_do(keras: ModuleType) -> None:
+def test_argument_that_is_not_a_list_is_refused_with_its_value_and_advice(keras: ModuleType) -> None:
     opt, variables = wrap(optimizer(keras)), kernel_and_bias(keras)
     opt.build(variables)
     before = values(variables)
-    for given, take in _entrances(keras, opt, variables).values():
+    for given, take in _methods_that_take_lists(keras, opt, variables).values():
         for wrong in (given[0], dict(enumerate(given)), [given], "grads", zip(variables, given, strict=False)):
             with pytest.raises(TypeError, match=r"must be .*(, got |, and it holds ).*: (pass|write) "):
                 take(wrong)

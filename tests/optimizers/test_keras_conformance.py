@@ -1,4 +1,4 @@
-"""What holds for every optimizer of every Keras, on one device: wrapped it trains as before, and skips wholly."""
+"""Tests of every optimizer of every Keras, on one device: it trains as without a wrapper, and skips whole steps."""
 
 import functools
 import math

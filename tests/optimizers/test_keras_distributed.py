@@ -1,4 +1,4 @@
-"""The wrapper around Keras optimizers on several replicas: one decision for all."""
+"""The wrapper around Keras optimizers on several replicas, which must make the same decisions."""
 
 import math
 from itertools import pairwise
@@ -15,7 +15,7 @@ import tfmp
 
 
 def _on_one_device(keras: ModuleType, inputs: np.ndarray) -> list[Any]:
-    """Return what each of two replicas should hold after every step."""
+    """Return the expected states of two replicas after every step."""
     return [state * 2 for state in ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs)]
 
 
@@ -48,7 +48,7 @@ def test_fit_skips_on_all_replicas(
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
         model.compile(ours(keras.optimizers.Adam(0.125)), "mse")
     before = values(two_replicas, model.weights)
-    # A batch of four gives two rows to each replica.
+    # Each replica gets two rows of a batch of four.
     x = np.ones([4, 1], np.float32)
     x[[2 * replica for replica in OVERFLOWS[overflow]]] = math.inf
     model.fit(x, np.zeros([4, 1]), batch_size=4, shuffle=False, verbose=0)
@@ -91,7 +91,7 @@ def test_sparse_gradients_of_all_replicas_are_applied_or_none(
         model.compile(opt, loss=lambda target, output: target * output)
     target = np.ones([4, 1], np.float32)
     target[[2 * replica for replica in OVERFLOWS[overflow]]] = math.inf
-    # Row 1 is on both replicas.
+    # Both replicas look up row 1.
     model.fit(np.int32([0, 1, 1, 2]), target, batch_size=4, shuffle=False, verbose=0)
     rows = [1, 1, 1, 1] if OVERFLOWS[overflow] else [0.875, 0.75, 0.875, 1]
     assert values(two_replicas, model.weights) == [[[[row] for row in rows]]] * 2
@@ -99,7 +99,7 @@ def test_sparse_gradients_of_all_replicas_are_applied_or_none(
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_skipped_steps_may_move_iterations_on_all_replicas(
+def test_skipped_steps_can_count_in_iterations_on_all_replicas(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     fed = inputs("random")[:40]
@@ -111,7 +111,7 @@ def test_skipped_steps_may_move_iterations_on_all_replicas(
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_averages_and_clipping_of_the_inner_optimizer_are_those_of_one_device(
+def test_moving_averages_and_clipping_equal_those_on_one_device(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     def wrap(inner: Any) -> tfmp.LossScaleOptimizer:

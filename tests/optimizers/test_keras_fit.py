@@ -1,4 +1,4 @@
-"""`fit` and its kin with the wrapper, in every Keras."""
+"""`fit`, `train_on_batch` and callbacks with the wrapper, in every Keras."""
 
 import math
 from types import ModuleType
@@ -32,16 +32,16 @@ def _check_learning(keras: ModuleType, jit_compile: bool | str) -> None:
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @for_every_keras()
-def test_fit_starts_too_high_skips_and_learns(keras: ModuleType, jit_compile: bool) -> None:
+def test_fit_with_a_too_high_initial_scale_skips_steps_and_learns(keras: ModuleType, jit_compile: bool) -> None:
     _check_learning(keras, jit_compile)
 
 
 @for_every_keras("keras3")
-def test_fit_learns_where_keras_decides_to_compile(keras: ModuleType) -> None:
+def test_fit_learns_if_keras_decides_whether_to_compile(keras: ModuleType) -> None:
     _check_learning(keras, "auto")
 
 
-# Keras 3.5's own, with steps_per_execution.
+# Keras 3.5 warns by itself with steps_per_execution.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("settings", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 @for_every_keras()
@@ -57,7 +57,7 @@ def test_fit_skips_the_steps_that_overflow(keras: ModuleType, settings: dict[str
 
 
 @for_every_keras()
-def test_average_at_the_end_of_fit_is_that_of_the_applied_steps(keras: ModuleType) -> None:
+def test_moving_average_at_the_end_of_fit_covers_the_applied_steps(keras: ModuleType) -> None:
     options = {"use_ema": True, "ema_momentum": 0.5}
     model, plain_model = (
         linear_model(keras, wrap(optimizer(keras, **options))),
@@ -91,7 +91,7 @@ def test_compile_under_mixed_float16_does_not_wrap_again(keras: ModuleType) -> N
     assert values(model.weights) == [[[-1]]]
 
 
-# Keras 3 makes an array of its learning rate.
+# Keras 3 converts the learning rate, a variable, to an array.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
 def test_callback_sets_the_learning_rate_of_the_inner_optimizer(keras: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Loops of the user's own around every Keras: whichever way they go, they train alike."""
+"""Custom training loops in every Keras: all ways of writing them train alike."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from kerases import (
     wrap,
 )
 
-# Takes one step, given the optimizer, the variables and a function that returns the loss.
+# A function that takes one step, given the optimizer, the variables and a function that returns the loss.
 _Way: TypeAlias = Callable[[Any, list[Any], Callable[[], tf.Tensor]], None]
 
 
@@ -34,7 +34,7 @@ def _get_scaled_loss(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Te
     with tf.GradientTape() as tape:
         scaled = opt.get_scaled_loss(loss_fn())
     grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
-    # Far above any norm here, but for those of overflows.
+    # This limit is far above all finite norms here, so clipping changes nothing.
     grads, _ = tf.clip_by_global_norm(grads, 2.0**20)
     opt.apply_gradients(zip(grads, variables, strict=True))
 
@@ -74,7 +74,7 @@ def _apply(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> 
 
 
 def _check(keras: ModuleType, way: _Way, compiled: bool) -> None:
-    """Check that a loop leaves the variables as if it had no wrapper and were not shown what overflows."""
+    """Check that a loop trains as without a wrapper on the inputs that do not overflow."""
     inner, plain = optimizer(keras, "Adam"), optimizer(keras, "Adam")
     opt = wrap(inner)
     wrapped_variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
@@ -106,7 +106,9 @@ def _check(keras: ModuleType, way: _Way, compiled: bool) -> None:
     ],
 )
 @for_every_keras()
-def test_every_way_trains_alike(keras: ModuleType, way: _Way, compiled: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_way_of_writing_a_loop_trains_alike(
+    keras: ModuleType, way: _Way, compiled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     _check(keras, way, compiled)
     assert not [record for record in caplog.records if record.name == "tfmp"]
 
@@ -124,7 +126,7 @@ def test_compute_gradients_trains_alike(keras: ModuleType, compiled: bool) -> No
 
 
 @for_every_keras()
-def test_clipping_in_between_sees_true_magnitudes(keras: ModuleType) -> None:
+def test_clipping_between_unscaling_and_applying_sees_true_magnitudes(keras: ModuleType) -> None:
     weight = variable(keras, [1, 2, 3, 4])
     opt = wrap(optimizer(keras))
     with tf.GradientTape() as tape:
@@ -140,7 +142,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @for_every_keras()
-def test_gradients_that_nobody_unscaled_are_applied_with_a_warning(
+def test_gradients_that_were_not_unscaled_are_applied_with_a_warning(
     keras: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     weight = variable(keras, [1, 2])
@@ -153,7 +155,9 @@ def test_gradients_that_nobody_unscaled_are_applied_with_a_warning(
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_loss_that_nobody_scaled_is_trained_with_a_warning(keras: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_of_a_loss_that_was_not_scaled_are_applied_with_a_warning(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
     weight = variable(keras, [1, 2])
     opt = wrap(optimizer(keras))
     opt.apply_gradients([(tf.constant([1.0, 0.0]), weight)])
@@ -163,7 +167,7 @@ def test_loss_that_nobody_scaled_is_trained_with_a_warning(keras: ModuleType, ca
 
 
 @for_every_keras("keras3")
-def test_gradients_count_as_scaled_where_nothing_was_called_before_with_a_warning(
+def test_gradients_are_unscaled_with_a_warning_if_no_method_was_called_before(
     keras: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     weight = variable(keras, [1, 2])
@@ -177,7 +181,9 @@ def test_gradients_count_as_scaled_where_nothing_was_called_before_with_a_warnin
 
 @for_every_keras()
 @pytest.mark.parametrize("compiled", [False, True])
-def test_warning_names_the_line_once(keras: ModuleType, caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
+def test_warning_names_the_line_and_is_given_once(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture, compiled: bool
+) -> None:
     weight = variable(keras, [1, 2])
     opt = wrap(optimizer(keras))
     opt.build([weight])
@@ -203,7 +209,7 @@ def test_fit_never_warns(keras: ModuleType, caplog: pytest.LogCaptureFixture) ->
 
 
 @for_every_keras()
-def test_unscaling_gradients_of_a_loss_that_nobody_scaled_warns(
+def test_unscaling_gradients_of_a_loss_that_was_not_scaled_warns(
     keras: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrap(optimizer(keras)).get_unscaled_gradients([tf.constant([1.0])])
@@ -212,7 +218,7 @@ def test_unscaling_gradients_of_a_loss_that_nobody_scaled_warns(
 
 
 @for_every_keras()
-def test_fit_and_loops_of_either_way_may_alternate(keras: ModuleType) -> None:
+def test_fit_and_both_kinds_of_loop_can_alternate(keras: ModuleType) -> None:
     model = linear_model(keras, wrap(optimizer(keras)))
     for step, way in enumerate([None, _scale_loss, None, _get_scaled_loss, None, _scale_loss, _get_scaled_loss, None]):
         if way is None:

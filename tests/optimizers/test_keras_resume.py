@@ -1,4 +1,4 @@
-"""A model's run that is stopped anywhere and resumed equals the one that was not, bit for bit, in every Keras."""
+"""A run that is stopped at any step and resumed equals the uninterrupted run bit for bit, in every Keras."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +12,14 @@ from kerases import dense_model, for_every_keras, optimizer, state, values, wrap
 
 import tfmp
 
-# Keras 3 hands its variables to h5py, which asks NumPy for a copy.
+# Keras 3 passes its variables to h5py, which requests a copy from NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 _STEPS = 8
-# Alone, in a streak that lowers the scale, and right before the end.
+# The steps that overflow: a single one, two in a row, which lower the scale, and the last one.
 _OVERFLOWS = (1, 4, 5, 7)
 
-# Saves a model in a file; loads the file into a model, and returns it, or another one with what was saved.
+# `_Save` saves a model in a file. `_Load` loads the file into a given model or a new one, and returns that model.
 _Save: TypeAlias = Callable[[Any, str], object]
 _Load: TypeAlias = Callable[[ModuleType, Any, str], Any]
 
@@ -42,7 +42,7 @@ def _accumulating_model(keras: ModuleType) -> Any:
 
 
 def _step(model: Any, step: int) -> list[Any]:
-    """Take a step and return everything after it."""
+    """Take a step and return the values of all weights and variables of the optimizer."""
     x = np.random.default_rng(step).random((8, 3), np.float32)
     x[0, 0] = np.inf if step in _OVERFLOWS else x[0, 0]
     model.train_on_batch(x, np.ones([8, 1]))
@@ -93,8 +93,8 @@ def test_run_resumes_exactly_wherever_it_stopped(
         save(model, str(tmp_path / f"model-{step}"))
         after.append(_step(model, step))
     assert state(model.optimizer, "applied_steps", "skipped_steps", "last_step_applied") == [4, 4, False]
-    # Backwards, so that what is loaded into has always been further.
-    # Before the first step Keras 2 has no metrics to save.
+    # The loop runs backwards, so that the model that is loaded into has always trained further than the saved one. It
+    # leaves out step 0, because Keras 2 has no metrics to save before the first step.
     for stop in reversed(range(1, _STEPS)):
         resumed = load(keras, resumed, str(tmp_path / f"model-{stop}"))
         assert type(resumed.optimizer) is type(model.optimizer)
@@ -121,12 +121,12 @@ def test_run_resumes_exactly_inside_a_window(
     model = _accumulating_model(keras)
     after = []
     for step in range(6):
-        # Two micro-batches into the first window, of which one overflowed.
+        # Save in the middle of the first window: after two micro-batches, one of which overflowed.
         if step == 2:
             for index, (save, _) in enumerate(formats):
                 save(model, str(tmp_path / f"model-{index}"))
         after.append(_step(model, step))
-    # The last window of the epoch had two.
+    # The epoch has five micro-batches and its last window two of them; the sixth starts the next epoch.
     counts = ["applied_steps", "skipped_steps", "kept", "tried", "tried_in_epoch"]
     assert state(model.optimizer, *counts) == [2, 0, 0, 1, 1]
     for index, (_, load) in enumerate(formats):
@@ -140,11 +140,11 @@ def test_run_resumes_exactly_inside_a_window(
 @for_every_keras("keras2", "tf_keras")
 def test_run_resumes_exactly_from_the_checkpoint_inside_a_saved_model(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
-    # The second overflow of a streak is to come.
+    # Save after the first of two overflows in a row, which together lower the scale.
     for step in range(5):
         _step(model, step)
     model.save(tmp_path / "saved_model")
-    # Keras' load_model begins with a new optimizer, whichever it is.
+    # Keras' load_model makes a new optimizer for this format, with or without tfmp, so the weights are loaded instead.
     resumed = _model(keras)
     resumed.load_weights(tmp_path / "saved_model" / "variables" / "variables")
     for step in range(5, _STEPS):

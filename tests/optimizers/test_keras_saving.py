@@ -17,17 +17,17 @@ from kerases import dense_model, for_every_keras, optimizer, skip_before, state,
 import tfmp
 
 pytestmark = [
-    # Keras 3 hands its variables to h5py, which asks NumPy for a copy.
+    # Keras 3 passes its variables to h5py, which requests a copy from NumPy.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
 ]
 
-# Saves a model, and returns one with what was saved; the function makes a model to load it into.
+# `_Restore` saves a model and returns a model that was loaded from the file. `_Make` makes a model to load into.
 _Make: TypeAlias = Callable[[], Any]
 _Restore: TypeAlias = Callable[[ModuleType, Any, Path, _Make], Any]
 
 _OVERFLOWS = (1, 2, 7)
-# The step, and the good and bad steps that are counted there: one short of moving the scale.
+# The step after which to save, with the counts of good and bad steps there. One more such step changes the scale.
 _SAVED_AT = {"in_a_bad_streak": (2, [0, 1]), "in_a_good_streak": (6, [3, 0])}
 
 
@@ -39,7 +39,7 @@ def _model(keras: ModuleType) -> Any:
 
 
 def _train(model: Any, steps: range) -> list[Any]:
-    """Take the steps, of which some overflow; return everything after each."""
+    """Take the steps, some of which overflow; return all values of weights and optimizer after each."""
     seen = []
     for step in steps:
         x = np.random.default_rng(step).random((8, 3), np.float32)
@@ -171,8 +171,8 @@ def test_fixed_manager_is_saved_too(keras: ModuleType, tmp_path: Path) -> None:
     assert (float(loaded.loss_scale), int(loaded.applied_steps), int(loaded.skipped_steps)) == (256, 1, 2)
 
 
-class _Own(tfmp.LossScaleManager):
-    """A manager such as scripts for tf.contrib have."""
+class _Custom(tfmp.LossScaleManager):
+    """A custom manager, as scripts for tf.contrib define it."""
 
     def __init__(self, start: float) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class _Own(tfmp.LossScaleManager):
         return self._scale.assign(self._scale / tf.where(finite_grads, 1.0, 4.0))
 
 
-# Makes a manager with a state of its own, and what its update takes beside the outcome.
+# For each manager with additional state: a function that makes it, and further arguments of its update.
 _MANAGERS: dict[str, tuple[Callable[[], tfmp.LossScaleManager], list[float]]] = {
     "tolerant": (lambda: tfmp.ExponentialUpdateLossScaleManager(8, 4, tolerance=0.5, hysteresis=2), []),
     "log_max": (lambda: tfmp.LogMaxLossScaleManager(init_loss_scale=8), [0.75]),
@@ -223,17 +223,17 @@ def test_every_manager_is_saved_with_its_state_in_the_legacy_format(
 
 
 @for_every_keras()
-def test_manager_of_ones_own_is_saved_where_it_is_known(keras: ModuleType, tmp_path: Path) -> None:
-    model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))
+def test_custom_manager_is_saved_and_loaded_with_custom_objects(keras: ModuleType, tmp_path: Path) -> None:
+    model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Custom(64.0)))
     model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"_Own": _Own})
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"_Custom": _Custom})
     assert float(loaded.optimizer.loss_scale) == 64
 
 
 @for_every_keras()
-def test_checkpoint_holds_the_variables_of_a_manager_of_ones_own(keras: ModuleType, tmp_path: Path) -> None:
+def test_checkpoint_holds_the_variables_of_a_custom_manager(keras: ModuleType, tmp_path: Path) -> None:
     def make() -> Any:
-        return dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Own(64.0)))
+        return dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras), _Custom(64.0)))
 
     model = make()
     model.train_on_batch(np.full([1, 3], np.inf), np.ones([1, 1]))
@@ -241,8 +241,8 @@ def test_checkpoint_holds_the_variables_of_a_manager_of_ones_own(keras: ModuleTy
     assert (float(restored.optimizer.loss_scale), int(restored.optimizer.skipped_steps)) == (16, 1)
 
 
-def _load_scale_of_kerass_own(keras: ModuleType, manager: tfmp.LossScaleManager, path: Path) -> Any:
-    """Save the weights of a model with Keras' wrapper, whose scale is 512, and load them into one with tfmp's."""
+def _load_scale_of_keras_own_wrapper(keras: ModuleType, manager: tfmp.LossScaleManager, path: Path) -> Any:
+    """Save a model's weights with Keras' own wrapper, whose scale is 512; load them with tfmp's wrapper."""
     wrapper = keras.optimizers.LossScaleOptimizer(optimizer(keras), initial_scale=512)
     model = dense_model(keras, wrapper)
     model.optimizer.build(model.trainable_variables)
@@ -250,29 +250,29 @@ def _load_scale_of_kerass_own(keras: ModuleType, manager: tfmp.LossScaleManager,
     return _weights_file(keras, model, path, lambda: ours).optimizer
 
 
-class _GoesOn(_Own):
-    """A manager of one's own that can go on from a scale."""
+class _Continuing(_Custom):
+    """A custom manager that can continue from a given scale."""
 
     def continue_from(self, loss_scale: float, good_steps: int) -> None:
         self._scale.assign(loss_scale + good_steps)
 
 
-@pytest.mark.parametrize("make", [tfmp.LogMaxLossScaleManager, lambda: _GoesOn(64.0)])
+@pytest.mark.parametrize("make", [tfmp.LogMaxLossScaleManager, lambda: _Continuing(64.0)])
 @for_every_keras("keras3")
-def test_manager_that_can_go_on_takes_the_scale_of_kerass_own_over(
+def test_manager_with_continue_from_continues_from_the_scale_of_keras_own_wrapper(
     keras: ModuleType, make: Callable[[], tfmp.LossScaleManager], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert float(_load_scale_of_kerass_own(keras, make(), tmp_path).loss_scale) == 512
+    assert float(_load_scale_of_keras_own_wrapper(keras, make(), tmp_path).loss_scale) == 512
     assert "not taken over" not in caplog.text
 
 
-@pytest.mark.parametrize("make", [lambda: tfmp.FixedLossScaleManager(64), lambda: _Own(64.0)])
+@pytest.mark.parametrize("make", [lambda: tfmp.FixedLossScaleManager(64), lambda: _Custom(64.0)])
 @for_every_keras("keras3")
-def test_scale_of_kerass_own_that_a_manager_does_not_take_over_is_told(
+def test_manager_without_continue_from_gives_a_warning_about_the_scale_of_keras_own_wrapper(
     keras: ModuleType, make: Callable[[], tfmp.LossScaleManager], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = make()
-    assert float(_load_scale_of_kerass_own(keras, manager, tmp_path).loss_scale) == 64
+    assert float(_load_scale_of_keras_own_wrapper(keras, manager, tmp_path).loss_scale) == 64
     assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
         "the loss scale 512 of Keras' own LossScaleOptimizer is not taken over: "
         f"{type(manager).__name__} has no method continue_from."
@@ -292,7 +292,7 @@ print(json.dumps([variable.numpy().tolist() for variable in [*model.weights, *mo
 
 
 def _load_and_train(keras: ModuleType, path: Path, imports: str, shape: list[int]) -> list[Any]:
-    """Load a model in a fresh process, train it on one batch of ones, and return its values and its optimizer's."""
+    """Load a model in a fresh process, train it on one batch of ones, and return all its values."""
     done = subprocess.run(
         [sys.executable, "-c", _LOAD.format(imports=imports, keras=keras.__name__, shape=shape), str(path)],
         capture_output=True,
@@ -306,7 +306,7 @@ def _load_and_train(keras: ModuleType, path: Path, imports: str, shape: list[int
 
 
 @for_every_keras()
-def test_fresh_process_loads_the_model_once_tfmp_is_imported(keras: ModuleType, tmp_path: Path) -> None:
+def test_fresh_process_loads_the_model_after_importing_tfmp(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
     _train(model, range(3))
     model.save(tmp_path / "model.keras")
@@ -321,14 +321,14 @@ def test_process_that_imported_keras_first_loads_what_an_earlier_tfmp_saved(kera
     recorded = Path(__file__).parent.parent / "recordings" / "scales"
     path = recorded / f"keras{keras.__version__[0]}_own" / "model.keras"
     loaded = _load_and_train(keras, path, f"import {keras.__name__}\nimport tfmp", [4, 1])
-    # Loaded here, where the front-end is imported.
+    # This process imported the front-end before it loads the file.
     model = keras.saving.load_model(path)
     model.train_on_batch(np.ones([4, 1]), np.ones([4, 1]))
     assert loaded == values([*model.weights, *model.optimizer.variables])
 
 
 @for_every_keras()
-def test_front_door_is_a_custom_object_by_the_name_of_keras(keras: ModuleType) -> None:
+def test_public_class_is_a_custom_object_named_as_keras_own_wrapper(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))
     config = {"module": None, "class_name": "LossScaleOptimizer", "config": opt.get_config()}
     custom = {"LossScaleOptimizer": tfmp.LossScaleOptimizer}

@@ -1,4 +1,4 @@
-"""Going on from Keras' own LossScaleOptimizer, in every Keras."""
+"""Continuing a run of Keras' own LossScaleOptimizer with tfmp's, in every Keras."""
 
 import math
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from kerases import (
 
 import tfmp
 
-# Keras 3 hands its variables to h5py, which asks NumPy for a copy.
+# Keras 3 passes its variables to h5py, which requests a copy from NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
-# Saves a model, and returns one with what was saved.
+# A function that saves a model and returns a model that was loaded from the file.
 _Restore: TypeAlias = Callable[[ModuleType, Any, Path], Any]
 
 _MAX = float(np.finfo(np.float32).max)
@@ -46,13 +46,13 @@ def _take_over(model: Any) -> None:
 def _scale_and_count(opt: Any) -> list[Any]:
     if isinstance(opt, tfmp.LossScaleOptimizer):
         return state(opt, "loss_scale", "good_steps")
-    # Keras 3's are variables, Keras 2's are not in `variables`.
+    # The state is in two variables of Keras 3's wrapper, and in two properties of Keras 2's that `variables` omits.
     names = ("dynamic_scale", "step_counter") if hasattr(opt, "step_counter") else ("loss_scale", "dynamic_counter")
     return [getattr(opt, name).numpy() for name in names]
 
 
 def _train(model: Any, steps: int, overflows: float, seed: int = 0) -> list[Any]:
-    """Take steps, of which some overflow, and return what is comparable after each."""
+    """Take steps, some of which overflow; return the values that both wrappers have after each."""
     rng = np.random.default_rng(seed)
     seen = []
     for _ in range(steps):
@@ -66,7 +66,7 @@ def _train(model: Any, steps: int, overflows: float, seed: int = 0) -> list[Any]
 
 
 @for_every_keras()
-def test_run_equals_that_of_kerass_own_wrapper_step_for_step(keras: ModuleType) -> None:
+def test_run_after_takeover_equals_that_of_keras_own_wrapper_step_for_step(keras: ModuleType) -> None:
     stock, ours = _model(keras), _model(keras)
     _take_over(ours)
     expected = _train(stock, 30, overflows=0.2)
@@ -98,22 +98,24 @@ def _checkpoint(keras: ModuleType, model: Any, path: Path) -> Any:
 
 @pytest.mark.parametrize("restore", [_keras_file, _weights_file, _checkpoint])
 @for_every_keras()
-def test_saved_run_goes_on_as_it_would_with_kerass_own(keras: ModuleType, restore: _Restore, tmp_path: Path) -> None:
+def test_saved_run_continues_as_it_would_with_keras_own_wrapper(
+    keras: ModuleType, restore: _Restore, tmp_path: Path
+) -> None:
     model = _model(keras)
     _train(model, 6, overflows=0.25)
     stock, ours = restore(keras, model, tmp_path), restore(keras, model, tmp_path)
     _take_over(ours)
     assert _scale_and_count(ours.optimizer) == _scale_and_count(stock.optimizer)
     if restore is _checkpoint or keras.__version__.startswith("3."):
-        # Keras 2's own leaves the scale out of its files.
+        # Keras 2's own wrapper does not write the scale to these files.
         assert _scale_and_count(stock.optimizer) == _scale_and_count(model.optimizer)
-    # The wrapper's own count is another before Keras 3.9.
+    # Before Keras 3.9, Keras' own wrapper has a count of its own, so the inner optimizer's is compared.
     assert int(ours.optimizer.iterations) == int(model.optimizer.inner_optimizer.iterations)
     assert _train(ours, 6, overflows=0.25, seed=2) == _train(stock, 6, overflows=0.25, seed=2)
 
 
 @for_every_keras("keras3")
-def test_weights_file_of_kerass_own_loads_into_a_wrapped_model(keras: ModuleType, tmp_path: Path) -> None:
+def test_weights_file_of_keras_own_wrapper_loads_into_a_wrapped_model(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
     _train(model, 6, overflows=0.25)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -126,7 +128,7 @@ def test_weights_file_of_kerass_own_loads_into_a_wrapped_model(keras: ModuleType
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_weights_file_of_kerass_own_leaves_only_the_scale_behind(keras: ModuleType, tmp_path: Path) -> None:
+def test_weights_file_of_keras_own_wrapper_lacks_only_the_scale(keras: ModuleType, tmp_path: Path) -> None:
     model, ours = _model(keras), _model(keras, initial_scale=8)
     _train(model, 6, overflows=0.25)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -162,7 +164,7 @@ def test_fixed_scale_stays_fixed_and_overflows_are_skipped(keras: ModuleType) ->
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_iterations_go_on_counting_skipped_steps(keras: ModuleType, tmp_path: Path) -> None:
+def test_iterations_continue_to_count_skipped_steps_after_takeover(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
     _take_over(model)
     _train(model, 6, overflows=0.5)

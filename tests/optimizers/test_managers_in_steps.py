@@ -1,4 +1,4 @@
-"""Managers that ask more of a step than whether it was finite: its magnitude, or a scale below 1."""
+"""Managers with further demands on a step: the largest magnitude of its gradients, or a scale below 1."""
 
 import math
 from types import ModuleType
@@ -9,11 +9,12 @@ from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, valu
 
 import tfmp
 
-#: The scale for a largest gradient of 4: the largest power of two which, times 4, is at most 65504.
+#: The scale for a largest gradient of 4: the largest power of two whose product with 4 is at most 65504.
 _FOR_4 = 2.0**13
 
-#: What gradients do to the scale: magnitudes 4, NaN, 1. An overflow halves it, with a margin of 1. Then log2 of the
-#: magnitude has been 2 and 0: a mean of 1 and a deviation of 2, and 2**(15.99... - 1 - 3 * 2 - 1) is floored.
+#: The scales after steps with the largest gradients 4, NaN and 1, which follow one overflow. The NaN halves the scale
+#: and leaves a margin of 1. After the third step log2 of the magnitudes has been 2 and 0, with a mean of 1 and a
+#: deviation of 2, and the exponent of 2**(15.99... - 1 - 3 * 2 - 1) is rounded down.
 _AFTER_19 = [_FOR_4, _FOR_4 / 2, 2.0**7]
 
 
@@ -77,7 +78,7 @@ def test_replicas_take_the_largest_of_their_magnitudes(
         take_step(opt, [kernel], [tf.fill([2, 2], tf.gather(factors, replica))])
 
     run = tf.function(lambda factors: two_replicas.run(step, [factors]))
-    # Keras 2 sums before it looks: 0 is what the other has, so that sum and maximum are the same.
+    # Keras 2 sums the gradients before the check. The other replica has 0, so that sum and maximum are equal.
     run(tf.constant([0.0, 4.0]))
     assert float(opt.loss_scale) == _FOR_4
 
@@ -106,7 +107,7 @@ def test_replicas_of_a_graph_take_the_largest_of_their_magnitudes(
 
 @for_every_keras()
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
-def test_scale_below_1_does_not_hide_what_unscaling_makes_infinite(keras: ModuleType, way: str) -> None:
+def test_gradients_that_unscaling_by_a_scale_below_1_makes_infinite_are_found(keras: ModuleType, way: str) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(2.0**-10, 1000, min_loss_scale=2.0**-20)
     variables = kernel_and_bias(keras)
     before = values(variables)
@@ -118,7 +119,7 @@ def test_scale_below_1_does_not_hide_what_unscaling_makes_infinite(keras: Module
         opt.apply_gradients(zip([tf.fill([2, 2], kernel), tf.zeros([2])], variables, strict=True))
 
     run = step if way == "eager" else tf.function(step, jit_compile=way == "xla")
-    # Finite as it is, infinite in true magnitude.
+    # The scaled gradient is finite, and the unscaled one is infinite.
     run(tf.constant(2.0**120))
     assert (values(variables), int(opt.skipped_steps)) == (before, 1)
     (report,) = opt.overflow_reports()
@@ -128,7 +129,7 @@ def test_scale_below_1_does_not_hide_what_unscaling_makes_infinite(keras: Module
 
 
 class _Halving(tfmp.LossScaleManager):
-    """A manager that does not say how low its scale may be."""
+    """A custom manager that declares no lower bound for its scale."""
 
     def __init__(self, loss_scale: float) -> None:
         super().__init__()
@@ -142,8 +143,8 @@ class _Halving(tfmp.LossScaleManager):
 
 
 @for_every_keras()
-def test_scale_of_unknown_bounds_lets_nothing_infinite_into_the_weights(keras: ModuleType) -> None:
-    # The one is the user's, the other comes from a checkpoint of a manager with a lower floor.
+def test_overflow_is_found_if_the_manager_has_no_lower_bound_for_its_scale(keras: ModuleType) -> None:
+    # One manager is custom. The state of the other comes from a checkpoint of a manager with a lower bound.
     restored = tfmp.ExponentialUpdateLossScaleManager(1024, 1000)
     restored.state.assign(restored.state.read()._replace(loss_scale=tf.constant(2.0**-10)))
     for manager in (_Halving(2.0**-10), restored):

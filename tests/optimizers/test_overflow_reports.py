@@ -1,4 +1,4 @@
-"""Whose gradients overflowed, told by every front-end."""
+"""The overflow reports of every front-end, which name the variables whose gradients overflowed."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from kerases import SCALE, for_every_keras, kernel_and_bias, optimizer, take_ste
 
 import tfmp
 
-#: For each step the gradients' last values; then what is counted, of the last skipped step and of all.
+#: The gradients of each step; then the expected counts, in the last skipped step and in all skipped steps.
 _KERNELS = [[1.0, 1.0], [math.inf, math.nan], [math.nan, math.nan], [1.0, 1.0]]
 _BIASES = [1.0, -math.inf, 1.0, 1.0]
 _LAST = [[0, 2, 0], [0, 0, 0]]
@@ -43,7 +43,7 @@ def test_report_in_a_graph_is_fetched(session: tf.compat.v1.Session) -> None:
 
 
 @pytest.mark.graph
-def test_report_of_a_graph_is_of_that_graph() -> None:
+def test_report_in_a_graph_covers_only_that_graph() -> None:
     opt = _opt()
     for name in ("one", "other"):
         with tf.Graph().as_default():
@@ -72,7 +72,7 @@ def test_report_in_eager_code_holds_values(compiled: bool) -> None:
 
 @for_every_keras()
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
-def test_every_keras_names_its_variables(keras: ModuleType, way: str) -> None:
+def test_report_of_every_keras_names_its_variables(keras: ModuleType, way: str) -> None:
     variables = kernel_and_bias(keras)
     opt = wrap(optimizer(keras))
     opt.build(variables)
@@ -88,12 +88,12 @@ def test_every_keras_names_its_variables(keras: ModuleType, way: str) -> None:
     (report,) = opt.overflow_reports()
     assert report.names == [getattr(variable, "path", variable.name) for variable in variables]
     assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == (_LAST, _STEPS)
-    # What is counted is made beside the optimizer's own variables, before a function is traced.
+    # `build` makes the variables of the counts, so a function need not be traced a second time.
     assert len(traces) == (4 if way == "eager" else 1)
 
 
 @for_every_keras()
-def test_what_is_counted_is_not_saved(keras: ModuleType) -> None:
+def test_overflow_counts_are_not_variables_of_the_optimizer(keras: ModuleType) -> None:
     variables = kernel_and_bias(keras)
     opt = wrap(optimizer(keras))
     opt.build(variables)
@@ -118,7 +118,7 @@ def test_function_that_takes_steps_can_be_exported(keras: ModuleType, tmp_path: 
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     assert float(loaded.train(tf.fill([2, 2], math.inf), tf.ones([2]))) == SCALE / 2
-    # In a checkpoint the counts would be in the way of one for other variables.
+    # A checkpoint with the counts could not be restored for other variables.
     tf.train.Checkpoint(opt=opt).write(str(tmp_path / "checkpoint"))
     shapes = tf.train.load_checkpoint(str(tmp_path / "checkpoint")).get_variable_to_shape_map().values()
     assert [2, 3] not in shapes
@@ -144,7 +144,7 @@ def test_replicas_report_the_largest_of_their_counts(
     good = [[1.0, 1.0], [1.0, 1.0]]
     run(tf.constant([good, [[math.inf, 1.0], [math.inf, math.nan]]]))
     (report,) = opt.overflow_reports()
-    # Keras 2 sums the gradients before they are checked, and so every replica finds the same.
+    # Keras 2 sums the gradients before the check, so both replicas have the same counts.
     assert report.last.numpy().tolist() == [[2, 1, 0]]
     run(tf.constant([[[math.nan, 1.0], [1.0, 1.0]], good]))
     run(tf.constant([good, good]))
@@ -153,7 +153,7 @@ def test_replicas_report_the_largest_of_their_counts(
 
 
 @pytest.mark.graph
-def test_replicas_of_a_graph_report_together(two_replicas: tf.distribute.MirroredStrategy) -> None:
+def test_report_in_a_graph_combines_the_counts_of_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session, two_replicas.scope():
         factors = tf.compat.v1.placeholder(tf.float32, [2])
         w = tf.compat.v1.get_variable("w", initializer=1.0, use_resource=True)

@@ -1,4 +1,4 @@
-"""Two workers, each of which has a gradient that the other lacks: their sum would belong to neither variable."""
+"""Two workers, each with a gradient that the other lacks: adding them up would mix gradients of two variables."""
 
 import importlib.util
 import sys
@@ -9,7 +9,8 @@ import uneven_training
 
 
 def test_gradient_that_one_worker_lacks_is_an_error_in_both(tmp_path: Path) -> None:
-    # The lane `tf221` alone has tf_keras. One launch for all: to start takes longer than the steps.
+    # Only the environment `tf221` has tf_keras. All hosts share one launch, because starting takes longer than the
+    # steps.
     hosts = ["keras", *(["tf_keras"] if importlib.util.find_spec("tf_keras") else []), "v1"]
     program = [sys.executable, uneven_training.__file__, *hosts]
     finished = replica_processes.run(program, tmp_path, 60, replica_processes.two_workers())

@@ -1,4 +1,4 @@
-"""The wrapper around TF1-style optimizers, in graph mode."""
+"""The wrapper around TF1 optimizers, in graph mode."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _exponential(**settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
 
 
 class Problem:
-    """A loss whose gradient is the vector that is fed."""
+    """A loss whose gradient is the vector that is fed to `factor`."""
 
     def __init__(self, dtype: tf.DType = tf.float32) -> None:
         self.w = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0], dtype))
@@ -43,8 +43,8 @@ def _initialize(session: tf.compat.v1.Session) -> None:
     session.run(tf.compat.v1.global_variables_initializer())
 
 
-def _everything(session: tf.compat.v1.Session) -> dict[str, Any]:
-    """Return the value of every variable but the loss scale's own state."""
+def _values_except_state(session: tf.compat.v1.Session) -> dict[str, Any]:
+    """Return the values of all variables except those of the loss scale's state."""
     state = ("loss_scale", "good_steps", "bad_steps")
     variables = [variable for variable in tf.compat.v1.global_variables() if not variable.name.startswith(state)]
     return {variable.name: session.run(variable).tolist() for variable in variables}
@@ -61,13 +61,13 @@ def test_skipped_step_changes_nothing_but_the_scale(
     train_op = tfmp.LossScaleOptimizer(make_inner(), make_manager()).minimize(problem.loss, problem.global_step)
     _initialize(session)
     session.run(train_op)
-    before = _everything(session)
+    before = _values_except_state(session)
     assert before["global_step:0"] == 1
     for bad in (math.inf, -math.inf, math.nan):
         session.run(train_op, {problem.factor: [0.0, bad]})
-        assert _everything(session) == before
+        assert _values_except_state(session) == before
     session.run(train_op)
-    after = _everything(session)
+    after = _values_except_state(session)
     assert after["global_step:0"] == 2
     assert after["w:0"] != before["w:0"]
 
@@ -86,19 +86,19 @@ def test_wrapped_training_equals_training_without_wrapper(
     assert session.run(problem.w).tolist() == session.run(plain).tolist()
 
 
-def test_nan_on_every_step_changes_nothing_for_ever(session: tf.compat.v1.Session) -> None:
+def test_nan_on_every_step_never_changes_the_weights(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), _exponential())
     train_op = opt.minimize(problem.loss * math.nan, problem.global_step)
     _initialize(session)
-    before = _everything(session)
+    before = _values_except_state(session)
     for _ in range(1000):
         session.run(train_op)
-    assert _everything(session) == before
+    assert _values_except_state(session) == before
     assert session.run([opt.loss_scale, opt.skipped_steps, opt.applied_steps]) == [1, 1000, 0]
 
 
-def test_what_happened_is_known_as_tensors(session: tf.compat.v1.Session) -> None:
+def test_status_is_available_as_tensors(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), _exponential())
     train_op = opt.minimize(problem.loss)
@@ -117,9 +117,9 @@ def test_what_happened_is_known_as_tensors(session: tf.compat.v1.Session) -> Non
     assert session.run(watched) == [256, False, 3, 1, 2, 2]
 
 
-def test_gradients_come_unscaled_in_float32(session: tf.compat.v1.Session) -> None:
+def test_compute_gradients_returns_unscaled_float32(session: tf.compat.v1.Session) -> None:
     problem = Problem(tf.float16)
-    # The original unscaled in float16, where the reciprocal of 2**25 is 0.
+    # tf.contrib unscaled in float16, where the reciprocal of 2**25 is 0.
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), tfmp.FixedLossScaleManager(2**25))
     ((grad, variable),) = opt.compute_gradients(problem.loss, [problem.w])
     assert grad.dtype == tf.float32
@@ -144,7 +144,7 @@ def test_float16_loss_is_scaled_in_float32(session: tf.compat.v1.Session) -> Non
     opt = tfmp.LossScaleOptimizer(Recording(0.5), tfmp.FixedLossScaleManager(2**17))
     opt.compute_gradients(tf.cast(problem.loss, tf.float16), [problem.w])
     _initialize(session)
-    # 2**17 is infinite in float16, in which the original multiplied.
+    # 2**17 is infinite in float16, the type in which tf.contrib multiplied the loss.
     assert session.run(losses[0]) == 3 * 2**17
 
 
@@ -181,7 +181,7 @@ def test_clipping_by_global_norm_sees_true_magnitudes(session: tf.compat.v1.Sess
     assert session.run(problem.w).tolist() == [0.25, 1.0]
 
 
-def test_variable_outside_the_loss_is_left_alone(session: tf.compat.v1.Session) -> None:
+def test_variable_that_the_loss_does_not_use_does_not_change(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     other = tf.compat.v1.get_variable("other", initializer=[5.0])
     opt = tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential())
@@ -206,11 +206,12 @@ def test_sparse_gradients_stay_sparse_unless_asked(session: tf.compat.v1.Session
     _initialize(session)
     session.run(train_op, {row: 0})
     session.run(train_op, {row: 1})
-    # Dense momentum goes on moving row 0; sparse momentum moves the rows that were read.
+    # The second step looks up row 1 only. With a dense gradient Momentum still changes row 0; with a sparse one it
+    # does not.
     assert session.run(table).ravel().tolist() == ([0.25, 0.5, 1] if sparse_as_dense else [0.5, 0.5, 1])
 
 
-def test_infinity_in_a_sparse_gradient_is_seen(session: tf.compat.v1.Session) -> None:
+def test_infinity_in_a_sparse_gradient_skips_the_step(session: tf.compat.v1.Session) -> None:
     table = tf.compat.v1.get_variable("table", initializer=np.ones([3, 1], np.float32))
     opt = tfmp.LossScaleOptimizer(_INNER["momentum"](), _exponential())
     train_op = opt.minimize(tf.reduce_sum(tf.gather(table, [1])) * math.inf)
@@ -220,11 +221,11 @@ def test_infinity_in_a_sparse_gradient_is_seen(session: tf.compat.v1.Session) ->
 
 
 class _CountsForItself(tf.compat.v1.train.GradientDescentOptimizer):
-    """As AdamWeightDecayOptimizer of some BERTs: advances the step, which the base class would do as well."""
+    """Advances the global step itself, as the AdamWeightDecayOptimizer of some BERTs does."""
 
 
 class _DoesNotCount(tf.compat.v1.train.GradientDescentOptimizer):
-    """As google-research/bert's: takes a global step and leaves it alone."""
+    """Ignores the global step, as the optimizer of google-research/bert does."""
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> tf.Operation:
         del global_step
@@ -260,7 +261,7 @@ def test_inner_optimizer_may_return_a_list(session: tf.compat.v1.Session, with_g
     assert session.run(problem.global_step) == with_global_step
 
 
-def test_grad_loss_is_taken_as_without_wrapper(session: tf.compat.v1.Session) -> None:
+def test_grad_loss_works_as_without_wrapper(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), tfmp.FixedLossScaleManager(8))
     ((grad, _),) = opt.compute_gradients(problem.loss, [problem.w], grad_loss=tf.constant(3.0))
@@ -303,7 +304,7 @@ def test_update_ops_run_before_the_step(session: tf.compat.v1.Session, made_insi
 
 @pytest.mark.parametrize("scope", [tf.compat.v1.variable_scope, tf.name_scope])
 @pytest.mark.parametrize("made_inside", [False, True], ids=["made-before", "made-inside"])
-def test_scopes_do_not_matter(session: tf.compat.v1.Session, scope: type, made_inside: bool) -> None:
+def test_training_is_the_same_inside_a_scope(session: tf.compat.v1.Session, scope: type, made_inside: bool) -> None:
     problem = Problem()
     opt = None if made_inside else tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential())
     with scope("training"):
@@ -317,7 +318,7 @@ def test_scopes_do_not_matter(session: tf.compat.v1.Session, scope: type, made_i
 
 
 @pytest.mark.parametrize("made_inside", [False, True], ids=["made-before", "made-inside"])
-def test_whole_step_may_stand_in_the_users_own_conditional(session: tf.compat.v1.Session, made_inside: bool) -> None:
+def test_step_can_be_inside_a_conditional_of_the_script(session: tf.compat.v1.Session, made_inside: bool) -> None:
     problem = Problem()
     ready = tf.compat.v1.placeholder_with_default(True, [])
 
@@ -342,13 +343,13 @@ def test_whole_step_may_stand_in_the_users_own_conditional(session: tf.compat.v1
     assert session.run(watched) == [1, 512, 1]
 
 
-def test_two_optimizers_of_a_gan_are_apart(session: tf.compat.v1.Session) -> None:
+def test_two_optimizers_of_a_gan_keep_separate_states(session: tf.compat.v1.Session) -> None:
     problem = Problem()
     other = tf.compat.v1.get_variable("other", initializer=1.0)
     opts = [tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential()) for _ in range(2)]
     losses = [problem.loss, other * problem.factor[0]]
     ops = [opt.minimize(loss) for opt, loss in zip(opts, losses, strict=True)]
-    # The names in the checkpoints of tf.contrib's GANs.
+    # Checkpoints of GANs that were trained with tf.contrib have these names.
     names = {variable.op.name for variable in tf.compat.v1.global_variables()}
     assert {"cond/beta1_power", "cond_2/beta1_power", "w/Adam", "other/Adam"} <= names
     _initialize(session)
@@ -361,7 +362,7 @@ def test_minimize_returns_an_operation(session: tf.compat.v1.Session) -> None:
     assert isinstance(tfmp.LossScaleOptimizer(_INNER["gd"](), _exponential()).minimize(Problem().loss), tf.Operation)
 
 
-def test_no_gradients_are_refused(session: tf.compat.v1.Session) -> None:
+def test_missing_gradients_are_refused(session: tf.compat.v1.Session) -> None:
     opt = tfmp.LossScaleOptimizer(_INNER["gd"](), _exponential())
     with pytest.raises(ValueError, match="grads_and_vars is empty"):
         opt.apply_gradients([])
@@ -379,7 +380,7 @@ def test_refused_step_adds_nothing_to_the_graph(session: tf.compat.v1.Session) -
 
 
 @pytest.mark.parametrize("bad", [3, "global_step"])
-def test_global_step_that_is_no_variable_is_refused(session: tf.compat.v1.Session, bad: Any) -> None:
+def test_global_step_that_is_not_a_variable_is_refused(session: tf.compat.v1.Session, bad: Any) -> None:
     problem = Problem()
     opt = tfmp.LossScaleOptimizer(_INNER["adam"](), _exponential())
     with pytest.raises(TypeError, match=f"global_step must be a variable, got {bad!r}: pass tf"):

@@ -1,4 +1,4 @@
-"""Windows of micro-batches with TF1-style optimizers: in graphs, under Estimator, and in eager code."""
+"""Accumulation of gradients with TF1 optimizers: in graphs, under Estimator, and in eager code."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def _wrap(inner: tf1.train.Optimizer, **settings: Any) -> tfmp.LossScaleOptimize
 
 
 class Training:
-    """A vector whose gradient is what is fed, a table whose gradient is sparse, and a bias that has none."""
+    """A vector whose gradient is the input, a table with a sparse gradient, and a bias without a gradient."""
 
     def __init__(self, inner: tf1.train.Optimizer, **settings: Any) -> None:
         self.fed = tf1.placeholder(tf.float32, [2])
@@ -56,7 +56,7 @@ class Training:
 
 @pytest.mark.graph
 @pytest.mark.parametrize("inner", _INNER)
-def test_a_window_is_a_large_batch(session: tf1.Session, inner: str) -> None:
+def test_window_trains_as_one_large_batch(session: tf1.Session, inner: str) -> None:
     training = Training(_INNER[inner](), accumulation_steps=4)
     plain = tf1.get_variable("plain", initializer=[1.0, 2.0])
     plain_op = _INNER[inner]().minimize(tf.reduce_sum(plain * training.fed), var_list=[plain])
@@ -76,7 +76,7 @@ def test_a_window_is_a_large_batch(session: tf1.Session, inner: str) -> None:
 
 @pytest.mark.graph
 @pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
-def test_an_overflow_within_a_window_drops_it_or_the_micro_batch(session: tf1.Session, overflow_drops: str) -> None:
+def test_overflow_drops_the_window_or_the_micro_batch(session: tf1.Session, overflow_drops: str) -> None:
     training = Training(_INNER["momentum"](), accumulation_steps=4, overflow_drops=overflow_drops)
     opt = training.opt
     state = [training.w, opt.get_slot(training.w, "momentum"), training.global_step, opt.loss_scale, opt.skipped_steps]
@@ -85,27 +85,27 @@ def test_an_overflow_within_a_window_drops_it_or_the_micro_batch(session: tf1.Se
         return [value.tolist() for value in session.run(state)]
 
     training.take([1, 2], [math.inf, 1], [4, 1])
-    # Nothing moves, the scale neither, before the window ends.
+    # Before the window ends nothing changes, not even the scale.
     assert values() == [[1, 2], [0, 0], 0, 1024, 0]
     training.take([1, 0])
     dropped = [[1, 2], [0, 0], 0, 512, 1]
-    # The mean of three: [2, 1].
+    # The mean of the three finite micro-batches is [2, 1].
     kept = [[0, 1.5], [2, 1], 1, 512, 0]
     assert values() == (dropped if overflow_drops == "window" else kept)
     report = session.run(opt.overflow_reports()[0].steps)
     assert report.tolist() == [1, 1, 0]
-    # The next window is a new one; one that keeps nothing is skipped by either policy.
+    # Every micro-batch of the next window overflows, so both policies skip its step.
     before = values()
     training.take(*[[1, math.nan]] * 4)
     assert values() == [*before[:3], 256, before[4] + 1]
-    # The table's gradients were finite.
+    # The table's gradients are finite in this window, so its count stays.
     assert session.run(opt.overflow_reports()[0].steps).tolist() == [2, 1, 0]
     training.take(*[[4, 4]] * 4)
     assert values()[2:] == [before[2] + 1, 256, before[4] + 1]
 
 
 @pytest.mark.graph
-def test_rows_that_no_micro_batch_named_do_not_move(session: tf1.Session) -> None:
+def test_rows_without_a_gradient_in_the_window_do_not_change(session: tf1.Session) -> None:
     training = Training(_INNER["momentum"](), accumulation_steps=2)
     for row in (0, 1):
         training.take([2, 0], row=row)
@@ -113,24 +113,24 @@ def test_rows_that_no_micro_batch_named_do_not_move(session: tf1.Session) -> Non
     assert (values["table"], values["table/Momentum"]) == ([[0.5], [0.5], [1.0]], [[1.0], [1.0], [0.0]])
     training.take([2, 0], [2, 0], row=1)
     values = training.values()
-    # Momentum would have moved row 0 by a gradient of 0.
+    # With a gradient of 0 in place of none, Momentum would have changed row 0.
     assert (values["table"], values["table/Momentum"]) == ([[0.5], [-0.75], [1.0]], [[1.0], [2.5], [0.0]])
     assert values["bias"] == 1
 
 
 @pytest.mark.graph
-def test_the_last_window_of_an_epoch_divides_by_what_it_holds(session: tf1.Session) -> None:
+def test_last_window_of_an_epoch_divides_by_its_number_of_micro_batches(session: tf1.Session) -> None:
     training = Training(_INNER["gd"](), accumulation_steps=4, micro_batches_per_epoch=102)
     for epoch in (1, 2):
         training.take(*[[0, 0]] * 100, [1, 0])
         assert session.run(training.global_step) == 26 * epoch - 1
         training.take([3, 0])
-        # Less 0.5 times the mean of 1 and 3.
+        # Each epoch subtracts 0.5 times the mean of 1 and 3.
         assert session.run([training.global_step, training.w[0]]) == [26 * epoch, 1 - epoch]
 
 
 @pytest.mark.graph
-def test_training_resumed_within_a_window_is_the_same_bit_for_bit(session: tf1.Session, tmp_path: Path) -> None:
+def test_training_resumes_within_a_window_bit_for_bit(session: tf1.Session, tmp_path: Path) -> None:
     settings = {"accumulation_steps": 4, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 10}
     fed = np.random.default_rng(0).standard_normal([10, 2])
     fed[5] = math.inf
@@ -146,7 +146,7 @@ def test_training_resumed_within_a_window_is_the_same_bit_for_bit(session: tf1.S
         tf1.train.Saver().restore(resumed.session, path)
         resumed.take(*fed[7:])
         assert resumed.values() == expected
-    # The window is empty, and the epoch is over.
+    # At the end of the epoch the window is empty and the counts are 0.
     assert {name: value for name, value in expected.items() if "/kept" in name or "/tried" in name} == {
         "accumulation/kept": 0,
         "accumulation/tried": 0,
@@ -155,7 +155,7 @@ def test_training_resumed_within_a_window_is_the_same_bit_for_bit(session: tf1.S
 
 
 @pytest.mark.graph
-def test_each_list_of_variables_has_a_window_and_names_of_its_own(session: tf1.Session) -> None:
+def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Session) -> None:
     first, second = (tf1.get_variable(name, initializer=1.0) for name in ("first", "second"))
     manager = tfmp.FixedLossScaleManager(8)
     opts = [tfmp.LossScaleOptimizer(_INNER["adam"](), manager, accumulation_steps=2) for _ in range(2)]
@@ -175,7 +175,7 @@ def test_each_list_of_variables_has_a_window_and_names_of_its_own(session: tf1.S
 
 
 @pytest.mark.graph
-def test_a_window_of_one_adds_nothing_to_the_graph(session: tf1.Session, tmp_path: Path) -> None:
+def test_window_of_one_micro_batch_adds_nothing_to_the_graph(session: tf1.Session, tmp_path: Path) -> None:
     training = Training(_INNER["adam"](), accumulation_steps=1, overflow_drops="micro_batch", micro_batches_per_epoch=3)
     training.take([1, 1])
     path = tf1.train.Saver().save(session, str(tmp_path / "model"))
@@ -187,11 +187,11 @@ def test_a_window_of_one_adds_nothing_to_the_graph(session: tf1.Session, tmp_pat
 
 
 @pytest.mark.graph
-def test_the_mean_of_a_window_fits_where_a_micro_batch_does_not(session: tf1.Session) -> None:
+def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf1.Session) -> None:
     w = tf1.get_variable("w", initializer=tf.constant([1.0], tf.float16), use_resource=True)
     fed = tf1.placeholder(tf.float32, [])
     opt = _wrap(_INNER["gd"](), accumulation_steps=2)
-    # Float16 ends at 65504.
+    # 2**17 is larger than 65504, the largest float16.
     train_op = opt.apply_gradients([(fed[tf.newaxis], w)])
     session.run(tf1.global_variables_initializer())
     for value in (2.0**17, 4 - 2.0**17):
@@ -203,7 +203,7 @@ def test_the_mean_of_a_window_fits_where_a_micro_batch_does_not(session: tf1.Ses
 
 
 @pytest.mark.graph
-def test_micro_batches_are_clipped_one_by_one_and_a_loss_never_scaled_is_warned_of(
+def test_micro_batches_can_be_clipped_and_an_unscaled_loss_gives_a_warning(
     session: tf1.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     w = tf1.get_variable("w", initializer=1.0)
@@ -219,7 +219,7 @@ def test_micro_batches_are_clipped_one_by_one_and_a_loss_never_scaled_is_warned_
 
 
 @pytest.mark.graph
-def test_a_run_that_fails_for_want_of_input_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_that_fails_because_input_ends_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
     with tf.Graph().as_default(), caplog.at_level("INFO", logger="tfmp"):
         w = tf1.get_variable("w", initializer=1.0)
         fed = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32([1, 3, 5]))).get_next()
@@ -234,14 +234,14 @@ def test_a_run_that_fails_for_want_of_input_is_not_counted(caplog: pytest.LogCap
                 raw.run(train_op)
             window = raw.run({name: variables[f"accumulation/{name}"] for name in ("sum_0", "kept", "tried")})
     assert window == {"sum_0": 5, "kept": 1, "tried": 1}
-    # It counts windows, and sees no other hand that moves global_step.
+    # The hook counts windows, and does not warn that something else changes global_step.
     assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
         "loss scale 1024, global step 0, steps applied 0, skipped 0 (0 in a row)",
         "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
     ]
 
 
-def test_a_window_that_kept_nothing_names_only_who_overflowed() -> None:
+def test_window_without_finite_micro_batches_reports_only_overflowed_variables() -> None:
     weights = [tf.Variable(1.0, name=name) for name in ("finite", "infinite")]
     opt = _wrap(_INNER["gd"](), accumulation_steps=2, overflow_drops="micro_batch")
     for _ in range(2):
@@ -251,8 +251,8 @@ def test_a_window_that_kept_nothing_names_only_who_overflowed() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_losses_that_are_functions_are_accumulated(compiled: bool) -> None:
-    # Two variables of one name.
+def test_gradients_of_callable_losses_are_accumulated(compiled: bool) -> None:
+    # Both variables have the same name, which is allowed in eager code.
     weights = [tf.Variable(1.0, name="w"), tf.Variable(1.0, name="w")]
     global_step = tf.Variable(0, dtype=tf.int64)
     opt = _wrap(_INNER["momentum"](), accumulation_steps=2, overflow_drops="micro_batch")
@@ -268,7 +268,7 @@ def test_losses_that_are_functions_are_accumulated(compiled: bool) -> None:
     assert (int(global_step), int(opt.applied_steps), float(opt.loss_scale)) == (4, 4, 256)
 
 
-def test_functions_that_differ_in_what_has_a_gradient_lose_none() -> None:
+def test_functions_with_gradients_of_different_variables_lose_none() -> None:
     def make() -> tuple[list[tf.Variable], Callable[[bool], Any]]:
         x, y = tf.Variable(0.0), tf.Variable(0.0)
         opt = _wrap(_INNER["gd"](), accumulation_steps=2)
@@ -313,11 +313,11 @@ def test_checkpoint_of_eager_code_resumes_within_a_window(tmp_path: Path) -> Non
     status = checkpoint.restore(path)
     step(7.0)
     status.assert_consumed()
-    # Momentum makes of the means 3 and 4: 3 and 5.5.
+    # The means of the windows are 3 and 4, from which Momentum makes 3 and 5.5.
     assert [float(weight) for weight in (*straight, *resumed)] == [1 - 1.5 - 2.75] * 4
 
 
-def test_window_of_one_has_nothing_to_save() -> None:
+def test_window_of_one_micro_batch_has_nothing_to_save() -> None:
     assert not _wrap(_INNER["gd"]()).accumulation.variables
 
 
@@ -328,7 +328,7 @@ def test_function_on_two_replicas_applies_the_mean_of_all(two_replicas: tf.distr
 
     def on_replica(values: tf.Tensor) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        # A replica's loss is its share of the mean.
+        # The wrapped optimizer sums over the replicas, so each replica's loss is divided by their number.
         share = values[replica] / 2
         opt.minimize(lambda: (w + tf.reduce_sum(tf.gather(table, [replica]))) * share, var_list=[w, table])
 
@@ -336,7 +336,8 @@ def test_function_on_two_replicas_applies_the_mean_of_all(two_replicas: tf.distr
     for values in ([2.0, 4.0], [math.inf, 6.0]):
         step(tf.constant(values))
     assert float(opt.loss_scale) == 512
-    # The mean of 2, 4 and 6; of row 0 that of 2 and two that do not name it.
+    # The weight's gradient is the mean of 2, 4 and 6, which is 4. Row 0 has the gradient 2 in one of these three
+    # micro-batches, and row 1 has 4 and 6 in the two others.
     found = [two_replicas.experimental_local_results(variable) for variable in (w, table)]
     assert [float(part) for part in found[0]] == [1 - 0.5 * 4] * 2
     for part in found[1]:
@@ -361,7 +362,7 @@ def test_one_wrapper_has_a_window_in_each_graph() -> None:
 @pytest.mark.graph
 @pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
-def test_replicas_have_sums_of_their_own_that_a_checkpoint_holds_together(
+def test_checkpoint_holds_the_total_of_the_sums_of_all_replicas(
     tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     def model_fn(features: tf.Tensor, mode: str) -> Any:
@@ -381,10 +382,10 @@ def test_replicas_have_sums_of_their_own_that_a_checkpoint_holds_together(
 
     after = train([1, 1], [4, math.inf], [4, 2], [1, 1], [2, 6], [2, 6])
     window = {name.removeprefix("accumulation/"): after[name] for name in after if name.startswith("accumulation/")}
-    # A replica's gradients are those of half the loss.
+    # Under a strategy `minimize` divides the loss by the number of replicas, so the sum is half of 2 + 6 + 2 + 6.
     assert window == {"sum_0": 8, "kept": 4, "tried": 4, "tried_in_epoch": 4, "largest": 0, "overflows": [[0, 0, 0]]}
     assert [after[name] for name in ("w", "global_step", "loss_scale")] == [1 - 0.5 * 2, 1, 512]
-    # In a new graph the window goes on.
+    # The second call of `train` builds a new graph, in which the window continues.
     after = train([0, 8], [0, 8])
     assert [after[name] for name in ("w", "global_step", "accumulation/tried")] == [0 - 0.5 * 4, 2, 0]
 
@@ -398,7 +399,7 @@ def test_workers_of_a_strategy_are_refused_in_a_graph() -> None:
             strategy.run(lambda: opt.minimize(w * 1.0, var_list=[w]))
 
 
-def test_settings_are_checked_when_it_is_made() -> None:
+def test_accumulation_settings_are_checked_by_the_constructor() -> None:
     with pytest.raises(ValueError, match=r"accumulation_steps must be a whole number from 1 to 2\*\*31 - 1, got 0"):
         _wrap(_INNER["gd"](), accumulation_steps=0)
 

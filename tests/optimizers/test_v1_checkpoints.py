@@ -1,4 +1,4 @@
-"""Checkpoints: those of tf.contrib restore, and ours hold what tf.contrib's held."""
+"""Checkpoints of tf.contrib can be restored, and those of tfmp hold the same variables."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ _OPTIMIZERS = {
 
 
 class Model:
-    """The model that the recorded checkpoints were written by."""
+    """The model whose checkpoints were recorded."""
 
     def __init__(self, optimizer: str) -> None:
         self.x = tf.compat.v1.placeholder(tf.float32, [3])
@@ -36,7 +36,7 @@ class Model:
         }
 
     def step(self, session: tf.compat.v1.Session, recorded: dict[str, Any]) -> None:
-        """Run a recorded step and compare what it leaves."""
+        """Run a recorded step and compare the state after it."""
         session.run(self.train_op, {self.x: recorded["x"], self.factor: float(recorded["factor"])})
         for name, value in session.run(self.state).items():
             if name in ("w", "b"):
@@ -61,9 +61,7 @@ def test_training_resumes_from_a_contrib_checkpoint(session: tf.compat.v1.Sessio
 
 
 @pytest.mark.parametrize("optimizer", _OPTIMIZERS)
-def test_checkpoint_equals_the_one_that_contrib_wrote(
-    session: tf.compat.v1.Session, optimizer: str, tmp_path: Path
-) -> None:
+def test_checkpoint_equals_that_of_contrib(session: tf.compat.v1.Session, optimizer: str, tmp_path: Path) -> None:
     expected = _expected(optimizer)
     model = Model(optimizer)
     session.run(tf.compat.v1.global_variables_initializer())

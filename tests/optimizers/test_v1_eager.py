@@ -1,4 +1,4 @@
-"""The wrapper around TF1-style optimizers in eager code, where a loss is a function."""
+"""The wrapper around TF1 optimizers in eager code, where a loss is a function."""
 
 import math
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_checkpoint_saved_before_a_step_is_applied_loses_nothing(tmp_path: Path,
             step(tf.constant(factor))
         return checkpoint.save(str(tmp_path / "checkpoint"))
 
-    # Adam's powers are restored when they are made, which a skipped step does not do by itself.
+    # A checkpoint restores Adam's beta powers when Adam makes them. A skipped step would not make them by itself.
     reader = tf.train.load_checkpoint(run([math.inf], restore=run([1.0, 1.0])))
     powers = [reader.get_tensor(f"optimizer/beta{n}_power/.ATTRIBUTES/VARIABLE_VALUE") for n in (1, 2)]
     assert powers == pytest.approx([0.9**3, 0.999**3])
@@ -72,7 +72,7 @@ def test_callable_loss_works_in_a_graph() -> None:
         assert session.run(w) == 0.5
 
 
-def test_reference_variable_is_refused_where_it_cannot_be_updated() -> None:
+def test_reference_variable_is_refused_with_control_flow_v2() -> None:
     with tf.Graph().as_default():
         w = tf.compat.v1.get_variable("w", initializer=1.0, use_resource=False)
         opt = _opt()
@@ -99,7 +99,7 @@ def test_checkpoint_of_inner_optimizer_and_manager_resumes(tmp_path: Path) -> No
     assert float(restored_weight) == 1 - 0.5 - 0.75
 
 
-def test_checkpoint_of_the_wrapper_is_refused_rather_than_wrong(tmp_path: Path) -> None:
+def test_checkpoint_of_the_wrapper_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"tf\.train\.Checkpoint\(optimizer=opt, manager=manager\)"):
         tf.train.Checkpoint(opt=_opt()).save(tmp_path / "checkpoint")
 

@@ -41,7 +41,7 @@ def _values(estimator: Any) -> dict[str, float]:
 
 
 class _FetchesByName(tf.compat.v1.train.SessionRunHook):
-    """As the hooks of legacy scripts do."""
+    """Fetches the loss scale by its name, as hooks of legacy scripts do."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -64,7 +64,7 @@ def test_estimator_trains_skips_and_resumes(tmp_path: Path) -> None:
     assert len(by_name.seen) == 4
     assert set(by_name.seen) <= {1024, 512, 256}
     assert after["w"] == pytest.approx(1 - 2 * _LEARNING_RATE, abs=1e-5)
-    # The next call builds a new graph and restores the scale.
+    # The second call of `train` builds a new graph and restores the scale from the checkpoint.
     estimator.train(_inputs([1, 1]))
     after = _values(estimator)
     assert (after["loss_scale"], after["good_steps"], after["global_step"]) == (256, 2, 4)
@@ -74,7 +74,7 @@ def test_estimator_trains_skips_and_resumes(tmp_path: Path) -> None:
     }
 
 
-def test_manager_made_outside_the_model_fn_follows_into_its_graphs(tmp_path: Path) -> None:
+def test_manager_made_outside_the_model_fn_works_in_its_graphs(tmp_path: Path) -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     estimator = tf.estimator.Estimator(_model_fn(manager), tmp_path)
     for scale in (512, 256):
@@ -97,7 +97,7 @@ def test_overflow_on_one_replica_skips_both(
         manager = tfmp.ExponentialUpdateLossScaleManager(1024, 3, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     config = tf.estimator.RunConfig(train_distribute=two_replicas)
     estimator = tf.estimator.Estimator(_model_fn(manager, is_distributed=True), tmp_path, config)
-    # Steps take two rows, one for each replica; the second and fourth step overflow on one of them.
+    # Each step takes a row, with a column for each replica. The second and the fourth step overflow on one replica.
     rows = np.ones([6, 2])
     rows[[1, 3], bad_replica] = np.inf
     by_name = _FetchesByName()
@@ -108,7 +108,7 @@ def test_overflow_on_one_replica_skips_both(
     assert (after["loss_scale"], after["good_steps"], after["global_step"]) == (256, 2, 4)
     assert after["w"] == pytest.approx(1 - 4 * _LEARNING_RATE, abs=1e-5)
     assert set(by_name.seen) <= {1024, 512, 256}
-    # One manager, though each replica made one.
+    # The hook reports one manager, although each replica may have made one.
     assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
         "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
         "loss scale 256, global step 4, steps applied 4, skipped 2 (0 in a row)",

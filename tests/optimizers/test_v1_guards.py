@@ -1,4 +1,4 @@
-"""Scripts whose gradients never met the loss scale are told so, and no others."""
+"""The warning for scripts whose loss is never scaled, and its absence for all others."""
 
 import logging
 from collections.abc import Callable
@@ -30,13 +30,13 @@ def _variable(use_resource: bool = True) -> tf.Variable:
 
 
 @pytest.mark.graph
-# Control flow v2 updates resource variables only.
+# With control flow v2 only resource variables can be updated conditionally, so False is skipped there.
 @pytest.mark.parametrize("use_resource", [True, False])
-def test_script_that_calls_tf_gradients_is_told_its_line_once(
+def test_script_that_calls_tf_gradients_is_warned_once_with_the_line(
     caplog: pytest.LogCaptureFixture, use_resource: bool
 ) -> None:
     if not use_resource and tf.compat.v1.control_flow_v2_enabled():
-        pytest.skip("control flow v2 updates no reference variable")
+        pytest.skip("control flow v2 cannot update a reference variable")
     with tf.Graph().as_default():
         w, opt = _variable(use_resource), _wrap()
 
@@ -61,7 +61,7 @@ def _clipped(w: tf.Variable) -> None:
     opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
 
 
-def _shared_out(w: tf.Variable) -> None:
+def _applied_by_another_wrapper(w: tf.Variable) -> None:
     ((grad, _),) = _wrap().compute_gradients(tf.reduce_sum(w), [w])
     _wrap().apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
 
@@ -72,7 +72,7 @@ def _synchronized(w: tf.Variable) -> None:
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize("way", [_minimized, _clipped, _shared_out, _synchronized])
+@pytest.mark.parametrize("way", [_minimized, _clipped, _applied_by_another_wrapper, _synchronized])
 def test_script_that_scales_its_loss_is_not_warned(
     caplog: pytest.LogCaptureFixture, way: Callable[[tf.Variable], None]
 ) -> None:
@@ -82,7 +82,9 @@ def test_script_that_scales_its_loss_is_not_warned(
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_eager_code_is_warned_of_a_tape_and_not_of_minimize(caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
+def test_eager_code_is_warned_about_a_tape_but_not_about_minimize(
+    caplog: pytest.LogCaptureFixture, compiled: bool
+) -> None:
     w, opt, other = tf.Variable([1.0, 2.0]), _wrap(), _wrap()
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Parity with tf.contrib.mixed_precision, as it was recorded on TensorFlow 1.15."""
+"""Comparison with runs of tf.contrib.mixed_precision that were recorded on TensorFlow 1.15."""
 
 import base64
 import gzip
@@ -37,7 +37,7 @@ def _manager(settings: dict[str, Any]) -> tfmp.LossScaleManager:
 
 
 class Replay:
-    """One recorded run, built again with tfmp."""
+    """A recorded run, rebuilt with tfmp."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.case = case
@@ -85,7 +85,7 @@ class Replay:
         return {self.px: px, self.py: py}
 
     def run(self) -> dict[str, list[Any]]:
-        """Run all steps; return what was seen after each."""
+        """Run all steps; return the watched values after each."""
         watched = {
             "x": self.x,
             "y": self.y,
@@ -120,20 +120,22 @@ def _first_of_each_configuration() -> list[dict[str, Any]]:
     return [case for case in _CASES if case["id"] in kept]
 
 
-# All with TensorFlow 2.15, which alone has tf.estimator; with others a third, in which each configuration is.
+# TensorFlow 2.15, the only version here with tf.estimator, runs all cases. Others run a third of them, which contains
+# each configuration.
 _REPEATED = _CASES if hasattr(tf, "estimator") else _first_of_each_configuration()
 
 
-def test_recording_is_whole() -> None:
+def test_recording_contains_every_case() -> None:
     assert len(_CASES) == 134
     assert len(_first_of_each_configuration()) == 46
     assert all(len(case["finite"]) == _STEPS for case in _CASES)
 
 
-# Kind fp16: the original multiplied a float16 loss by the scale in float16, where 2**16 is infinite, and unscaled in
-# float16, where the reciprocal of 2**25 is 0. tfmp does both in float32 (test_v1.py shows where that differs). These
-# runs come out the same nevertheless, because their loss itself is float16: the gradient that enters it is the scale as
-# a float16 number, infinite from 65520 on in whatever type the product is taken, and the step is skipped.
+# The cases of kind fp16: tf.contrib multiplied a float16 loss by the scale in float16, where 2**16 is infinite, and
+# unscaled in float16, where the reciprocal of 2**25 is 0. tfmp does both in float32; test_v1.py has tests where the
+# results differ. These runs have equal results nevertheless, because their loss itself is float16. The gradient with
+# respect to the loss is then the scale as a float16 number. From 65520 on it is infinite, whatever the type of the
+# product, and the step is skipped.
 @pytest.mark.parametrize("case", _REPEATED, ids=_id)
 def test_recorded_run_is_repeated(case: dict[str, Any]) -> None:
     with tf.Graph().as_default():

@@ -1,4 +1,4 @@
-"""The wrapper under tf.estimator on two replicas, of one process or of two: one decision for all."""
+"""The wrapper under tf.estimator on two replicas, in one process or two, which must make the same decisions."""
 
 import itertools
 import sys
@@ -30,13 +30,13 @@ def _on_two_workers(kinds: str, optimizer: str, directory: Path, *options: str) 
 
 
 def _states(finished: replica_processes.Finished, kind: str) -> list[list[State]]:
-    """Return the states of each worker, whichever process printed them."""
+    """Return the states of each worker, in the order of the workers."""
     return [[*itertools.chain.from_iterable(finished.states(f"{kind}/{rank}"))] for rank in range(2)]
 
 
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_two_replicas_stay_one_through_200_random_overflows(
+def test_two_replicas_hold_equal_states_through_200_random_overflows(
     optimizer: str, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
 ) -> None:
     on_both = train(optimizer, inputs("random"), tmp_path / "replicas", Worker(strategy=two_replicas))
@@ -53,7 +53,7 @@ def test_two_replicas_stay_one_through_200_random_overflows(
         pytest.param("plain,inside,outside", "Adam", marks=pytest.mark.horovod),
     ],
 )
-def test_two_workers_stay_one_through_200_random_overflows(kinds: str, optimizer: str, tmp_path: Path) -> None:
+def test_two_workers_hold_equal_states_through_200_random_overflows(kinds: str, optimizer: str, tmp_path: Path) -> None:
     finished = _on_two_workers(kinds, optimizer, tmp_path)
     assert set(finished.codes) == {0}, str(finished)
     on_one_device = _on_one_device(optimizer, tmp_path)
@@ -67,8 +67,8 @@ def test_two_workers_stay_one_through_200_random_overflows(kinds: str, optimizer
 @pytest.mark.parametrize("kind", ["tf_config", pytest.param("plain", marks=pytest.mark.horovod)])
 def test_run_resumes_from_the_checkpoint_before_a_worker_died(kind: str, tmp_path: Path) -> None:
     expected = _on_one_device("Adam", tmp_path)
-    # With TF_CONFIG, Estimator's session takes the loss of a worker for a passing one, says so at its log level INFO,
-    # and tries again for ever; so the test ends what is left (TensorFlow 2.15.1).
+    # With TF_CONFIG, Estimator's session treats the loss of a worker as temporary, logs it at the level INFO and
+    # retries for ever (TensorFlow 2.15.1). So the test ends the remaining process.
     died = _on_two_workers(kind, "Adam", tmp_path, "--die=60")
     assert set(died.codes) <= ({3, None} if kind == "tf_config" else {1}), str(died)
     saved = int(tf.train.latest_checkpoint(tmp_path / "workers" / kind).rpartition("-")[2])
@@ -77,7 +77,7 @@ def test_run_resumes_from_the_checkpoint_before_a_worker_died(kind: str, tmp_pat
 
     resumed = _on_two_workers(kind, "Adam", tmp_path, f"--first={taken}", "--last=100")
     assert set(resumed.codes) == {0}, str(resumed)
-    # A checkpoint holds what tf.contrib's held, and so not the counts of steps.
+    # A checkpoint holds the same variables as with tf.contrib, so the counts of steps start again at 0.
     counts = set(LossScaleStatus._fields) - {"loss_scale"}
     first, second = (
         [{name: state[name] for name in state.keys() - counts} for state in states] for states in _states(resumed, kind)

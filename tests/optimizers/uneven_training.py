@@ -1,4 +1,4 @@
-"""Takes steps on one of two workers, each of which has a gradient that the other lacks, and prints the errors.
+"""Takes a step on one of two workers, where each worker has a gradient that the other lacks, and prints the errors.
 
 PYTHONPATH=. TF_CONFIG=... python tests/optimizers/uneven_training.py keras v1
 """

@@ -1,1 +1,1 @@
-"""The wrapped optimizers: one thin front-end for each host framework."""
+"""The classes behind `tfmp.LossScaleOptimizer`: one front-end for each framework whose optimizers it wraps."""

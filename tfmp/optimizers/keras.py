@@ -1,4 +1,4 @@
-"""What the front-ends for all versions of Keras share."""
+"""The base class of the front-ends for Keras 2, tf_keras and Keras 3."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -31,23 +31,24 @@ _logger = logging.getLogger("tfmp")
 
 
 class LossScaleOptimizerKeras(LossScaleOptimizer):
-    """The part of a front-end that is the same for every Keras.
+    """The methods that are the same in the front-ends for all versions of Keras.
 
-    A loop goes one of two ways, Keras 2's or Keras 3's, and every front-end goes both:
+    A custom training loop can be written in the style of Keras 2 or of Keras 3. Every front-end supports both:
 
-        get_scaled_loss    get_unscaled_gradients    apply_gradients
-        scale_loss                                   apply_gradients, which unscales
+        Keras 2    get_scaled_loss    get_unscaled_gradients    apply_gradients
+        Keras 3    scale_loss                                   apply_gradients, which unscales
 
-    Only what was called before tells `apply_gradients` which it is; so that is remembered. Replicas call the same in
-    the same order, and need not remember each for itself. Keras 2's `compute_gradients` goes the first way, and is
-    remembered by its own name: there, and only there, Horovod's optimizer averages gradients.
+    `apply_gradients` cannot tell from the gradients alone whether it must unscale them, so the optimizer remembers
+    which method was called last. All replicas call the same methods in the same order, so one record serves them all.
+    `compute_gradients` of Keras 2 scales and unscales by itself. It is remembered under its own name, because Horovod's
+    optimizer averages gradients in `compute_gradients` and nowhere else.
     """
 
-    #: The Keras that the front-end is for.
+    #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
     _keras: ClassVar[ModuleType]
-    #: What a configuration may hold and no front-end takes.
+    #: The entries of a saved configuration that `from_config` ignores, because no front-end accepts them.
     _settings_without_effect: ClassVar[frozenset[str]] = frozenset()
-    # Keras' own:
+    # The next four come from a base class of Keras, or from the front-end.
     name: str
     inner_optimizer: Any
     add_variable: Callable[..., Any]
@@ -66,11 +67,13 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         detector = validated_detector(overflow_detector)
         self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, aggregation_dtype)
         self._accumulation = KerasAccumulation(accumulation, detector)
-        # Tracked, so that a function that takes steps can be exported.
+        # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
         self._overflow_counts = self._scaler.overflow_counts
+        # The last of scale_loss, get_scaled_loss, get_unscaled_gradients and compute_gradients that was called.
         self._last_call: str | None = None
+        # The warnings that were given, each of which is given once.
         self._told: set[str] = set()
-        # Now, and not in `build`: a checkpoint that is restored before finds the variables.
+        # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
@@ -78,17 +81,29 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
     @property
     def initial_scale(self) -> float:
-        """The scale that the manager started from; as in Keras' own wrapper."""
+        """The loss scale that the manager started from, as a float.
+
+        Keras' own wrapper has this property too.
+
+        Raises:
+            AttributeError: The manager does not follow the rule of Keras' own wrapper.
+        """
         return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """After how many finite steps in a row the scale grows, None for a fixed scale; as in Keras' own wrapper."""
+        """The number of finite steps in a row after which the loss scale grows; None for a fixed scale.
+
+        Keras' own wrapper has this property too.
+
+        Raises:
+            AttributeError: The manager does not follow the rule of Keras' own wrapper.
+        """
         return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
 
     @property
     def dynamic(self) -> bool:
-        """Whether the scale changes; as in Keras 2's own wrapper."""
+        """Whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`, True for all others."""
         return not isinstance(self._loss_scale_manager, FixedLossScaleManager)
 
     def _setting_of_keras(self, *names: str) -> Any:  # noqa: ANN401 - a number of some kind
@@ -97,33 +112,37 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         values = [config[name] for name in names if name in config]
         if not values:
             raise AttributeError(
-                f"a {type(manager).__name__} does not follow the rule of Keras' own wrapper, which this describes: ask "
-                "the loss-scale manager instead."
+                f"a {type(manager).__name__} does not follow the rule of Keras' own wrapper, which has this setting: "
+                "ask the loss-scale manager instead."
             )
         return values[0]
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Multiply a loss by the loss scale, in float32 or float64.
+        """Multiply a loss by the loss scale.
 
-        `apply_gradients` then takes the gradients as they come, and unscales them.
+        Differentiate the scaled loss, and pass its gradients to `apply_gradients`, which unscales them. If you need
+        unscaled gradients before, call `get_unscaled_gradients`; `apply_gradients` then applies them as they are.
 
         Args:
-            loss: The loss, of a floating-point type.
+            loss: The loss, a tensor of a floating-point type.
 
         Returns:
-            The scaled loss, to be differentiated.
+            The scaled loss, in float32 or float64.
         """
         self._last_call = "scale_loss"
         return self._scaler.scale(loss)
 
     def get_scaled_loss(self, loss: Loss) -> Loss:
-        """Multiply a loss by the loss scale, in float32 or float64, for a loop that unscales the gradients itself.
+        """Multiply a loss by the loss scale, in a loop that unscales the gradients itself.
+
+        Differentiate the scaled loss, pass its gradients to `get_unscaled_gradients`, and pass the unscaled gradients
+        to `apply_gradients`.
 
         Args:
-            loss: The loss, of a floating-point type, or a function that returns it.
+            loss: The loss, a tensor of a floating-point type, or a function that returns it.
 
         Returns:
-            The scaled loss, or a function that returns it.
+            The scaled loss, in float32 or float64. If `loss` is a function, a function that returns the scaled loss.
         """
         self._last_call = "get_scaled_loss"
         if callable(loss):
@@ -132,18 +151,19 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
     @without_autograph
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """Divide gradients by the loss scale; `apply_gradients` then takes what this returned.
+        """Divide the gradients of a scaled loss by the loss scale.
 
-        Here is the place to clip gradients, by `tfmp.clip_by_global_norm` say, or to look at them.
+        Pass the unscaled gradients to `apply_gradients`. You can inspect or clip them first, for example by
+        `tfmp.clip_by_global_norm`.
 
         Args:
-            grads: The gradients of a scaled loss; None stays None.
+            grads: The gradients of the loss that `get_scaled_loss` returned. An entry may be None, and stays None.
 
         Returns:
             The gradients in true magnitude, in float32 or float64.
 
         Raises:
-            TypeError: These are no gradients.
+            TypeError: `grads` is not a list of gradients.
         """
         grads = lists.gradients(grads)
         if self._last_call is None:
@@ -161,11 +181,11 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         """Exclude variables from the inner optimizer's weight decay.
 
         Args:
-            var_list: Variables to exclude.
-            var_names: Parts of names to exclude.
+            var_list: The variables to exclude.
+            var_names: Strings. A variable whose name contains one of them is excluded.
 
         Raises:
-            TypeError: One of them is no list; a single variable or string is none.
+            TypeError: An argument is a single variable or string, or anything else that is not a list.
         """
         self.inner_optimizer.exclude_from_weight_decay(
             None if var_list is None else lists.variables("var_list", var_list),
@@ -173,25 +193,26 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         )
 
     def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
-        """Set the variables to their averages, if the inner optimizer keeps such.
+        """Set the variables to their moving averages, if the inner optimizer keeps moving averages (`use_ema=True`).
 
         Args:
             var_list: The variables that were trained.
 
         Raises:
-            TypeError: These are no variables.
+            TypeError: `var_list` is not a list of variables.
         """
         self.inner_optimizer.finalize_variable_values(lists.variables("var_list", var_list))
 
     def set_weights(self, weights: Iterable[np.ndarray]) -> None:
-        """Set the values of `variables`, those of the inner optimizer included.
+        """Set the values of `variables`, which include the inner optimizer's variables.
 
         Args:
-            weights: The values, in the order of `variables`.
+            weights: An array for each variable, in the order of `variables`.
 
         Raises:
-            TypeError: `weights` is no list.
-            ValueError: There are more or fewer values than variables, as there are before `build`.
+            TypeError: `weights` is not a list.
+            ValueError: The number of values differs from the number of variables. Before `build` the optimizer does not
+                have all its variables yet.
         """
         variables = self.variables
         weights = lists.items("weights", weights, "a list of values", "pass one array for each of the variables")
@@ -204,7 +225,10 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             variable.assign(value)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` makes the optimizer of again."""
+        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
+
+        The overflow detector is not part of the configuration.
+        """
         serialize = self._keras.saving.serialize_keras_object
         return {
             "name": self.name,
@@ -218,11 +242,15 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "LossScaleOptimizerKeras":
-        """Make an optimizer from what `get_config` returned, that of Keras' own wrapper included.
+        """Make an optimizer from a configuration that `get_config` returned.
 
         Args:
-            config: The configuration.
-            custom_objects: Classes that are not registered, by their names.
+            config: The configuration, of this class or of Keras' own `LossScaleOptimizer`.
+            custom_objects: A dictionary of the classes that the configuration names and that are not registered with
+                Keras. The keys are the names of the classes.
+
+        Returns:
+            The new optimizer, which is not built.
         """
         known = cls._classes_by_name() | (custom_objects or {})
         parts: dict[str, Any] = {
@@ -230,14 +258,14 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             for name in ("inner_optimizer", "loss_scale_manager")
             if name in config
         }
-        # As `cls(...)`, but for Keras 2's metaclass, which gives the inner optimizer by position: Horovod's subclass
-        # takes it by name only.
+        # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
+        # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
         used = {name: value for name, value in config.items() if name not in cls._settings_without_effect}
         return type.__call__(cls, **{**used, **parts})
 
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:
-        """Return the classes that a saved configuration names, and that Keras would not find."""
+        """Return the classes that a saved configuration may name and that Keras would not find by itself."""
         return {}
 
     def _settings_to_show(self) -> list[str]:
@@ -245,11 +273,16 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         return settings_to_show(self.inner_optimizer, shown)
 
     def _own_settings(self) -> dict[str, Any]:
-        """Return the settings that only the front-end of this Keras has, as `get_config` has them."""
+        """Return the entries of `get_config` that only the front-end for this version of Keras has."""
         raise NotImplementedError
 
     def _are_scaled(self, grads: Gradients, scaled_by_default: bool) -> bool:
-        """Tell whether the gradients that `apply_gradients` was given are those of a scaled loss."""
+        """Return whether gradients passed to `apply_gradients` are of a scaled loss; warn if in doubt.
+
+        Args:
+            grads: The gradients.
+            scaled_by_default: The answer if no method of this optimizer was called before.
+        """
         lists.refuse_all_none(grads)
         scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
         if scaled and self._last_call is None:
@@ -268,14 +301,24 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         return scaled
 
     def _warn_once(self, grads: Gradients, message: str) -> None:
-        """Warn of what is done to gradients, and name the line where they were made, or else the present one."""
+        """Give a warning the first time it applies, with the line of the script that computed the gradients.
+
+        If that line is unknown, the warning names the line that is running now.
+        """
         if message in self._told:
             return
         self._told.add(message)
         _logger.warning("%s: %s", script_lines.line_of_gradients(grads), message)
 
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, *, are_scaled: bool, averages: bool = False) -> None:
-        """Take a step with gradients, or add them to the window."""
+        """Apply the gradients; or, if gradients are accumulated, add them to the current window.
+
+        Args:
+            adapter: The inner optimizer and the variables.
+            grads: The gradients of this replica.
+            are_scaled: Whether they are the gradients of a scaled loss.
+            averages: Whether the gradients are still to be averaged over Horovod's workers.
+        """
         distribution = self._scaler.distribution()
         accumulator = self._accumulation.accumulator_of(adapter.variables)
         if accumulator is not None:
@@ -287,15 +330,15 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:
-    """Say so if an optimizer cannot be wrapped.
+    """Raise an error if an optimizer cannot be wrapped.
 
     Args:
-        keras: The Keras that it should be of.
-        inner_optimizer: What the user gave.
+        keras: The package that the optimizer must come from, `keras` or `tf_keras`.
+        inner_optimizer: The object that the user asked to wrap.
 
     Raises:
-        TypeError: It is no optimizer.
-        ValueError: It is a wrapper already; or TensorFlow 2's behaviour is disabled.
+        TypeError: The object is not an optimizer of that package.
+        ValueError: The optimizer is a loss-scale wrapper itself; or TensorFlow 2's behaviour is disabled.
     """
     if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
         raise ValueError(
@@ -317,16 +360,16 @@ def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None
 def manager_of_keras(
     loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
 ) -> LossScaleManager:
-    """Return the manager that the arguments of a wrapper describe, those of Keras' own wrapper among them.
+    """Return the loss-scale manager that the arguments of a Keras front-end describe.
 
     Args:
-        loss_scale_manager: As in `tfmp.LossScaleOptimizer`.
-        initial_scale: The scale to start from, if the former is "dynamic".
-        dynamic_growth_steps: After how many finite steps it grows, in the same case.
+        loss_scale_manager: A manager or a description of one, as in `tfmp.LossScaleOptimizer`.
+        initial_scale: The scale to start from; only with "dynamic".
+        dynamic_growth_steps: The number of finite steps in a row after which the scale grows; only with "dynamic".
 
     Raises:
-        TypeError: A manager is not described, or a number is none.
-        ValueError: A setting is out of range; or both a manager and settings for another are given.
+        TypeError: `loss_scale_manager` does not describe a manager; or a setting is not a number.
+        ValueError: A setting is out of range; or one of the last two arguments is given without "dynamic".
     """
     rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
@@ -341,22 +384,25 @@ def manager_of_keras(
 
 
 def register_managers(keras: ModuleType) -> None:
-    """Let a Keras find the managers that a saved model names. A manager of the user's own is registered by its author.
+    """Register tfmp's managers with Keras, so that a saved model that names one can be loaded.
+
+    The author of any other manager registers it.
 
     Args:
-        keras: The Keras.
+        keras: The package to register with, `keras` or `tf_keras`.
     """
     for manager in OWN_MANAGERS:
         keras.saving.register_keras_serializable(package="tfmp")(manager)
 
 
 def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:
-    """Let a manager go on where Keras' wrapper stopped, by its `continue_from`; say so if it has none.
+    """Let a manager continue from the state of Keras' own wrapper; warn if the manager cannot do that.
 
     Args:
-        manager: The manager; one of the user's own may have the method, with the arguments `loss_scale, good_steps`.
-        loss_scale: The scale.
-        good_steps: Finite steps since the scale last changed.
+        manager: The manager. Its method `continue_from(loss_scale, good_steps)` is called, which a manager of the
+            user's own may also have.
+        loss_scale: The loss scale of Keras' wrapper.
+        good_steps: The number of finite steps since that scale last changed.
     """
     continue_from = getattr(manager, "continue_from", None)
     if continue_from is None:
@@ -370,9 +416,11 @@ def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -
 
 
 def nearest_allowed(loss_scale: float) -> float:
-    """Return the nearest scale that a manager holds. Keras' has no bounds: 0 becomes 1.
+    """Return the scale nearest to a given one that a manager can hold, from 1 to the largest float32.
+
+    The loss scale of Keras' own wrapper has no such bounds: it can reach 0.
 
     Args:
-        loss_scale: The scale of Keras' wrapper.
+        loss_scale: The loss scale of Keras' wrapper.
     """
     return float(np.clip(loss_scale, 1, np.finfo(np.float32).max))

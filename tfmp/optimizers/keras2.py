@@ -1,4 +1,4 @@
-"""The front-end for Keras 2 optimizers, whichever package Keras 2 comes in."""
+"""The base class of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -26,41 +26,52 @@ from tfmp.types import Gradient, Loss
 
 
 class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
-    """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer, but for the bases that one package gives it.
+    """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer.
 
-    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` makes one. It takes the place of Keras' own: `compile` leaves it
-    as it is under `mixed_float16`, `fit` scales the loss by it. A skipped step does not move `iterations`, and so no
-    schedule or bias correction, where Keras' own does.
+    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of a subclass, which adds the base classes of
+    `keras` or of `tf_keras`. It replaces Keras' own `LossScaleOptimizer`: `compile` does not wrap it again under the
+    policy `mixed_float16`, and `fit` scales the loss with it. A skipped step does not change `iterations`, so learning
+    rate schedules and bias corrections do not advance; with Keras' own wrapper they do.
 
     Args:
-        inner_optimizer: The optimizer to wrap. Clipping, weight decay and EMA are its own, and see unscaled gradients.
-        loss_scale_manager: As in `tfmp.LossScaleOptimizer`. A manager keeps its state in the variables of this
-            optimizer, which Keras saves; so every optimizer needs a manager of its own.
-        is_distributed: As in `tfmp.LossScaleOptimizer`.
-        overflow_detector: As there. It is not saved with a model.
-        aggregation_dtype: As there.
-        iterations_include_skipped_steps: Let skipped steps move `iterations`, as Keras' own wrapper does: for a run
-            that was begun with it, and whose schedule counts that way.
-        accumulation_steps: Micro-batches in a window. Their gradients are added up, and the mean is applied by one
-            step, which is what `iterations` counts.
-        overflow_drops: What an overflow makes invalid, "window" or "micro_batch".
-        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, such as the steps of
-            an epoch of `fit`. By default windows end when full.
-        dynamic: As in Keras' own wrapper: False for a fixed scale, which is then `initial_scale`.
-        initial_scale: As there: the scale that "dynamic" starts from, 2**15 by default.
-        dynamic_growth_steps: As there: after how many finite steps "dynamic" doubles the scale, 2000 by default.
+        inner_optimizer: The optimizer to wrap. Its clipping, weight decay and moving averages see unscaled gradients.
+        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of Keras' own
+            wrapper; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager` accepts. The
+            manager keeps its state in variables of this optimizer, which Keras saves, so every optimizer needs a
+            manager of its own.
+        is_distributed: Whether Horovod's workers train together. With True they agree on each step, and their gradients
+            are averaged unless Horovod's own optimizer does that. The replicas of a `tf.distribute` strategy agree with
+            either value. Where there are neither workers nor replicas, True is refused when the first step is built.
+        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
+            not saved with a model.
+        aggregation_dtype: The type in which gradients travel between Horovod's workers: "float16", which halves the
+            bytes, or None for their own type.
+        iterations_include_skipped_steps: Whether skipped steps also count in `iterations`, as with Keras' own wrapper.
+            Use it to continue a run that was started with that wrapper and whose schedule depends on the count.
+        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
+            of one micro-batch, and the call that ends the window applies their mean. `iterations` counts windows. With
+            1, the default, each call is a step of its own.
+        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
+            only that micro-batch is left out of the mean, and the step is skipped if no micro-batch is left.
+        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full, such as
+            the number of steps in an epoch of `fit`; counting then starts again. By default windows end when full.
+        dynamic: Whether the scale may change. With False it is fixed at `initial_scale`. An argument of Keras' own
+            wrapper too.
+        initial_scale: The scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own wrapper too.
+        dynamic_growth_steps: The number of finite steps in a row after which "dynamic" doubles the scale, 2000 by
+            default; an argument of Keras' own wrapper too.
         name: The optimizer's name.
 
     Raises:
-        TypeError: An argument is not of the type asked for.
-        ValueError: The manager keeps its state in another optimizer already; or TensorFlow 2's behaviour is disabled;
-            or `aggregation_dtype` is not to be had; or a setting of the accumulation is out of range; or the inner
-            optimizer is one of Horovod's that does not average the gradients of each step.
+        TypeError: An argument has the wrong type.
+        ValueError: The manager keeps its state in another optimizer already; TensorFlow 2's behaviour is disabled;
+            `aggregation_dtype` cannot be used here; a setting is out of range; two settings contradict each other; or
+            the inner optimizer is made by Horovod and does not average the gradients of each step.
 
-    Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface it keeps.
+    Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface this class keeps.
     """
 
-    # Private, and what Keras' own wrapper asks of an optimizer before it wraps it.
+    # Keras' own wrapper reads this private attribute, and refuses to wrap an optimizer where it is true.
     _is_wrapped_by_loss_scale_optimizer = True
 
     def __init__(
@@ -87,7 +98,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             initial_scale = None
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         self._inner_optimizer = inner_optimizer
-        # It assigns to what is the inner optimizer's.
+        # The parent's constructor sets these two attributes. Here they are properties that set the inner optimizer's,
+        # so the constructor must get the inner optimizer's own values.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name or "LossScaleOptimizer", **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
@@ -103,7 +115,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @property
     def iterations(self) -> tf.Variable:
-        """The inner optimizer's count of steps."""
+        """The inner optimizer's count of steps.
+
+        Skipped steps count only with `iterations_include_skipped_steps=True`.
+        """
         return self.inner_optimizer.iterations
 
     @iterations.setter
@@ -112,7 +127,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @property
     def learning_rate(self) -> tf.Variable:
-        """The inner optimizer's learning rate."""
+        """The inner optimizer's learning rate, which can be set."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -121,7 +136,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @property
     def use_ema(self) -> bool:
-        """Whether the inner optimizer keeps averages of the weights."""
+        """Whether the inner optimizer keeps moving averages of the weights."""
         return self.inner_optimizer.use_ema
 
     @use_ema.setter
@@ -130,7 +145,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @property
     def ema_momentum(self) -> float:
-        """The momentum of the inner optimizer's averages."""
+        """The momentum of the inner optimizer's moving averages."""
         return self.inner_optimizer.ema_momentum
 
     @ema_momentum.setter
@@ -139,21 +154,22 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The variables of the state, then those of the inner optimizer."""
+        """The variables of the loss-scale manager and of the accumulation, then those of the inner optimizer."""
         variables = self._keras.optimizers.Optimizer.variables.fget(self)
-        # The parent's count of iterations, which is never used, and has the name of the inner optimizer's.
+        # The first is the parent's own count of iterations. It is never used, and its name is the same as that of the
+        # inner optimizer's count.
         del variables[0]
         variables.extend(self.inner_optimizer.variables)
         return variables
 
     def build(self, var_list: Iterable[tf.Variable]) -> None:
-        """Make the variables of the inner optimizer, and those of a window.
+        """Make the variables of the inner optimizer and those that accumulate gradients.
 
         Args:
             var_list: The variables to train.
 
         Raises:
-            TypeError: These are no variables.
+            TypeError: `var_list` is not a list of variables.
         """
         var_list = lists.variables("var_list", var_list)
         self.inner_optimizer.build(var_list)
@@ -163,18 +179,20 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[tf.Variable] | Callable[[], Any], tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, tf.Variable]]:
-        """Return the gradients of a loss in true magnitude; the loss is scaled in between.
+        """Compute the unscaled gradients of a loss.
+
+        The loss is scaled, the inner optimizer computes the gradients, and the gradients are divided by the loss scale.
 
         Args:
-            loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
+            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
             var_list: The variables to train, or a function that returns them.
-            tape: The tape that recorded the loss.
+            tape: The tape that recorded the loss; only needed if `loss` is a tensor.
 
         Returns:
-            Pairs of a gradient and its variable, for `apply_gradients`.
+            Pairs of an unscaled gradient and its variable, for `apply_gradients`.
 
         Raises:
-            TypeError: `var_list` is no list of variables.
+            TypeError: `var_list` is not a list of variables.
         """
         if not callable(var_list):
             var_list = lists.variables("var_list", var_list)
@@ -190,16 +208,18 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     def aggregate_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]
     ) -> list[tuple[Gradient, tf.Variable]]:
-        """Sum gradients over the replicas, as the inner optimizer does; average them over Horovod's workers.
+        """Sum gradients over the replicas of a strategy, and average them over Horovod's workers.
+
+        `apply_gradients` does this by itself, unless it is called with `skip_gradients_aggregation=True`.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable.
 
         Returns:
-            The sums or means, and the variables.
+            Pairs of the sum or mean of a gradient, and its variable.
 
         Raises:
-            TypeError: These are no such pairs.
+            TypeError: `grads_and_vars` does not consist of such pairs.
         """
         summed = list(self.inner_optimizer.aggregate_gradients(lists.pairs(grads_and_vars)))
         if not summed:
@@ -212,9 +232,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return list(zip(means, variables, strict=True))
 
     def _averages(self) -> bool:
-        """Tell whether the mean over Horovod's workers is still to be taken.
+        """Return whether gradients must still be averaged over Horovod's workers.
 
-        Horovod's optimizer, inside this one or made of it, averages gradients when it computes them, and only then.
+        This optimizer may contain Horovod's optimizer, or Horovod may have made a subclass of this one. In both cases
+        Horovod averages the gradients in `compute_gradients`, and nowhere else.
         """
         of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
         return not (of_horovod and self._last_call == "compute_gradients")
@@ -230,27 +251,32 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     ) -> tf.Variable:
         """Sum gradients over the replicas, and apply the sums if they are finite.
 
+        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
+        added to the current window, and the call that ends the window applies their mean.
+
         Args:
-            grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. They are taken in true
-                magnitude, unless the loss was scaled by `scale_loss`.
-            name: The scope of the inner optimizer's ops.
-            skip_gradients_aggregation: Take the gradients as summed already.
-            experimental_aggregate_gradients: The opposite, by its older name.
+            grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. If the loss was scaled by
+                `scale_loss`, the gradients are unscaled here; otherwise they must be unscaled already.
+            name: The name scope of the inner optimizer's ops.
+            skip_gradients_aggregation: Whether the gradients are already summed over the replicas.
+            experimental_aggregate_gradients: False has the same meaning as `skip_gradients_aggregation=True`. This is
+                the argument's older name, with the opposite value.
 
         Returns:
             `iterations`.
 
         Raises:
-            TypeError: These are no such pairs.
+            TypeError: `grads_and_vars` does not consist of such pairs.
             ValueError: Every gradient is None.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
             NotImplementedError: The active strategy is not supported.
         """
         grads_and_vars = lists.pairs(grads_and_vars)
         if not grads_and_vars:
-            # As in Keras: a model without weights trains nothing.
+            # Keras accepts an empty list too: a model without weights has nothing to train.
             return self.iterations
         grads, variables = zip(*grads_and_vars, strict=True)
+        # The variables are made outside of a function that is being traced, so that they outlive its graph.
         with tf.init_scope():
             self.build(variables)
 
@@ -267,7 +293,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return self.iterations
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` makes the optimizer of again."""
+        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
+
+        The overflow detector is not part of the configuration.
+        """
         return {
             **super().get_config(),
             **self._own_settings(),
@@ -280,29 +309,31 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         }
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Set the variables to what a file holds.
+        """Set the variables to the values in a saved file.
 
         Args:
-            store: The values, by their positions.
+            store: A mapping from the position of each variable, as a string, to its value.
         """
-        # A variable of each replica divides what it is given, and what a file returns is no array yet.
+        # A variable that each replica has of its own divides an assigned value by the number of replicas. An HDF5
+        # dataset cannot be divided, so it is read into an array first.
         arrays = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 - a file has only this
         self._keras.optimizers.Optimizer.load_own_variables(self, arrays)
 
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:
-        # The legacy formats, .h5 among them, find no class by the module or the package that it is registered with.
+        # Legacy formats such as .h5 store only the name of a class, without the module or the package under which it is
+        # registered.
         known = (*vars(cls._keras.optimizers).values(), *OWN_MANAGERS)
         return {value.__name__: value for value in known if isinstance(value, type)}
 
     @property
     def apply(self) -> NoReturn:
-        """Absent: it is Keras 3's."""
+        """Not available: `apply` is a method of Keras 3's optimizers. Call `apply_gradients`."""
         raise AttributeError("apply is Keras 3's: call apply_gradients(zip(grads, variables)).")
 
     @property
     def dynamic_counter(self) -> NoReturn:
-        """Not kept: Keras' own count of finite steps is what some managers call `good_steps`."""
+        """Not available: Keras' own wrapper counts finite steps here; read `manager.state_dict()` instead."""
         raise AttributeError(
             "dynamic_counter is the count of Keras' own wrapper: read the state of the loss-scale manager instead, "
             "manager.state_dict()."
@@ -329,10 +360,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
 
 def _fixed(loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None) -> float:
-    """Return the fixed scale that `dynamic=False` asks for, as it does in Keras' own wrapper."""
+    """Return the fixed loss scale for `dynamic=False`; raise `ValueError` if other arguments contradict it."""
     if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
         raise ValueError(
-            "dynamic=False asks for a fixed scale, which is initial_scale: give that alone; or write "
-            "tfmp.LossScaleOptimizer(optimizer, scale)."
+            "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "
+            "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, scale)."
         )
     return initial_scale

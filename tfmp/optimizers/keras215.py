@@ -1,4 +1,4 @@
-"""The front-end for optimizers of Keras 2.15, which TensorFlow 2.15 has as `tf.keras`."""
+"""The front-end for optimizers of Keras 2.15, which is `tf.keras` in TensorFlow 2.15."""
 
 import keras
 
@@ -12,7 +12,9 @@ register_managers(keras)
 class LossScaleOptimizerKeras215(
     LossScaleOptimizerKeras2, keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer
 ):
-    """The `tfmp.LossScaleOptimizer` around an optimizer of Keras 2.15; see `LossScaleOptimizerKeras2`.
+    """The `tfmp.LossScaleOptimizer` around an optimizer of Keras 2.15.
+
+    `LossScaleOptimizerKeras2`, the base class, documents the arguments and methods.
 
     Example:
         >>> import keras, tfmp

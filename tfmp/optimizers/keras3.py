@@ -36,34 +36,45 @@ register_managers(keras)
 class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossScaleOptimizer):
     """The `tfmp.LossScaleOptimizer` around a Keras 3 optimizer.
 
-    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` makes one. It takes the place of Keras' own, which decides by
-    the first replica's gradients alone and lets an overflow on any other into the weights: `compile` leaves it as it is
-    under `mixed_float16`, `fit` scales the loss by it.
+    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of this class. It replaces Keras' own
+    `LossScaleOptimizer`: `compile` does not wrap it again under the policy `mixed_float16`, and `fit` scales the loss
+    with it. Under a `tf.distribute` strategy Keras' own wrapper checks the gradients of the first replica only, so an
+    overflow on another replica reaches the weights; this class checks all replicas.
 
     Args:
-        inner_optimizer: The optimizer to wrap. Clipping, weight decay, EMA and gradient accumulation are its own, and
+        inner_optimizer: The optimizer to wrap. Its clipping, weight decay, moving averages and gradient accumulation
             see unscaled gradients.
-        loss_scale_manager: As in `tfmp.LossScaleOptimizer`. A manager keeps its state in the variables of this
-            optimizer, which Keras saves; so every optimizer needs a manager of its own.
-        is_distributed: As in `tfmp.LossScaleOptimizer`.
-        overflow_detector: As there. It is not saved with a model.
-        jit_compile: Whether XLA compiles unscaling, clipping and update into one program in a `tf.function`: "auto" for
-            large variables that Keras' own code alone updates, True whatever code updates them. Replicas of a strategy
-            update without. `Keras3Update` has the rule.
-        accumulation_steps: Micro-batches in a window. Their gradients are added up, and the mean is applied by one
-            step, which is what `iterations` counts.
-        overflow_drops: What an overflow makes invalid, "window" or "micro_batch".
-        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full, such as the steps of
-            an epoch of `fit`. By default windows end when full.
-        initial_scale: As in Keras' own wrapper: the scale that "dynamic" starts from, 2**15 by default.
-        dynamic_growth_steps: As there: after how many finite steps "dynamic" doubles the scale, 2000 by default.
+        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of Keras' own
+            wrapper; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager` accepts. The
+            manager keeps its state in variables of this optimizer, which Keras saves, so every optimizer needs a
+            manager of its own.
+        is_distributed: Whether the replicas of a `tf.distribute` strategy train together. They agree on each step with
+            either value; True is refused when the first step is built without a strategy. Horovod is not supported for
+            Keras 3.
+        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
+            not saved with a model.
+        jit_compile: Whether XLA compiles unscaling, clipping and the update into one program inside a `tf.function`.
+            "auto" compiles if the variables are large and only Keras' own code updates them; True compiles in all
+            cases where it is possible; False never compiles. The update is not compiled in eager code, on replicas of
+            a strategy, or if XLA compiles the whole step.
+        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
+            of one micro-batch, and the call that ends the window applies their mean. `iterations` counts windows. With
+            1, the default, each call is a step of its own.
+        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
+            only that micro-batch is left out of the mean, and the step is skipped if no micro-batch is left.
+        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full, such as
+            the number of steps in an epoch of `fit`; counting then starts again. By default windows end when full.
+        initial_scale: The scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own wrapper too.
+        dynamic_growth_steps: The number of finite steps in a row after which "dynamic" doubles the scale, 2000 by
+            default; an argument of Keras' own wrapper too.
         name: The optimizer's name.
 
     Raises:
-        TypeError: An argument is not of the type asked for.
-        ValueError: The manager keeps its state in another optimizer already, or is given beside settings for another;
-            the inner optimizer accumulates gradients as this one does; a setting of the accumulation is out of range;
-            Keras runs on another backend than TensorFlow; or TensorFlow 2's behaviour is disabled.
+        TypeError: An argument has the wrong type.
+        ValueError: The manager keeps its state in another optimizer already; `initial_scale` or `dynamic_growth_steps`
+            is given with a manager other than "dynamic"; both this and the inner optimizer accumulate gradients; a
+            setting is out of range; Keras does not run on the TensorFlow backend; or TensorFlow 2's behaviour is
+            disabled.
 
     Example:
         >>> import keras, tfmp
@@ -78,11 +89,11 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         [0.5 1.5] 1024.0 1
         [0.5 1.5] 512.0 1
 
-    Source: `keras.optimizers.LossScaleOptimizer`, whose interface it keeps.
+    Source: `keras.optimizers.LossScaleOptimizer`, whose interface this class keeps.
     """
 
     _keras = keras
-    # What the configuration of Keras' own wrapper has of its base class, before Keras 3.10.
+    # Before Keras 3.10 the configuration of Keras' own wrapper also holds these settings of its base class.
     _settings_without_effect = frozenset(
         {
             *("clipnorm", "clipvalue", "ema_momentum", "ema_overwrite_frequency", "global_clipnorm"),
@@ -110,32 +121,35 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
             raise ValueError(f'jit_compile must be True, False or "auto", got {jit_compile!r}.')
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
-        # Not the parent's constructor, which sets up a scale of its own. The parent's learning rate is never used.
+        # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
+        # learning rate given here is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self._jit_compile = jit_compile
         self.inner_optimizer = inner_optimizer
         self._set_up(manager, is_distributed, overflow_detector, accumulation)
-        # Last: an optimizer of the user's is changed, as Keras' own wrapper changes it, only if there is a wrapper.
+        # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
+        # the constructor raises an error.
         _turn_loss_scale_factor_off(inner_optimizer)
 
     @property
     def iterations(self) -> keras.Variable:
-        """The inner optimizer's count of steps."""
-        # Keras' own wrapper counts by itself before Keras 3.9.
+        """The inner optimizer's count of applied steps."""
+        # Before Keras 3.9 the parent class, Keras' own wrapper, has a count of its own.
         return self.inner_optimizer.iterations
 
     def build(self, var_list: Iterable[keras.Variable]) -> None:
-        """Make the variables of the inner optimizer, and those of a window.
+        """Make the variables of the inner optimizer and those that accumulate gradients.
 
         Args:
             var_list: The variables to train.
 
         Raises:
-            TypeError: These are no variables.
-            ValueError: Gradients are to be accumulated, and those of a variable are its next values (float8 scales).
+            TypeError: `var_list` is not a list of variables.
+            ValueError: `accumulation_steps` is greater than 1, and the "gradient" of a variable is its next value, as
+                Keras has it for float8 scales.
         """
         var_list = lists.variables("var_list", var_list)
-        # First: Keras takes an optimizer for built, though an error follows.
+        # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
         self._accumulation.build(var_list, self._add_buffer)
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
@@ -143,7 +157,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._update = Keras3Update(self.inner_optimizer, self._trainable_variables, self._jit_compile)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` makes the optimizer of again."""
+        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
+
+        The overflow detector is not part of the configuration.
+        """
         return {**super().get_config(), **self._own_settings()}
 
     def _own_settings(self) -> dict[str, Any]:
@@ -152,35 +169,37 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, keras.Variable]]:
-        """Return the gradients of a loss in true magnitude, as Keras 2's optimizers do; the loss is scaled in between.
+        """Compute the unscaled gradients of a loss; a method of Keras 2's optimizers.
+
+        The loss is scaled and differentiated, and the gradients are divided by the loss scale.
 
         Args:
-            loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
+            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
             var_list: The variables to train.
-            tape: The tape that recorded the loss.
+            tape: The tape that recorded the loss; required if `loss` is a tensor.
 
         Returns:
-            Pairs of a gradient and its variable, for `apply_gradients`.
+            Pairs of an unscaled gradient and its variable, for `apply_gradients`.
 
         Raises:
-            TypeError: `var_list` is no list of variables.
-            ValueError: The loss is a tensor, and there is no tape.
+            TypeError: `var_list` is not a list of variables.
+            ValueError: The loss is a tensor, and `tape` is missing.
         """
         variables = lists.variables("var_list", var_list)
         grads = self.get_unscaled_gradients(self._scaled_gradients(loss, variables, tape))
         return list(zip(grads, variables, strict=True))
 
     def minimize(self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None) -> None:
-        """Take one step down the gradient of a loss, as Keras 2's optimizers do.
+        """Compute the gradients of a loss and apply them if they are finite; a method of Keras 2's optimizers.
 
         Args:
-            loss: A function that returns the loss; or the loss itself, and the tape that recorded it.
+            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
             var_list: The variables to train.
-            tape: The tape that recorded the loss.
+            tape: The tape that recorded the loss; required if `loss` is a tensor.
 
         Raises:
-            TypeError: `var_list` is no list of variables.
-            ValueError: The loss is a tensor, and there is no tape.
+            TypeError: `var_list` is not a list of variables.
+            ValueError: The loss is a tensor, and `tape` is missing.
         """
         variables = lists.variables("var_list", var_list)
         self.apply(self._scaled_gradients(loss, variables, tape), variables)
@@ -197,14 +216,15 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @property
     def loss_scale_factor(self) -> NoReturn:
-        """Absent: the manager decides the scale."""
-        # No None: Keras does not call a setter with the value that the attribute has.
+        """Not available: the manager decides the loss scale. Read `loss_scale`."""
+        # Returning None would not do. TensorFlow's AutoTrackable, a base class of Keras' optimizers, does not call a
+        # setter with the value that the attribute has already; but setting None must reach the setter below.
         raise AttributeError("a tfmp.LossScaleOptimizer has no loss_scale_factor: read its loss_scale.")
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, factor: float | None) -> None:
-        # Keras' constructor sets it, before there is an inner optimizer. Later, from Keras 3.10 on, Keras' own wrapper
-        # does, of the optimizer that it wraps.
+        # The constructor of Keras' base class sets this attribute before there is an inner optimizer. From Keras 3.10
+        # on, Keras' own wrapper sets it on the optimizer that it wraps, and is refused here.
         if "inner_optimizer" in vars(self):
             raise ValueError(
                 "a tfmp.LossScaleOptimizer takes no loss_scale_factor, and Keras' own LossScaleOptimizer cannot wrap "
@@ -215,20 +235,25 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
         """Apply gradients if they are finite on every replica.
 
+        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
+        added to the current window, and the call that ends the window applies their mean.
+
         Args:
-            grads: The gradients of a scaled loss, one for each variable, or what `get_unscaled_gradients` made of
-                them; None is left out.
+            grads: The gradients, one for each variable; an entry may be None. They are the gradients of a scaled loss,
+                which are unscaled here, or those that `get_unscaled_gradients` returned.
             trainable_variables: The variables; by default those that the optimizer was built with.
 
         Raises:
-            TypeError: These are no gradients, or no variables.
-            ValueError: Every gradient is None; or there are no variables.
+            TypeError: `grads` is not a list of gradients; or `trainable_variables` is not a list of variables.
+            ValueError: Every gradient is None; the numbers of gradients and variables differ; or the optimizer is not
+                built and `trainable_variables` is missing.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
-            NotImplementedError: The active strategy is not supported; or Horovod is to distribute the step.
+            NotImplementedError: The active strategy is not supported; or is_distributed=True and Horovod runs several
+                processes.
         """
         grads = lists.gradients(grads)
         if not grads:
-            # As in Keras: a model without weights trains nothing.
+            # Keras accepts an empty list too: a model without weights has nothing to train.
             return
         variables = self._built_with(trainable_variables)
         self._scaler.warn_if_nothing_averages()
@@ -248,32 +273,34 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:
-        """Apply gradients as `apply` does, in the form of Keras 2.
+        """Apply gradients if they are finite on every replica, as `apply` does, but take them in pairs.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable.
+            grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. The gradients are those of a
+                scaled loss, which are unscaled here, or those that `get_unscaled_gradients` returned.
 
         Returns:
             `iterations`.
 
         Raises:
-            TypeError: These are no such pairs.
+            TypeError: `grads_and_vars` does not consist of such pairs.
         """
-        # What Keras returns is the wrapper's own count, which nothing moves.
+        # The parent's method calls `apply`. It returns the wrapper's own count, which never changes.
         super().apply_gradients(lists.pairs(grads_and_vars))
         return self.iterations
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
-        """Refuse: it is for backends without variables."""
+        """Not available: `stateless_apply` is for backends without variables. Call `apply`."""
         raise NotImplementedError("stateless_apply is not for the TensorFlow backend: call apply.")
 
     def load_own_variables(self, store: Mapping[str, np.ndarray]) -> None:
-        """Set the variables to what a file holds, also to what Keras' own wrapper saved.
+        """Set the variables to the values in a file that this class or Keras' own wrapper saved.
 
         Args:
-            store: The values, by their positions.
+            store: A mapping from the position of each variable, as a string, to its value.
         """
-        # The inner optimizer is an attribute, and Keras loads it by itself.
+        # A file of Keras' own wrapper is known by the number of its values. Those of the inner optimizer need no
+        # handling here: Keras loads the inner optimizer by itself, because it is an attribute.
         if len(store.keys()) == len(_VARIABLES_OF_KERAS) + len(self.inner_optimizer.variables):
             saved = {name: store[str(index)][()] for index, name in enumerate(_VARIABLES_OF_KERAS)}
             continue_at(self._loss_scale_manager, saved["dynamic_scale"], saved["step_counter"])
@@ -302,9 +329,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         variable = self.add_variable(
             shape=(),
             dtype=initial_value.dtype.name,
-            # Not Keras' Constant, which multiplies: TensorFlow before 2.19 multiplies no bools.
+            # Keras' Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
+            # booleans.
             initializer=lambda *_, **__: tf.constant(initial_value),
-            # Every replica computes the same state.
+            # Every replica computes the same state, so the value of any one will do.
             aggregation="only_first_replica",
             name=name,
         )
@@ -315,7 +343,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             return self.add_variable(shape, "zeros", dtype.name, aggregation="sum", name=name).value
 
 
-#: What Keras' own wrapper holds before the inner optimizer's variables.
+#: The variables of Keras' own wrapper, in its order; those of the inner optimizer follow.
 _VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
 
 
@@ -337,17 +365,17 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: Accumul
 
 
 def _inner_optimizers(inner_optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    # A MultiOptimizer leaves the step to those inside it.
+    # A MultiOptimizer holds a list of optimizers, each of which takes the step for its part of the variables.
     return [inner_optimizer, *getattr(inner_optimizer, "optimizers", [])]
 
 
 def _turn_loss_scale_factor_off(inner_optimizer: keras.optimizers.Optimizer) -> None:
-    """Let nothing but the wrapper scale the loss, as Keras' own wrapper does to what it wraps."""
+    """Set `loss_scale_factor` of the inner optimizer to None, with a warning: only the wrapper scales."""
     for optimizer in _inner_optimizers(inner_optimizer):
         if optimizer.loss_scale_factor is not None:
             _logger.warning(
-                "loss_scale_factor=%r of the inner optimizer is turned off, for the loss would be scaled twice: leave "
-                "it out, and write tfmp.LossScaleOptimizer(optimizer, %r) for a fixed scale.",
+                "loss_scale_factor=%r of the inner optimizer is turned off, because the loss would be scaled twice: "
+                "leave it out, and write tfmp.LossScaleOptimizer(optimizer, %r) for a fixed scale.",
                 optimizer.loss_scale_factor,
                 optimizer.loss_scale_factor,
             )

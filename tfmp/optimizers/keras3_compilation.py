@@ -10,8 +10,8 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
-#: The smallest number of values, in total and per variable on average, for which compiling pays. With fewer values it
-#: takes hundreds of steps to regain the time of the compilation.
+#: The smallest numbers of values, in all variables together and on average in each, for which compiling saves time.
+#: With fewer values the compilation takes longer than what it saves in hundreds of steps.
 _MANY = 2**20
 _MANY_FOR_EACH = 2**14
 

@@ -1,4 +1,4 @@
-"""What a Keras 3 optimizer does to the variables in a step that is applied, compiled where that pays."""
+"""Applies gradients by a Keras 3 optimizer, in a program compiled by XLA where that saves time."""
 
 import logging
 import operator
@@ -15,28 +15,33 @@ from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
-#: Whether to compile an update, True or False, or "auto".
+#: Whether to compile an update: True, False, or "auto", which compiles where that saves time.
 JitCompile: TypeAlias = bool | str
 
 
 class Keras3Update:
-    """Unscales gradients, clips and applies them, by a Keras 3 optimizer that is built.
+    """Unscales gradients and applies them, by a Keras 3 optimizer that is built.
 
         plain       optimizer.apply(grads / scale)
-        compiled    the same as one program
+        compiled    the same as one XLA program
 
-    In a program, and within XLA, clipping by global norm is done for the optimizer: the check knows the norm.
+    The update is compiled inside a `tf.function` only. With `jit_compile="auto"` it is compiled if the variables are
+    large and if the optimizer, its schedule and the constraints of the variables are all Keras' own: a user's code may
+    do what XLA cannot compile, such as printing. With True it is compiled with a user's code too. It is never compiled
 
-    Compiled is what a `tf.function` traces. With "auto" it is compiled if the variables are large, and if all that
-    computes is Keras' own: a user's code may do what XLA cannot, such as printing. With True it is compiled whatever
-    computes. It is never compiled for other variables than those that the optimizer was built with, nor where
-    `can_be_compiled` says no; nor under `tf.debugging.enable_check_numerics`, whose ops XLA does not have, and which
-    is said once.
+    * for other variables than those that the optimizer was built with;
+    * where `can_be_compiled` returns False;
+    * while `tf.debugging.enable_check_numerics` or `tf.debugging.experimental.enable_dump_debug_info` is on, because
+      XLA does not have the ops that they add. A warning says so once.
+
+    If the update is compiled, or XLA compiles the whole step, this class clips by the global norm in the optimizer's
+    place. The check of the gradients has summed their squares already; within the optimizer XLA would sum them again,
+    and slowly, on one core.
 
     Args:
         optimizer: The optimizer.
-        variables: Those that it was built with.
-        jit_compile: Whether to compile.
+        variables: The variables that the optimizer was built with.
+        jit_compile: Whether to compile: True, False or "auto".
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class Keras3Update:
         self._told_of_debugging = False
 
     def measure(self, grads: Gradients, variables: Sequence[keras.Variable], loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Return what clipping by the global norm needs to know of scaled gradients, which the check computes too.
+        """Return the tensors that `apply` needs for clipping by the global norm.
+
+        The check of the gradients computes the same sums of squares, so they cost little when computed beside it.
 
         Args:
             grads: The gradients of the scaled loss.
@@ -56,9 +63,9 @@ class Keras3Update:
             loss_scale: The loss scale.
 
         Returns:
-            Nothing if the optimizer is to clip by itself, or not at all. Within XLA the norm of the unscaled gradients:
-            in the loop that a step is there it would be slow, and out here it costs little in a skipped step. Otherwise
-            the sums of squares that `reductions.half_squares` returns.
+            An empty list if the gradients are not clipped here. Within XLA the norm of the unscaled gradients: there
+            the conditional step runs as a loop, in which the norm would be slow, and computing it outside of the loop
+            costs little even if the step is skipped. Otherwise the sums of squares from `reductions.half_squares`.
         """
         if not self._clips(variables):
             return []
@@ -78,7 +85,7 @@ class Keras3Update:
             grads: The gradients of the scaled loss.
             variables: The variables.
             loss_scale: The loss scale.
-            measures: What `measure` returned of the gradients.
+            measures: The tensors that `measure` returned for these gradients.
         """
         norms = list(measures) if within_xla() else [_true_norm(grads, squares, loss_scale) for squares in measures]
 
@@ -96,7 +103,7 @@ class Keras3Update:
             unscale_and_apply(grads, [loss_scale, *norms])
 
     def _clips(self, variables: Sequence[keras.Variable]) -> bool:
-        """Tell whether the gradients are clipped here: where XLA would sum the squares in the optimizer on one core."""
+        """Return whether the gradients are clipped here: the optimizer clips by global norm, and XLA compiles it."""
         return _clips_by_global_norm(self._optimizer) and (self._compiles(variables) or within_xla())
 
     def _compiles(self, variables: Sequence[keras.Variable]) -> bool:
@@ -114,14 +121,14 @@ class Keras3Update:
         if watched and not self._told_of_debugging:
             self._told_of_debugging = True
             _logger.warning(
-                "the update of the variables is not compiled, as with jit_compile=False: check numerics is on, or the "
-                "dump of debug info (tf.debugging), and XLA does not have the ops that they add."
+                "the update of the variables is not compiled, as with jit_compile=False: check numerics or the dump of "
+                "debug info (tf.debugging) is on, and XLA does not have the ops that these add."
             )
         return watched
 
     def _clip_and_apply(self, grads: Gradients, variables: Sequence[keras.Variable], norm: tf.Tensor) -> None:
         factor = tf.minimum(self._optimizer.global_clipnorm / norm, 1.0)
-        # This makes sparse gradients dense, as it does in Keras.
+        # The multiplication makes sparse gradients dense, as Keras' own clipping does.
         clipped = [None if grad is None else grad * tf.cast(factor, grad.dtype) for grad in grads]
         _without_clipping(self._optimizer).apply(clipped, variables)
 
@@ -131,26 +138,32 @@ def _are_the_same(variables: Sequence[keras.Variable], others: Sequence[keras.Va
 
 
 def _of_tensorflow(variable: keras.Variable) -> tf.Variable:
-    # Keras also takes TensorFlow's own. Its own are no `keras.Variable` before Keras 3.7.
+    # Keras 3 also trains TensorFlow's variables. The test is not for `keras.Variable`, because variables of Keras are
+    # not instances of that class before Keras 3.7.
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def _suits_xla(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
-    """Tell whether all that computes is Keras' own, and no conditional is in it: within XLA it would copy variables."""
+    """Return whether only Keras' own code computes the update, and whether it contains no conditional.
+
+    A conditional inside an XLA program would copy the variables.
+    """
     if hasattr(optimizer, "optimizers"):
-        # A MultiOptimizer, which older versions do not have: its own settings tell nothing of those inside it.
+        # This is a MultiOptimizer, a class that older versions of Keras do not have. Its own settings say nothing about
+        # the optimizers inside it.
         return False
     if optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency:
         return False
     constraints = [getattr(variable, "constraint", None) for variable in variables]
-    # Public is only what the learning rate is at this step, not what computes it.
+    # `_learning_rate` is private, but the public property gives only the value at this step, not the schedule.
     parts = [optimizer, optimizer._learning_rate, *(constraint for constraint in constraints if constraint is not None)]
     return all(type(part).__module__.startswith("keras.") for part in parts)
 
 
 def _clips_by_global_norm(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tell whether it is by their global norm that the optimizer clips the gradients that it is given."""
-    # Keras looks at clipnorm first, and clips sums of gradients when they are complete.
+    """Return whether the optimizer clips the gradients of every call by their global norm."""
+    # If both settings are there, Keras uses clipnorm only. An optimizer that accumulates gradients clips their sums, at
+    # the end of each window.
     clips = _is_positive(optimizer.global_clipnorm) and not _is_positive(optimizer.clipnorm)
     return clips and not optimizer.gradient_accumulation_steps
 
@@ -165,11 +178,8 @@ def _true_norm(grads: Gradients, squares: tf.Tensor, loss_scale: tf.Tensor) -> t
 
 
 def _without_clipping(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return an optimizer of the same variables, for gradients that are clipped already.
-
-    XLA would sum their squares on one core.
-    """
-    # Not copy.copy, which serializes optimizers.
+    """Return a view of the optimizer that does not clip and that shares all its variables."""
+    # copy.copy would serialize the optimizer and make new variables.
     view = object.__new__(type(optimizer))
     vars(view).update(vars(optimizer), global_clipnorm=None, clipvalue=None)
     return view

@@ -1,4 +1,4 @@
-"""Accumulation of gradients for an optimizer of Keras, whichever Keras."""
+"""Accumulation of gradients in the front-ends for all versions of Keras."""
 
 import operator
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from tfmp.types import AddBuffer
 
 
 class KerasAccumulation:
-    """The window of a Keras optimizer, which begins to be one when the optimizer is built.
+    """Holds the accumulator of a Keras optimizer, which can only be made when the optimizer is built.
 
-    No `tf.Module`, nor anything else that a checkpoint looks into: the buffers are among the optimizer's variables
-    already, and Keras 3 would save them a second time.
+    This class is not a `tf.Module`, nor anything else that a checkpoint tracks: the accumulator's buffers are variables
+    of the optimizer already, and Keras 3 would save them a second time.
 
     Args:
-        settings: How gradients are accumulated.
-        detector: What counts as overflow.
+        settings: The settings of the accumulation.
+        detector: Decides which gradients overflowed.
 
     Example:
         >>> from tfmp.core.accumulation.settings import accumulation_settings
@@ -44,18 +44,18 @@ class KerasAccumulation:
         return self._settings.accumulation_steps > 1
 
     def get_config(self) -> dict[str, Any]:
-        """Return the settings, as the optimizer's constructor takes them."""
+        """Return the settings as keyword arguments of the optimizer's constructor."""
         return self._settings._asdict()
 
     def build(self, variables: Sequence[Any], add_buffer: AddBuffer) -> None:
-        """Make the buffers, once, if there is anything to accumulate.
+        """Make the accumulator with its buffers, if windows have more than one micro-batch and it is not made yet.
 
         Args:
-            variables: The variables to train, of any Keras.
+            variables: The variables to train, of any version of Keras.
             add_buffer: Makes a variable of the optimizer.
 
         Raises:
-            ValueError: A variable is overwritten by its "gradient".
+            ValueError: The "gradient" of a variable is its next value (`overwrite_with_gradient`).
         """
         if not self.is_on or self._accumulator is not None:
             return
@@ -72,26 +72,26 @@ class KerasAccumulation:
         )
 
     def accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
-        """Return what takes the gradients of variables; None if they are to be applied at once.
+        """Return the accumulator for gradients of these variables; None if gradients are not accumulated.
 
         Args:
-            variables: Those of the gradients.
+            variables: The variables, in the order of the gradients.
 
         Raises:
-            ValueError: They are not those that the optimizer was built with.
+            ValueError: The optimizer was built with other variables, or with these in another order.
         """
         same = len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
         if self._accumulator is not None and not same:
             raise ValueError(
-                f"the gradients are of {len(variables)} variables that are not the {len(self._variables)} that the "
-                "optimizer was built with, in their order: with accumulation_steps pass a gradient for each of those "
-                "in every micro-batch, None where the loss does not depend on it."
+                f"the gradients are of {len(variables)} variables, which differ from the {len(self._variables)} that "
+                "the optimizer was built with, or are in another order: with accumulation_steps pass a gradient for "
+                "each of those in every micro-batch, None where the loss does not depend on it."
             )
         return self._accumulator
 
 
 def variables_of_each_replica() -> AbstractContextManager[None]:
-    """Return a scope in which every replica gets a variable of its own; what Keras saves is their sum."""
+    """Return a scope in which each replica gets its own copy of every variable; a checkpoint holds the copies' sum."""
 
     def make(next_creator: Any, **settings: Any) -> tf.Variable:  # noqa: ANN401 - TensorFlow ships no types
         settings["synchronization"] = tf.VariableSynchronization.ON_READ

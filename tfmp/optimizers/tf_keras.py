@@ -1,4 +1,4 @@
-"""The front-end for optimizers of tf_keras, the package that carries Keras 2 on."""
+"""The front-end for optimizers of tf_keras, the package that continues Keras 2."""
 
 import tf_keras
 
@@ -12,7 +12,9 @@ register_managers(tf_keras)
 class LossScaleOptimizerTfKeras(
     LossScaleOptimizerKeras2, tf_keras.optimizers.Optimizer, tf_keras.mixed_precision.LossScaleOptimizer
 ):
-    """The `tfmp.LossScaleOptimizer` around an optimizer of tf_keras; see `LossScaleOptimizerKeras2`.
+    """The `tfmp.LossScaleOptimizer` around an optimizer of tf_keras.
+
+    `LossScaleOptimizerKeras2`, the base class, documents the arguments and methods.
 
     Example:
         >>> import tf_keras, tfmp

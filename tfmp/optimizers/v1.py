@@ -1,4 +1,4 @@
-"""The front-end for TF1-style optimizers: graph mode, Estimator, and eager code with a callable loss."""
+"""The front-end for TF1 optimizers, in graphs, in Estimator, and in eager code with a callable loss."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +38,38 @@ _GradsAndVars: TypeAlias = Iterable[tuple[Gradient, tf.Variable]]
 class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     """The `tfmp.LossScaleOptimizer` around a `tf.compat.v1.train.Optimizer`.
 
-    `tfmp.LossScaleOptimizer(opt, manager)` makes one; see there for the arguments. Name this class only to subclass
-    it.
+    `tfmp.LossScaleOptimizer(opt, manager)` returns an object of this class. Name this class only to subclass it.
+
+    The wrapper works in graphs, in Estimator, and in eager code with a loss that is a function. A step whose gradients
+    are not finite changes only the loss scale: weights, slots and `global_step` stay.
+
+    Args:
+        opt: The optimizer to wrap.
+        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", which starts at 2**15, halves
+            the scale at each overflow and doubles it after 2000 finite steps in a row; a number for a fixed scale; or
+            anything else that `tfmp.get_loss_scale_manager` accepts.
+        is_distributed: Whether several devices train together. With True under Horovod the workers agree on each step,
+            and their gradients are averaged unless Horovod's own optimizer does that. The replicas of a `tf.distribute`
+            strategy agree with either value. Where there are neither workers nor replicas, True is refused when a step
+            is built.
+        sparse_as_dense: Whether `compute_gradients` makes every `IndexedSlices` dense, as tf.contrib did. By default
+            sparse gradients stay sparse, and Momentum and Adam treat them as they do without a wrapper.
+        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
+        aggregation_dtype: The type in which gradients travel between Horovod's workers: "float16", which halves the
+            bytes, or None for their own type.
+        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
+            of one micro-batch, and the call that ends the window applies their mean. With 1, the default, each call is
+            a step of its own.
+        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
+            only that micro-batch is left out of the mean, and the step is skipped if no micro-batch is left.
+        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full: those in
+            an epoch, or in the whole training. Counting then starts again. By default windows end when full.
+
+    Raises:
+        TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`, or is a `SyncReplicasOptimizer`; or another argument
+            has the wrong type.
+        ValueError: `opt` is a `tfmp.LossScaleOptimizer` already, or is made by Horovod and does not average the
+            gradients of each step; `aggregation_dtype` cannot be used here; or a setting is out of range.
 
     Example:
         >>> import tfmp
@@ -69,7 +99,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
     ) -> None:
-        # Here too: a subclass is not made through the front door.
+        # `tfmp.LossScaleOptimizer` checks this too, but the constructor of a subclass does not go through it.
         refuse_wrapped(opt)
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__name__}.")
@@ -79,12 +109,12 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
                 "it, SyncReplicasOptimizer(tfmp.LossScaleOptimizer(opt, manager), ...)."
             )
         tf.compat.v1.train.Optimizer.__init__(self, use_locking=False, name=type(self).__name__)
-        # Scripts read these two names of the original.
+        # Scripts read these two attributes, which tf.contrib's LossScaleOptimizer has by the same names.
         self._opt = opt
         self._loss_scale_manager = manager_of_wrapper(loss_scale_manager)
         self._sparse_as_dense = sparse_as_dense
         self._is_distributed = settings.flag("is_distributed", is_distributed)
-        # Whether it is known that gradients come from `compute_gradients`, or the user was told that they do not.
+        # True after `compute_gradients` was called, or after the warning that it was not called.
         self._origin_known = False
         refuse_unsupported_horovods(opt)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
@@ -95,19 +125,21 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._accumulators = Accumulators(accumulation, detector, keeps_float32=takes_float32_gradients(opt))
 
     @property
-    def _of_keras(self) -> NoReturn:
+    def _absent_method_of_keras(self) -> NoReturn:
+        """Not available: this method is for Keras' optimizers. Call `minimize`, or the two methods that it calls."""
         raise AttributeError(
             "scale_loss, get_scaled_loss, get_unscaled_gradients and apply are for Keras' optimizers: call minimize, "
             "or compute_gradients and apply_gradients, which scale and unscale by themselves."
         )
 
-    scale_loss = get_scaled_loss = get_unscaled_gradients = apply = _of_keras
+    scale_loss = get_scaled_loss = get_unscaled_gradients = apply = _absent_method_of_keras
 
     @property
     def accumulation(self) -> Accumulators:
-        """What eager code has accumulated, to be saved and restored; without variables if each call takes a step.
+        """The sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`.
 
-        A graph's Saver needs no more than the graph's variables.
+        It holds no variables if `accumulation_steps` is 1. A graph does not need it: there the sums are variables of
+        the graph, which a `Saver` saves with all others.
 
         Example:
             >>> import tfmp
@@ -127,32 +159,37 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: tf.Tensor | None = None,
     ) -> list[tuple[Gradient, tf.Variable]]:
-        """Compute the gradients of the loss, in true magnitude, so that they can be clipped.
+        """Compute the unscaled gradients of the loss, which can then be clipped and applied.
 
-        With is_distributed=True under Horovod they are the mean over its processes; but where micro-batches are
-        accumulated, which are averaged when their window ends.
+        The loss is scaled, the wrapped optimizer computes the gradients, and the gradients are divided by the loss
+        scale. They are in float32, or in float64 if the gradient is, whatever the type of the variable.
 
-        The loss is scaled, differentiated by the wrapped optimizer, and the gradients unscaled in float32, whatever
-        the variable's type. What overflowed is infinite or NaN. Clip by `tfmp.clip_by_value`, `clip_by_norm` or
-        `clip_by_global_norm`, which keep that visible; `tf.clip_by_value` makes infinity an ordinary number, and the
-        step is then applied.
+        Values that overflowed are infinite or NaN. Clip by `tfmp.clip_by_value`, `tfmp.clip_by_norm` or
+        `tfmp.clip_by_global_norm`, which keep such values visible. `tf.clip_by_value` turns infinity into a finite
+        number, so that the step is applied in spite of the overflow.
+
+        With is_distributed=True under Horovod the gradients are the mean over its processes. The exception is
+        `accumulation_steps` greater than 1 without Horovod's own optimizer: then `apply_gradients` averages each window
+        when it ends.
 
         Args:
-            loss: The loss, a floating-point tensor; or a function that returns it, as eager execution needs.
-            var_list: The variables; by default all trainable ones. A nest of them is taken too, and a single one.
-            gate_gradients: As in `tf.compat.v1.train.Optimizer`.
-            aggregation_method: As there.
-            colocate_gradients_with_ops: As there.
-            grad_loss: The gradient of the loss, of its shape.
+            loss: The loss, a floating-point tensor; or a function that returns it, which eager execution requires.
+            var_list: The variables, as a list, a nested structure or a single variable; by default all trainable ones.
+            gate_gradients: How much of the computation must finish before a gradient is used: `GATE_NONE`, `GATE_OP`
+                or `GATE_GRAPH` of `tf.compat.v1.train.Optimizer`.
+            aggregation_method: How the gradients of a variable that is used several times are summed: a value of
+                `tf.AggregationMethod`.
+            colocate_gradients_with_ops: Whether each gradient is computed on the device of the op it belongs to.
+            grad_loss: The gradient of the loss, of the loss's shape, that differentiation starts from; by default ones.
 
         Returns:
-            Pairs of gradient and variable. The gradient is None where the loss does not depend on the variable, and
-            an `IndexedSlices` where it is sparse.
+            Pairs of a gradient and its variable. The gradient is None if the loss does not depend on the variable, and
+            an `IndexedSlices` if it is sparse.
 
         Raises:
             TypeError: The loss is not of a floating-point type.
-            ValueError: is_distributed=True and nothing distributes; or `aggregation_dtype` was given, and an optimizer
-                of Horovod sends the gradients.
+            ValueError: is_distributed=True, but neither Horovod nor a strategy distributes the training; or
+                `aggregation_dtype` was given, and Horovod's own optimizer averages the gradients.
             NotImplementedError: The active `tf.distribute` strategy is not supported.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
         """
@@ -167,11 +204,12 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         )
         grads = [grad for grad, _ in grads_and_vars]
         if self._sparse_as_dense:
-            # Before unscaling, as tf.contrib did: rows named twice may overflow in their sum.
+            # As in tf.contrib this comes before unscaling: rows with the same index are summed in the type of the
+            # scaled gradients, and their sum may overflow.
             grads = [arithmetic.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
         if is_horovods(self._opt) or called_by_horovods(self):
-            # That optimizer averages gradients itself, inside this one or around it.
+            # Horovod's optimizer, which is inside this one or around it, averages the gradients itself.
             validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
         elif not self._averages_windows():
             names, distribution = [variable.name for variable in variables], self._scaler.distribution()
@@ -184,27 +222,32 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     ) -> tf.Operation:
         """Apply the gradients if they are finite on every replica, and move the loss scale.
 
-        With `accumulation_steps` they are those of a micro-batch, and are added up; the call that ends the window
-        takes the step.
+        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
+        added to the current window, and the call that ends the window applies their mean.
+
+        Each gradient is cast to the type of its variable before it is checked. If gradients are accumulated, only the
+        mean of the window is cast. A wrapped optimizer with a true attribute `takes_float32_gradients`, such as those
+        of `tfmp.bert`, gets gradients that are not cast.
 
         Args:
-            grads_and_vars: Pairs of unscaled gradient and variable, as `compute_gradients` returns them. Gradients
-                are cast to the variable's type before they are checked, of a window their mean is; but for an
-                optimizer with a true attribute `takes_float32_gradients`, as those of `tfmp.bert`. None is left out.
+            grads_and_vars: Pairs of an unscaled gradient and its variable, as `compute_gradients` returns them. A
+                gradient may be None.
             global_step: The step counter. It goes up by exactly one if the step is applied, whether or not the
-                wrapped optimizer sees to that, and stays if it is skipped. So it counts windows.
+                wrapped optimizer advances it, and stays if the step is skipped. It counts windows, not micro-batches.
             name: A name for the wrapped optimizer's op.
 
         Returns:
             The op of the whole step; None in eager mode.
 
         Raises:
-            TypeError: These are no such pairs, or `global_step` is no variable.
-            ValueError: There is no gradient at all; or is_distributed=True and nothing distributes; or a reference
-                variable meets control flow v2, which cannot update it conditionally; or a gradient is of a variable
-                that had none when another function, which ends the window, was traced.
-            NotImplementedError: The active `tf.distribute` strategy is not supported; or is one of several workers, and
-                accumulates in a graph.
+            TypeError: `grads_and_vars` does not consist of such pairs, or `global_step` is not a variable.
+            ValueError: There are no pairs, or every gradient is None; is_distributed=True, but neither Horovod nor a
+                strategy distributes the training; a variable is a reference variable and control flow v2 is enabled,
+                which cannot update it conditionally; or a variable gets a gradient and had none when the `tf.function`
+                that ends the window was traced.
+            RuntimeError: A strategy is active, and the call is not made on its replicas.
+            NotImplementedError: The active `tf.distribute` strategy is not supported; or gradients are accumulated in a
+                graph under a strategy of several workers.
         """
         pairs = lists.pairs(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -226,7 +269,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             step = self._scaler.accumulate(Step(adapter, grads, averages=averages), distribution, accumulator)
         else:
             step = self._scaler.step(Step(adapter, adapter.typed(grads), averages=averages), distribution)
-        _note_train_op(step)
+        _record_train_op(step)
         return step
 
     def _accumulator(self, variables: Sequence[tf.Variable], distribution: Distribution) -> GradientAccumulator:
@@ -241,20 +284,20 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         return self._accumulators.of(variables)
 
     def _averages_windows(self) -> bool:
-        """Tell whether Horovod's workers average the mean of each window, and not the gradients of every micro-batch.
+        """Return whether Horovod's workers average once per window, and not the gradients of every micro-batch.
 
-        Under a strategy the wrapped optimizer sums them, when they are applied.
+        Under a strategy nothing is averaged here: the wrapped optimizer sums over the replicas when it applies.
         """
         return self._accumulators.is_on and not tf.distribute.has_strategy()
 
     def _warn_if_never_scaled(self, grads: Gradients) -> None:
-        """Warn, once, of gradients that no `compute_gradients` of a wrapper gave: their loss was not scaled."""
+        """Warn once if gradients do not come from `compute_gradients` of a wrapper: their loss was not scaled."""
         if self._origin_known:
             return
         self._origin_known = True
         op = script_lines.gradient_op(grads)
         if op is not None and script_lines.made_by_tfmp(op):
-            # Of another wrapper, whose variables two optimizers share out.
+            # Another wrapper of tfmp computed the gradients, as in a model whose variables have several optimizers.
             return
         line = script_lines.line_of_gradients(grads) if op is None else script_lines.line_of_op(op)
         _logger.warning(
@@ -295,8 +338,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         return self._opt.variables()
 
     def _trackable_children(self, *args: object, **kwargs: object) -> NoReturn:
-        # Private, and called by tf.train.Checkpoint alone. The slots would be saved twice, once for each optimizer,
-        # and restored to the wrong one.
+        # Only tf.train.Checkpoint calls this private method. It would save the slots twice, once for each of the two
+        # optimizers, and restore them to the wrong one.
         raise NotImplementedError(
             "a tf.train.Checkpoint cannot hold this tfmp.LossScaleOptimizer: give it the wrapped optimizer and the "
             "manager, tf.train.Checkpoint(optimizer=opt, manager=manager), and, with accumulation_steps, "
@@ -305,7 +348,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
 
 def _flat(var_list: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes
-    """Return variables as a list. TensorFlow takes a nest of them, or a single one, in graphs; this also eagerly."""
+    """Return a nested structure of variables, or a single one, as a list.
+
+    TensorFlow accepts these forms in graphs only; tfmp also accepts them in eager code.
+    """
     if var_list is None or callable(var_list):
         return var_list
     return tf.nest.flatten(list(var_list) if isinstance(var_list, Iterator) else var_list)
@@ -330,21 +376,22 @@ def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: t
 
 
 def _scope_of_conditional() -> str:
-    """Return the name scope of the conditional that the step will stand in, as tf.contrib named it: `cond`.
+    """Return the name scope of the conditional around the step, which is `cond` as in tf.contrib.
 
-    What the wrapped optimizer makes stands below it (`cond/beta1_power`). It must be opened by its name: branches of
-    control flow v2 are graphs of their own, which do not know the scope.
+    Variables that the wrapped optimizer makes get names below this scope, such as `cond/beta1_power`; old checkpoints
+    have these names. The optimizer must enter the scope by its full name: each branch of a conditional of control flow
+    v2 is a graph of its own, which does not inherit the scope.
     """
     return tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
 
 
-def _note_train_op(step: tf.Operation) -> None:
-    """Let the graph's TRAIN_OP be the whole step."""
+def _record_train_op(step: tf.Operation) -> None:
+    """Put the op of the whole step into the graph's collection TRAIN_OP."""
     with tf.init_scope():
         if tf.executing_eagerly():
             return
         graph = tf.compat.v1.get_default_graph()
         collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
-        # The wrapped optimizer noted its op. A branch of control flow v2 is a graph of its own, and a saved graph that
-        # names an op of another graph cannot be loaded.
+        # The wrapped optimizer added its own op. If that op is in a branch of control flow v2, it belongs to another
+        # graph, and a saved graph whose collections name such an op cannot be loaded; so it is removed.
         collection[:] = [op for op in [*collection, step] if op.graph is graph]

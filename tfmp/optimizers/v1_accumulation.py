@@ -1,4 +1,4 @@
-"""Keeps an accumulator for each list of variables: one set of them for each graph, one for eager code."""
+"""The accumulators of a TF1 optimizer: one for each list of variables, separately in each graph and in eager code."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,17 @@ from tfmp.core.storage.graph_registry import OncePerGraph
 
 
 class Accumulators(tf.Module):
-    """The accumulators of an optimizer that takes steps for several lists of variables, as that of a GAN may.
+    """The accumulators of an optimizer that may take steps for several lists of variables, as in a GAN.
 
-    In a graph their variables are a script's own: its initializer and its Saver know them, as `accumulation/sum_0`,
-    `accumulation/kept` and so on below the current name scope; those of a second list stand in `accumulation_1`. Those
-    of eager code are in a `tf.train.Checkpoint` that is given this object.
+    In a graph the accumulators' variables are global variables, which the script's initializer and `Saver` handle with
+    all others. Their names are `accumulation/sum_0`, `accumulation/kept` and so on, below the current name scope; those
+    for a second list of variables start with `accumulation_1`. In eager code a `tf.train.Checkpoint` that is given this
+    object holds the variables.
 
     Args:
-        settings: How to accumulate.
-        detector: What counts as overflow.
-        keeps_float32: As in `GradientAccumulator`.
+        settings: The settings of the accumulation.
+        detector: Decides which gradients overflowed.
+        keeps_float32: Whether the mean of a window stays in float32 for variables of half precision.
 
     Example:
         >>> import tfmp
@@ -40,7 +41,8 @@ class Accumulators(tf.Module):
         self._keeps_float32 = keeps_float32
         self._in_graph = OncePerGraph(_ByVariables)
         self._in_eager_code = _ByVariables()
-        #: Those of eager code, in the order of their first use. The name stands in the keys of `tf.train.Checkpoint`.
+        #: The accumulators of eager code, in the order of their first use. Checkpoints contain the name of this
+        #: attribute, so it must not change.
         self.windows: list[GradientAccumulator] = []
 
     @property
@@ -49,7 +51,7 @@ class Accumulators(tf.Module):
         return self._settings.accumulation_steps > 1
 
     def of(self, variables: Sequence[tf.Variable]) -> GradientAccumulator:
-        """Return the accumulator for a list of variables, making it on the first call.
+        """Return the accumulator for a list of variables; the first call for a list makes it.
 
         Args:
             variables: The variables, in the order of their gradients.
@@ -67,7 +69,8 @@ class Accumulators(tf.Module):
                     overflow_detector=self._detector,
                     keeps_float32=self._keeps_float32,
                 )
-            # Replicas build in lockstep: another may have come here while this one waited for its variables.
+            # A strategy runs its replicas in threads that wait for each other whenever a variable is made. Another
+            # replica may have added its accumulator while this one waited.
             found = kept.find(variables)
             if found is not None:
                 return found
@@ -78,13 +81,16 @@ class Accumulators(tf.Module):
 
 
 class _ByVariables:
-    """Finds accumulators. No `tf.Module`: a checkpoint that holds windows must not hold the variables trained too."""
+    """A dictionary from lists of variables to accumulators.
+
+    It is not a `tf.Module`: a checkpoint of the accumulators would then also contain the trained variables.
+    """
 
     def __init__(self) -> None:
         self._pairs: list[tuple[tuple[tf.Variable, ...], GradientAccumulator]] = []
 
     def find(self, variables: Sequence[tf.Variable]) -> GradientAccumulator | None:
-        # By identity: in eager code many variables may have one name.
+        # Variables are compared by identity, because in eager code several may have the same name.
         for others, accumulator in self._pairs:
             if tuple(map(id, others)) == tuple(map(id, variables)):
                 return accumulator

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tfmp.bert import AdamWeightDecayOptimizer
 from tfmp.core.adapters import StepCounter, TF1Adapter
 from tfmp.core.distribute import SingleProcess, current_distribution
 
@@ -68,7 +69,7 @@ def test_global_step_of_two_replicas_goes_up_by_exactly_one(
 
 def test_optimizer_that_keeps_float32_is_given_it_for_a_variable_in_half_precision() -> None:
     weight, grad = tf.Variable(1.0, dtype=tf.float16), tf.constant(70000.0)
-    (kept,) = TF1Adapter(None, [weight], keeps_float32=True).typed([grad])
+    (kept,) = TF1Adapter(AdamWeightDecayOptimizer(0.5), [weight]).typed([grad])
     (cast,) = TF1Adapter(None, [weight]).typed([grad])
     assert kept is grad
     assert (cast.dtype, float(cast)) == (tf.float16, float("inf"))

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from kerases import for_every_keras, optimizer, values, variable
 
+from tfmp.bert import AdamWeightDecayOptimizer
 from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter, TF1Adapter
 
 tf1 = tf.compat.v1
@@ -15,7 +16,7 @@ def test_variables_stand_in_the_order_of_the_adapters() -> None:
     a, b, scale = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b", dtype=tf.float16), tf.Variable(1.0, name="c")
     scale.overwrite_with_gradient = True
     together = AdaptersTogether(
-        [OptimizerAdapter(None, [a]), TF1Adapter(None, [b], keeps_float32=True), OptimizerAdapter(None, [scale])]
+        [OptimizerAdapter(None, [a]), TF1Adapter(AdamWeightDecayOptimizer(0.5), [b]), OptimizerAdapter(None, [scale])]
     )
     assert together.names == ["a:0", "b:0", "c:0"]
     assert together.dtypes == [tf.float32, None, tf.float32]

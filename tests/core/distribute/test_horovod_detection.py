@@ -62,7 +62,7 @@ def test_optimizers_that_do_not_average_each_step_are_refused() -> None:
     refuse_unsupported_horovods(_sgd())
     with pytest.raises(ValueError, match="leave backward_passes_per_step at 1"):
         refuse_unsupported_horovods(_Distributed(_sgd(), helper=object()))
-    with pytest.raises(ValueError, match=r"shares no gradients: use op=hvd\.Average"):
+    with pytest.raises(ValueError, match=r"does not average gradients: use op=hvd\.Average"):
         refuse_unsupported_horovods(_DistributedAdasumOptimizer(_sgd()))
 
 
