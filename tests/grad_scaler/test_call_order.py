@@ -19,17 +19,17 @@ def test_optimizers_are_distinguished_by_identity() -> None:
     calls = CallOrder()
     calls.note_step(AlwaysEqual(), None)
     calls.note_step(AlwaysEqual(), None)
-    assert calls.stepped
+    assert calls.has_steps
 
 
 def test_step_finds_the_check_of_unscale_until_update() -> None:
     calls, seen = CallOrder(), LocalCheck(tf.constant(True))
     calls.note_unscale("sgd", seen)
-    assert calls.found_by_unscale("sgd") is seen
-    assert calls.found_by_unscale("adam") is None
+    assert calls.validate_step("sgd") is seen
+    assert calls.validate_step("adam") is None
     calls.note_step("sgd", None)
     calls.end()
-    assert calls.found_by_unscale("sgd") is None
+    assert calls.validate_step("sgd") is None
 
 
 def test_calls_are_recorded_for_each_graph_and_do_not_keep_it_alive() -> None:
@@ -37,11 +37,11 @@ def test_calls_are_recorded_for_each_graph_and_do_not_keep_it_alive() -> None:
     graph = tf.Graph()
     with graph.as_default():
         calls.note_step("sgd", None)
-    assert not calls.stepped
+    assert not calls.has_steps
     # This call is recorded for eager code, not for the graph.
     calls.note_step("sgd", None)
     with graph.as_default(), pytest.raises(RuntimeError, match="step was called already"):
-        calls.found_by_unscale("sgd")
+        calls.validate_step("sgd")
     function = tf.function(lambda: calls.note_step("sgd", None))
     seen = weakref.ref(function.get_concrete_function().graph)
     del function, graph

@@ -29,15 +29,15 @@ class _Unscaled(NamedTuple):
 
     Attributes:
         call: The optimizer and the replica.
-        context: Where the call was made: a weak reference to a graph, or to the object that stands for eager code.
+        context: Where the call was made: a weak reference to the graph, or for eager code to the `CallOrder` itself.
         known: The result of checking the gradients.
-        stepped: True if `step` was called with the gradients.
+        used_by_step: True if `step` was called with the gradients.
     """
 
     call: _Call
     context: "weakref.ref[_Context]"
     known: LocalCheck
-    stepped: bool = False
+    used_by_step: bool = False
 
     def is_in(self, contexts: "Sequence[_Context]") -> bool:
         context = self.context()
@@ -62,12 +62,13 @@ class CallOrder:
     with scaled ones, which divides them again.
 
     Args:
-        is_strict: False if calls may come in any order, for a scaler that is not enabled.
+        is_strict: False for a scaler that is not enabled: calls may then be repeated, but `unscale` and `step` must
+            still be in the same function, or both in eager code.
 
     Example:
         >>> calls = CallOrder()
         >>> calls.note_step("optimizer", None)
-        >>> calls.found_by_unscale("optimizer")
+        >>> calls.validate_step("optimizer")
         Traceback (most recent call last):
             ...
         RuntimeError: step was called already for this optimizer (str) since the last update: call update()
@@ -78,10 +79,10 @@ class CallOrder:
     def __init__(self, is_strict: bool = True) -> None:
         self._is_strict = is_strict
         self._unscaled: list[_Unscaled] = []
-        self._stepped: weakref.WeakKeyDictionary[_Context, list[_Call]] = weakref.WeakKeyDictionary()
+        self._step_calls: weakref.WeakKeyDictionary[_Context, list[_Call]] = weakref.WeakKeyDictionary()
         self._ops: weakref.WeakKeyDictionary[_Context, list[tf.Operation]] = weakref.WeakKeyDictionary()
 
-    def refuse_second_unscale(self, optimizer: object) -> None:
+    def validate_unscale(self, optimizer: object) -> None:
         """Raise an error if `unscale` must not be called now.
 
         Args:
@@ -90,7 +91,7 @@ class CallOrder:
         Raises:
             RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
         """
-        self._refuse_second_step("unscale", optimizer)
+        self._refuse_after_step("unscale", optimizer)
         contexts = list(self._enclosing_contexts())
         if self._is_strict and any(each.is_in(contexts) for each in self._unscaled_for(optimizer)):
             raise RuntimeError(
@@ -108,8 +109,8 @@ class CallOrder:
         """
         self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), known))
 
-    def found_by_unscale(self, optimizer: object) -> LocalCheck | None:
-        """Return the result of the check in `unscale`, for a call of `step`; None if `unscale` was not called.
+    def validate_step(self, optimizer: object) -> LocalCheck | None:
+        """Raise an error if `step` must not be called now; else return what `unscale` found, None if it was not called.
 
         Args:
             optimizer: The optimizer for which `step` was called.
@@ -118,14 +119,14 @@ class CallOrder:
             RuntimeError: `unscale` was called in another `tf.function`, or in eager code while `step` is in a function;
                 or `step` was already called for this optimizer since the last update.
         """
-        self._refuse_second_step("step", optimizer)
+        self._refuse_after_step("step", optimizer)
         contexts, called = list(self._enclosing_contexts()), self._unscaled_for(optimizer)
         for each in called:
             if each.is_in(contexts):
                 return each.known
         # If a step has already used the unscaled gradients, that `unscale` belongs to another branch of a conditional
         # or to another function, and is not a mistake.
-        if any(each.context() is not None and not each.stepped for each in called):
+        if any(each.context() is not None and not each.used_by_step for each in called):
             raise RuntimeError(
                 f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step "
                 "is called in: call both in the same function, or both eagerly; call abandon() first if an exception "
@@ -161,11 +162,11 @@ class CallOrder:
         # gradients.
         contexts = list(self._enclosing_contexts())
         self._unscaled = [
-            each._replace(stepped=True) if each.call.is_for(optimizer) and each.is_in(contexts) else each
+            each._replace(used_by_step=True) if each.call.is_for(optimizer) and each.is_in(contexts) else each
             for each in self._unscaled
         ]
         context = self._context()
-        self._stepped.setdefault(context, []).append(_Call(optimizer, _current_replica()))
+        self._step_calls.setdefault(context, []).append(_Call(optimizer, _current_replica()))
         if op is not None and not op.graph.building_function:
             # A `tf.function` runs its ops in the right order by itself, and a stored op would keep its graph alive.
             self._ops.setdefault(context, []).append(op)
@@ -178,19 +179,19 @@ class CallOrder:
         return self._ops.get(self._context(), [])
 
     @property
-    def stepped(self) -> bool:
+    def has_steps(self) -> bool:
         """True if a call of `step` was recorded in the current graph, or in eager code, since the last update."""
-        return bool(self._stepped.get(self._context()))
+        return bool(self._step_calls.get(self._context()))
 
     def end(self) -> None:
         """Forget the calls that were made in the current graph, or in eager code."""
         context = self._context()
-        stepped = self._stepped.pop(context, [])
+        step_calls = self._step_calls.pop(context, [])
         self._ops.pop(context, None)
         if on_replica():
             # Only this replica's calls are forgotten: the other replicas call `update` themselves.
             replica = _current_replica()
-            self._stepped[context] = [call for call in stepped if call.replica != replica]
+            self._step_calls[context] = [call for call in step_calls if call.replica != replica]
             self._unscaled = [
                 each for each in self._unscaled if each.call.replica != replica or self._outlives_update(each)
             ]
@@ -210,8 +211,8 @@ class CallOrder:
     def _unscaled_for(self, optimizer: object) -> list[_Unscaled]:
         return [each for each in self._unscaled if each.call.is_for(optimizer)]
 
-    def _refuse_second_step(self, verb: str, optimizer: object) -> None:
-        calls = [call for context in self._enclosing_contexts() for call in self._stepped.get(context, [])]
+    def _refuse_after_step(self, verb: str, optimizer: object) -> None:
+        calls = [call for context in self._enclosing_contexts() for call in self._step_calls.get(context, [])]
         if self._is_strict and any(call.is_for(optimizer) for call in calls):
             order = "" if verb == "step" else "unscale comes before step; "
             raise RuntimeError(

@@ -18,13 +18,13 @@ class OptimizerStep(NamedTuple):
     Attributes:
         adapter: The optimizer and its variables.
         given: The gradients that the user passed to `step`, or their mean over Horovod's processes.
-        true_grads: The unscaled gradients.
+        unscaled_grads: The unscaled gradients.
         known: The result of the check in `unscale`; None if the user did not call `unscale`.
     """
 
     adapter: OptimizerAdapter
     given: Gradients
-    true_grads: Gradients
+    unscaled_grads: Gradients
     known: LocalCheck | None
 
     @property
@@ -49,7 +49,7 @@ class OptimizerStep(NamedTuple):
     def apply_unchecked(self) -> tf.Operation:
         """Apply the gradients without checking them, for a scaler that is not enabled."""
         own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
-        return self.adapter.apply(self.true_grads) if own is None else own
+        return self.adapter.apply(self.unscaled_grads) if own is None else own
 
 
 def adapter_of(optimizer: Any, variables: Sequence[Any], kwargs: Mapping[str, Any]) -> OptimizerAdapter:  # noqa: ANN401

@@ -246,22 +246,22 @@ class GradScaler(StepProperties, tf.Module):
             (5.0, [1.5, 2.0])
         """
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
-        self._calls.refuse_second_unscale(optimizer)
+        self._calls.validate_unscale(optimizer)
         if isinstance(given, GradientAccumulator):
-            true_grads, known = self._mean_of_window(given)
+            unscaled_grads, known = self._mean_of_window(given)
         else:
-            true_grads, known = self._true_grads(given)
+            unscaled_grads, known = self._unscaled_grads(given)
         self._calls.note_unscale(optimizer, known)
-        return true_grads
+        return unscaled_grads
 
-    def _true_grads(self, grads: Gradients) -> tuple[list[Gradient], LocalCheck]:
+    def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], LocalCheck]:
         """Unscale gradients and check them."""
         lists.refuse_all_none(grads)
         if not self._enabled:
             return self._averaged(grads), LocalCheck(tf.constant(True))
         self._losses.warn_if_not_scaled(grads)
-        true_grads = self._scaler.unscale(self._averaged(grads))
-        return true_grads, self._scaler.check(true_grads, self._scaler.distribution())
+        unscaled_grads = self._scaler.unscale(self._averaged(grads))
+        return unscaled_grads, self._scaler.check_early(unscaled_grads, self._scaler.distribution())
 
     def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], LocalCheck]:
         """Return the mean of a window and the result of checking it, and empty the window."""
@@ -271,7 +271,7 @@ class GradScaler(StepProperties, tf.Module):
         mean = self._averaged(grads, are_scaled=False)
         if not self._enabled:
             return mean, window
-        check = self._scaler.check(mean, distribution, already_checked=True)
+        check = self._scaler.check_early(mean, distribution, already_checked=True)
         return mean, window._replace(usable=tf.logical_and(window.usable, check.usable), checked=mean)
 
     @without_autograph
@@ -379,7 +379,7 @@ class GradScaler(StepProperties, tf.Module):
             self._calls.end()
             return tf.group(*steps)
         checks = []
-        if new_scale is None and not self._calls.stepped:
+        if new_scale is None and not self._calls.has_steps:
             checks = self._refuse_if_none_stepped()
 
         def move() -> tf.Operation:
@@ -475,10 +475,10 @@ class GradScaler(StepProperties, tf.Module):
         if not self._is_distributed:
             return list(grads)
         names = [f"gradient {index}" for index in range(len(grads))]
-        return self._scaler.average_over_workers(grads, names, self._scaler.distribution(), are_scaled=are_scaled)
+        return self._scaler.worker_average.mean(grads, names, self._scaler.distribution(), are_scaled=are_scaled)
 
     def _step_of(self, adapter: OptimizerAdapter, grads: Gradients) -> OptimizerStep:
-        known = self._calls.found_by_unscale(adapter.optimizer)
+        known = self._calls.validate_step(adapter.optimizer)
         if known is not None:
             return OptimizerStep(adapter, grads, grads, known)
         if self._enabled:
@@ -491,7 +491,7 @@ class GradScaler(StepProperties, tf.Module):
         distribution = self._scaler.distribution()
         adapters = [step.adapter for step in steps]
         adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
-        grads = adapter.typed([grad for step in steps for grad in step.true_grads])
+        grads = adapter.typed([grad for step in steps for grad in step.unscaled_grads])
         done, result = self._scaler.run(Step(adapter, grads), distribution, known_together(steps))
         loss_scale = self._scale_to_divide_by()
         scaled = [step.apply_scaled(loss_scale, result.applied) for step in steps]

@@ -34,10 +34,11 @@ class LossScaleOptimizer(StepProperties):
             the keyword is `inner_optimizer`, as in Keras' own wrapper.
         loss_scale_manager: Decides the scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of Keras
             and TensorFlow (from 2**15, halved at each overflow, doubled after 2000 finite steps in a row); a number for
-            a fixed scale; or what else `tfmp.get_loss_scale_manager` takes.
-        is_distributed: Whether more than one device takes part. With True under Horovod the workers agree, and share
-            the gradients of an optimizer that Horovod did not make. The replicas of a `tf.distribute` strategy are
-            found, and agree, with either value. Where nothing distributes, True refuses to build a step.
+            a fixed scale; or any other value of `tfmp.get_loss_scale_manager` except None.
+        is_distributed: True if several processes of Horovod train together. They then agree on each step, and tfmp
+            averages the gradients, unless the wrapped optimizer is one of Horovod's, which averages them itself. The
+            replicas of a `tf.distribute` strategy are found, and agree, with either value. If it is True and there is
+            neither Horovod nor a strategy, building a step is an error.
         inner_optimizer: For Keras: the optimizer to wrap, instead of `opt`.
         sparse_as_dense: For TF1: make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By
             default they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
@@ -50,10 +51,9 @@ class LossScaleOptimizer(StepProperties):
         accumulation_steps: Micro-batches in a window. Each call takes the gradients of one; they are added up in
             float32, and the step is taken with their mean, on the call that ends the window. With 1 each call takes a
             step.
-        overflow_drops: What an overflow in a micro-batch makes invalid, for TF1's optimizers and all versions of Keras.
-            `"window"`: the step is skipped, and nothing of the window is applied. `"micro_batch"`: that micro-batch
-            alone, on the replica that it is of; the mean is of the others, and the step is skipped only if there are
-            none. The scale backs off when the window ends, either way.
+        overflow_drops: What an overflow in a micro-batch drops. `"window"`: the step is skipped. `"micro_batch"`: only
+            that micro-batch is dropped, on its own replica; the step uses the mean of the others, and is skipped if
+            there are none. In both cases the manager learns of the overflow when the window ends.
         micro_batches_per_epoch: After how many micro-batches a window ends though it is not full: the number of those
             in an epoch, or in the whole training. Counting then begins anew. By default windows end when full.
         initial_scale: For Keras, as in its own wrapper: the scale that "dynamic" starts from.
@@ -169,11 +169,12 @@ class LossScaleOptimizer(StepProperties):
         """The loss-scale manager, which decides the loss scale."""
         return self._loss_scale_manager
 
-    # `inspect.signature` and `help` would show those of `__new__`.
+    # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
 
-    # The first three methods pass to those of the host's own class, which comes after this one among the bases of a
-    # front-end. The front-ends for which the other four are override them; around other optimizers they are not there.
+    # The first three methods call those of the host's own class, which comes after this one among the bases of a
+    # front-end. The four after them exist only for Keras: its front-ends override them, and on the others they raise
+    # AttributeError.
 
     def minimize(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's
         """Take one step down the gradient of a loss: scale it, differentiate, unscale, and apply if all is finite.
@@ -332,15 +333,15 @@ class LossScaleOptimizer(StepProperties):
 def validated_aggregation_dtype(
     dtype: str | tf.DType | None, is_distributed: bool, horovod_averages: bool
 ) -> tf.DType | None:
-    """Return the type that gradients travel in, None for their own, or say why none can be set.
+    """Return the dtype in which gradients are sent between Horovod's workers; None for their own dtype.
 
     Args:
-        dtype: What the user gave as a type.
-        is_distributed: Whether they travel.
-        horovod_averages: Whether an optimizer of Horovod sends them.
+        dtype: The user's `aggregation_dtype`.
+        is_distributed: The user's `is_distributed`; without it no gradients are sent.
+        horovod_averages: Whether an optimizer of Horovod sends the gradients.
 
     Raises:
-        ValueError: It is another than float16; or it is not this package that sends the gradients.
+        ValueError: The dtype is not float16; or tfmp does not send the gradients.
     """
     if dtype is None:
         return None
@@ -358,7 +359,7 @@ def validated_aggregation_dtype(
 
 
 def settings_to_show(opt: object, settings: Mapping[str, Any]) -> list[str]:
-    """Return what the `repr` of a wrapper tells of its arguments: the wrapped optimizer, and what is no default.
+    """Return what the `repr` of a wrapper shows: the type of the wrapped optimizer, and settings that are no defaults.
 
     Args:
         opt: The wrapped optimizer.
@@ -370,13 +371,13 @@ def settings_to_show(opt: object, settings: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_wrapped(opt: object) -> None:
-    """Say so if an optimizer is wrapped already.
+    """Raise an error if an optimizer is wrapped already.
 
     Args:
         opt: The optimizer to wrap.
 
     Raises:
-        ValueError: It is a `LossScaleOptimizer`.
+        ValueError: `opt` is a `LossScaleOptimizer`.
     """
     if isinstance(opt, LossScaleOptimizer):
         raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")

@@ -310,23 +310,23 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         self._told.add(message)
         _logger.warning("%s: %s", script_lines.line_of_gradients(grads), message)
 
-    def _step(self, adapter: OptimizerAdapter, grads: Gradients, *, are_scaled: bool, averages: bool = False) -> None:
+    def _step(self, adapter: OptimizerAdapter, grads: Gradients, *, are_scaled: bool, is_averaged: bool = True) -> None:
         """Apply the gradients; or, if gradients are accumulated, add them to the current window.
 
         Args:
             adapter: The inner optimizer and the variables.
             grads: The gradients of this replica.
             are_scaled: Whether they are the gradients of a scaled loss.
-            averages: Whether the gradients are still to be averaged over Horovod's workers.
+            is_averaged: False if the gradients are still to be averaged over Horovod's workers.
         """
         distribution = self._scaler.distribution()
         accumulator = self._accumulation.accumulator_of(adapter.variables)
         if accumulator is not None:
-            true_grads = self._scaler.true_grads(adapter, grads) if are_scaled else list(grads)
-            self._scaler.accumulate(Step(adapter, true_grads, averages=averages), distribution, accumulator)
+            unscaled_grads = self._scaler.unscaled_grads(adapter, grads) if are_scaled else list(grads)
+            self._scaler.accumulate(Step(adapter, unscaled_grads, is_averaged=is_averaged), distribution, accumulator)
             return
-        step = self._scaler.scaled_step(adapter, grads) if are_scaled else Step(adapter, adapter.typed(grads))
-        self._scaler.step(step._replace(averages=averages), distribution)
+        step = self._scaler.step_of_scaled_grads(adapter, grads) if are_scaled else Step(adapter, adapter.typed(grads))
+        self._scaler.step(step._replace(is_averaged=is_averaged), distribution)
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:

@@ -228,7 +228,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             return summed
         grads, variables = zip(*summed, strict=True)
         names, distribution = names_of(variables), self._scaler.distribution()
-        means = self._scaler.average_over_workers(grads, names, distribution, are_scaled=False)
+        means = self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
         return list(zip(means, variables, strict=True))
 
     def _averages(self) -> bool:
@@ -289,7 +289,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         are_scaled = self._are_scaled(grads, scaled_by_default=False)
-        self._step(adapter, grads, are_scaled=are_scaled, averages=not is_reduced and self._averages())
+        self._step(adapter, grads, are_scaled=are_scaled, is_averaged=is_reduced or not self._averages())
         return self.iterations
 
     def get_config(self) -> dict[str, Any]:

@@ -213,7 +213,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
         elif not self._averages_windows():
             names, distribution = [variable.name for variable in variables], self._scaler.distribution()
-            grads = self._scaler.average_over_workers(grads, names, distribution)
+            grads = self._scaler.worker_average.mean(grads, names, distribution)
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
     @without_autograph
@@ -263,12 +263,12 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             name_scope=_scope_of_conditional(),
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
-        averages = self._averages_windows() and not (is_horovods(self._opt) or called_by_horovods(self))
+        is_averaged = not self._averages_windows() or is_horovods(self._opt) or called_by_horovods(self)
         if self._accumulators.is_on:
             accumulator = self._accumulator(variables, distribution)
-            step = self._scaler.accumulate(Step(adapter, grads, averages=averages), distribution, accumulator)
+            step = self._scaler.accumulate(Step(adapter, grads, is_averaged=is_averaged), distribution, accumulator)
         else:
-            step = self._scaler.step(Step(adapter, adapter.typed(grads), averages=averages), distribution)
+            step = self._scaler.step(Step(adapter, adapter.typed(grads), is_averaged=is_averaged), distribution)
         _record_train_op(step)
         return step
 

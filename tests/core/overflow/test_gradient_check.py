@@ -16,14 +16,14 @@ class _OfOneReplica(tfmp.NonFiniteDetector):
     ignores_sums = True
 
 
-def _check(scaling: Scaling = Scaling.TRUE, loss_scale: float = 8.0, **settings: int) -> GradientCheck:
+def _check(scaling: Scaling = Scaling.UNSCALED, loss_scale: float = 8.0, **settings: int) -> GradientCheck:
     return GradientCheck(tfmp.NonFiniteDetector(), tf.constant(loss_scale), scaling, **settings)
 
 
 @pytest.mark.parametrize(
     ("scaling", "checked", "largest"),
     # Gradients that come scaled by 8 are unscaled for the check, or their largest magnitude alone is.
-    [(Scaling.TRUE, -16.0, 16.0), (Scaling.CHECK_SCALED, -16.0, 2.0), (Scaling.UNSCALE_FIRST, -2.0, 2.0)],
+    [(Scaling.UNSCALED, -16.0, 16.0), (Scaling.CHECK_SCALED, -16.0, 2.0), (Scaling.UNSCALE_FIRST, -2.0, 2.0)],
 )
 def test_magnitude_of_gradients_is_that_of_their_scaling(scaling: Scaling, checked: float, largest: float) -> None:
     check, given = _check(scaling), [tf.constant([4.0, -16.0]), None]
@@ -72,7 +72,7 @@ def test_next_value_of_a_variable_is_never_scaled_and_checked_for_finiteness_alo
     large = checked(1e6)
     assert large[1].numpy().tolist() == [1e6]
     assert bool(check.all_finite(large))
-    assert float(check.max_abs(large)) == (16 if scaling is Scaling.TRUE else 2)
+    assert float(check.max_abs(large)) == (16 if scaling is Scaling.UNSCALED else 2)
     assert check.counts(large).numpy().tolist() == [_NOTHING, _NOTHING]
     nan = checked(math.nan)
     assert not bool(check.all_finite(nan))

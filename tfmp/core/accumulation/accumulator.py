@@ -145,13 +145,13 @@ class GradientAccumulator(tf.Module):
             True
             True
         """
-        # Outside of the replicas, a variable reads as the sum of the replicas' values.
-        readers = 1 if self._is_on_replica() else self._strategy.num_replicas_in_sync
-        full = self.tried.read_value() / readers >= self._settings.accumulation_steps
+        # Outside of the replicas, a variable reads as the sum of the replicas' values, so divide by their number.
+        num_added = 1 if self._is_on_replica() else self._strategy.num_replicas_in_sync
+        full = self.tried.read_value() / num_added >= self._settings.accumulation_steps
         per_epoch = self._settings.micro_batches_per_epoch
         if per_epoch is None:
             return full
-        return tf.logical_or(full, self.tried_in_epoch.read_value() / readers >= per_epoch)
+        return tf.logical_or(full, self.tried_in_epoch.read_value() / num_added >= per_epoch)
 
     @without_autograph
     def add(self, grads: Iterable[Gradient], loss_scale: tf.Tensor | float = 1.0) -> tf.Operation:

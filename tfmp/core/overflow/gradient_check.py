@@ -14,8 +14,9 @@ class Scaling(enum.Enum):
     """Whether the gradients that are given to a check are scaled, and whether they are checked scaled."""
 
     #: The gradients are not scaled, or have been unscaled.
-    TRUE = enum.auto()
-    #: The gradients are scaled and are checked so. A scale of 1 or more cannot hide an overflow.
+    UNSCALED = enum.auto()
+    #: The gradients are scaled and are checked so. Dividing by a scale of 1 or more makes no value larger, so values
+    #: that are finite while scaled are finite when unscaled.
     CHECK_SCALED = enum.auto()
     #: The gradients are scaled and are unscaled for the check.
     UNSCALE_FIRST = enum.auto()
@@ -24,7 +25,8 @@ class Scaling(enum.Enum):
 class GradientCheck:
     """The check of one replica's gradients.
 
-    Call `checked_form` once, which unscales the gradients if necessary, and pass its result to the other methods.
+    The methods that check take the result of `checked_form`, which unscales the gradients if necessary. A step calls it
+    again inside its conditional, where gradients arrive as arguments, only if it is skipped.
 
     Args:
         detector: Decides which gradients overflowed.
@@ -48,7 +50,7 @@ class GradientCheck:
         self,
         detector: OverflowDetector,
         loss_scale: tf.Tensor,
-        scaling: Scaling = Scaling.TRUE,
+        scaling: Scaling = Scaling.UNSCALED,
         num_summed: int = 1,
         overwritten: Collection[int] = (),
     ) -> None:
@@ -79,10 +81,11 @@ class GradientCheck:
         flags = [self._detector.all_finite(to_detect, self._loss_scale)]
         if self._scaling is Scaling.CHECK_SCALED:
             # The scale may come from a checkpoint and be lower than the manager would ever choose. Below 1, unscaling
-            # makes values larger, and a finite scaled value could overflow.
+            # makes values larger, and a finite scaled value could overflow. Such a step is skipped, although no value
+            # is counted as overflowed, and the manager then raises the scale to its lowest.
             flags.append(self._loss_scale >= 1)
         if self._num_summed > 1:
-            # The detector may have read the same sums of squares; TensorFlow computes them once in a graph.
+            # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
             flags.append(reductions.all_finite(to_detect, self._num_summed))
         if self._overwritten:
             flags.append(reductions.all_finite(self._next_values(grads)))

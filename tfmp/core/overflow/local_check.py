@@ -23,8 +23,9 @@ class LocalCheck(NamedTuple):
             compute the magnitude from the gradients.
         emptied: The op that empties the window, which the step must run; None if there is no window.
         checked: The gradients that were checked. The step does not check them again if it gets the same tensors.
-        already_checked: True if the detector has already checked each micro-batch. The step then checks only that the
-            mean is finite, since a replica's part of the mean can be larger than any of its micro-batches.
+        already_checked: True if these gradients are the mean of micro-batches that the detector checked one by one. The
+            mean is then checked only for infinities, NaN and overflow in the sum over the replicas, whatever the
+            detector asks for: a replica's part of the mean can be larger than any of its micro-batches.
     """
 
     usable: tf.Tensor

@@ -1,6 +1,5 @@
 """The path of a gradient through a step, the same for every host framework."""
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +8,6 @@ import tensorflow as tf
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution, current_distribution
-from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
@@ -18,10 +16,9 @@ from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
 from tfmp.core.step.graph_records import overflow_counts_of_graph, record_loss, record_step
 from tfmp.core.step.result import StepResult
+from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.tracing import without_autograph
 from tfmp.types import Gradient, Gradients
-
-_logger = logging.getLogger("tfmp")
 
 
 class Step(NamedTuple):
@@ -33,28 +30,55 @@ class Step(NamedTuple):
         scaling: Whether the gradients are scaled, and whether they are unscaled before the check.
         loss_scale: The number by which the adapter divides the gradients when it applies them; None if it applies them
             as they are.
-        averages: True if the step shall average the gradients over Horovod's workers before the check.
+        is_averaged: False if the gradients are still to be averaged over Horovod's workers. Only steps of TensorFlow 1
+            and Keras 2 need that, and their gradients are unscaled.
     """
 
     adapter: OptimizerAdapter
     grads: Gradients
-    scaling: Scaling = Scaling.TRUE
+    scaling: Scaling = Scaling.UNSCALED
     loss_scale: tf.Tensor | None = None
-    averages: bool = False
+    is_averaged: bool = True
+
+
+class _Held(NamedTuple):
+    """What the step's conditional takes as its argument, because it differs between replicas.
+
+    Attributes:
+        grads: The replica's gradients.
+        counts: The counts of what overflowed in the replica's micro-batches; empty without a window.
+        measures: What the adapter measured of the gradients.
+    """
+
+    grads: Gradients
+    counts: Gradients
+    measures: Gradients
+
+    def flat(self) -> list[Gradient]:
+        return [*self.grads, *self.counts, *self.measures]
+
+    def like(self, flat: Gradients) -> "_Held":
+        """Return the parts of another list that `flat` returned."""
+        counts, measures = len(self.grads), len(self.grads) + len(self.counts)
+        return _Held(flat[:counts], flat[counts:measures], flat[measures:])
 
 
 class LossScaler:
     """Scales losses, unscales gradients, and applies the gradients of a step if they are finite on all replicas.
 
-        scale       loss * loss_scale                                         float32
-        unscale     grads / loss_scale                                        float32
-        run         check            this replica's gradients                 LocalCheck
-                    agree            one answer for all replicas              StepResult
-                    apply or count   the optimizer applies the gradients, or the overflowed values are counted
-        advance     the manager adjusts the loss scale, and the step is counted
+        method       what it does                                               result
+        scale        loss * loss_scale                                          float32
+        unscale      grads / loss_scale                                         float32
+        run          reduce: sum or average, if the optimizer does not          the gradients
+                     check: this replica's gradients                            LocalCheck
+                     agree: one answer for all replicas                         StepResult
+                     apply the gradients, or count what overflowed
+        advance      the manager adjusts the loss scale; the step is counted
+        accumulate   adds a micro-batch; runs a step when the window ends
 
     `step` is `run` and then `advance`. The scaler itself has no state that training changes, apart from the overflow
-    counts: the loss scale and the step counters belong to the manager.
+    counts: the loss scale and the step counters belong to the manager. A front-end looks up the `distribution` once for
+    each step, and passes it to all methods that need it.
 
     Args:
         manager: Decides the loss scale.
@@ -86,8 +110,8 @@ class LossScaler:
         self._manager = manager
         self._detector = detector
         self._is_distributed = is_distributed
-        self._aggregation_dtype = aggregation_dtype
-        self._warned_of_horovod = False
+        #: Averages gradients over Horovod's workers.
+        self.worker_average = WorkerAverage(manager, is_distributed, aggregation_dtype)
         #: The numbers of overflowed values in the gradient of each variable.
         self.overflow_counts = AllOverflowCounts()
 
@@ -114,44 +138,46 @@ class LossScaler:
         """
         return arithmetic.unscale(grads, self._manager.get_loss_scale())
 
-    @without_autograph
-    def average_over_workers(
-        self, grads: Gradients, names: Sequence[str], distribution: Distribution, *, are_scaled: bool = True
-    ) -> list[Gradient]:
-        """Return the mean of the gradients over Horovod's workers, for an optimizer that does not average them itself.
+    def step_of_scaled_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> Step:
+        """Return a step with the gradients of a scaled loss.
 
-        If an aggregation dtype is set, gradients are sent scaled. Unscaled, small values would become 0 in half
-        precision.
+        If the adapter can unscale the gradients when it applies them, they stay scaled in the step. Otherwise they are
+        unscaled here.
 
         Args:
-            grads: This worker's gradients.
-            names: The names of their variables, for errors.
-            distribution: How the workers act together. Without Horovod's workers the gradients are returned unchanged.
-            are_scaled: True if these are the gradients of a scaled loss.
+            adapter: The optimizer and its variables.
+            grads: This replica's gradients.
         """
-        self.warn_if_nothing_averages()
-        dtype = self._aggregation_dtype
-        if are_scaled or dtype is None:
-            return distribution.mean(grads, names, dtype)
-        loss_scale = self._manager.get_loss_scale()
-        scaled = [arithmetic.map_values(lambda values: arithmetic.scale(values, loss_scale), grad) for grad in grads]
-        means = self.unscale(distribution.mean(scaled, names, dtype))
-        return [
-            mean if grad is None else arithmetic.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)
-        ]
+        if not adapter.unscales(grads):
+            return Step(adapter, adapter.typed(self.unscaled_grads(adapter, grads)))
+        # See Scaling.CHECK_SCALED for why the scale must be 1 or more.
+        check_scaled = self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
+        scaling = Scaling.CHECK_SCALED if check_scaled else Scaling.UNSCALE_FIRST
+        return Step(adapter, grads, scaling, self._manager.get_loss_scale())
 
-    def warn_if_nothing_averages(self) -> None:
-        """Log one warning if Horovod runs several processes although `is_distributed` is False."""
-        horovod = running_horovod()
-        if self._is_distributed or self._warned_of_horovod or horovod is None or horovod.size() == 1:
-            return
-        # Eager code calls this method at every step.
-        self._warned_of_horovod = True
-        _logger.warning(
-            "Horovod runs %d processes, and nothing averages the gradients over them: pass is_distributed=True to "
-            "tfmp.LossScaleOptimizer, or wrap the optimizer in hvd.DistributedOptimizer.",
-            horovod.size(),
-        )
+    def unscaled_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> list[Gradient]:
+        """Unscale the gradients of a scaled loss, except those that are the next values of their variables.
+
+        Args:
+            adapter: The optimizer and its variables.
+            grads: This replica's gradients.
+        """
+        unscaled = self.unscale(grads)
+        return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(unscaled)]
+
+    @without_autograph
+    def check_early(self, grads: Gradients, distribution: Distribution, *, already_checked: bool = False) -> LocalCheck:
+        """Check unscaled gradients before the user clips or changes them; pass the result to the step as `known`.
+
+        Args:
+            grads: This replica's gradients, unscaled.
+            distribution: How the replicas act together.
+            already_checked: True if these are the mean of micro-batches that the detector has checked one by one. Only
+                the finiteness of the mean is checked then.
+        """
+        detector, loss_scale = self._detector_for(already_checked=already_checked), self._manager.get_loss_scale()
+        check = GradientCheck(detector, loss_scale, num_summed=distribution.num_summed)
+        return LocalCheck(check.all_finite(grads), checked=grads)
 
     @without_autograph
     def step(self, step: Step, distribution: Distribution, known: LocalCheck | None = None) -> tf.Operation:
@@ -172,83 +198,6 @@ class LossScaler:
             return tf.group(self.advance(result), *([] if on_step is None else [on_step]))
 
         return tf.group(done, distribution.once(advance))
-
-    @without_autograph
-    def accumulate(self, step: Step, distribution: Distribution, accumulator: GradientAccumulator) -> tf.Operation:
-        """Add the gradients of a micro-batch, and run a step with their mean when the window ends.
-
-        Args:
-            step: The step as it would be with this micro-batch alone, with unscaled gradients.
-            distribution: How the replicas act together.
-            accumulator: Stores the sums of the gradients.
-
-        Returns:
-            The op that does both; None in eager mode.
-        """
-        needs_max_abs = self._manager.needs_max_abs
-        added = accumulator.add_unscaled(step.grads, self._manager.get_loss_scale(), keeps_max_abs=needs_max_abs)
-        with tf.control_dependencies([added]):
-            is_full = accumulator.is_full
-
-        def end_window(_: Gradients) -> tf.Operation:
-            grads, local_check = self.drain(accumulator, distribution)
-            # The mean is unscaled already. An adapter that can unscale is still given a scale, of 1, because only then
-            # does it use its program that unscales and applies the gradients, which may be compiled.
-            loss_scale = tf.ones([]) if step.adapter.unscales(grads) else None
-            return self.step(step._replace(grads=grads, loss_scale=loss_scale), distribution, local_check)
-
-        return distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
-
-    @without_autograph
-    def drain(self, accumulator: GradientAccumulator, distribution: Distribution) -> tuple[list[Gradient], LocalCheck]:
-        """Empty an accumulator; return this replica's part of the mean and the result of checking its micro-batches.
-
-        Args:
-            accumulator: The accumulator, whose window is at its end.
-            distribution: How the replicas act together.
-        """
-        return accumulator.drain(lambda values: distribution.total(values, "micro_batches"))
-
-    def scaled_step(self, adapter: OptimizerAdapter, grads: Gradients) -> Step:
-        """Return a step with the gradients of a scaled loss.
-
-        If the adapter can unscale the gradients when it applies them, they stay scaled in the step. Otherwise they are
-        unscaled here.
-
-        Args:
-            adapter: The optimizer and its variables.
-            grads: This replica's gradients.
-        """
-        if not adapter.unscales(grads):
-            return Step(adapter, adapter.typed(self.true_grads(adapter, grads)))
-        # A scale of 1 or more cannot hide an overflow, so scaled gradients can be checked directly.
-        check_scaled = self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
-        scaling = Scaling.CHECK_SCALED if check_scaled else Scaling.UNSCALE_FIRST
-        return Step(adapter, grads, scaling, self._manager.get_loss_scale())
-
-    def true_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> list[Gradient]:
-        """Unscale the gradients of a scaled loss, except those that are the next values of their variables.
-
-        Args:
-            adapter: The optimizer and its variables.
-            grads: This replica's gradients.
-        """
-        unscaled = self.unscale(grads)
-        return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(unscaled)]
-
-    @without_autograph
-    def check(self, grads: Gradients, distribution: Distribution, *, already_checked: bool = False) -> LocalCheck:
-        """Check unscaled gradients before the user clips or changes them; pass the result to the step as `known`.
-
-        Args:
-            grads: This replica's gradients, unscaled.
-            distribution: How the replicas act together.
-            already_checked: True if these are the mean of micro-batches that the detector has checked one by one. Only
-                the finiteness of the mean is checked then.
-        """
-        detector, loss_scale = self._detector_for(already_checked=already_checked), self._manager.get_loss_scale()
-        check = GradientCheck(detector, loss_scale, num_summed=distribution.num_summed)
-        return LocalCheck(check.all_finite(grads), checked=grads)
 
     @without_autograph
     def run(
@@ -274,9 +223,9 @@ class LossScaler:
     def _reduce(self, step: Step, distribution: Distribution) -> Gradients:
         """Sum the gradients over replicas, or average them over workers, unless the optimizer does so itself later."""
         grads = step.adapter.reduce(step.grads)
-        if not step.averages:
+        if step.is_averaged:
             return grads
-        return self.average_over_workers(grads, step.adapter.names, distribution, are_scaled=False)
+        return self.worker_average.mean(grads, step.adapter.names, distribution, are_scaled=False)
 
     def _gradient_check(self, step: Step, distribution: Distribution, known: LocalCheck | None) -> GradientCheck:
         num_summed = 1 if step.adapter.sums_first else distribution.num_summed
@@ -317,34 +266,32 @@ class LossScaler:
         All replicas do the same, since they agree on `applied`. If the gradients are the mean of a window, the counts
         of the micro-batches that overflowed are stored in both cases.
         """
-        names, kept = step.adapter.names, self.overflow_counts.of(step.adapter.names)
-        known_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
-        measures = step.adapter.measure(step.grads, step.loss_scale)
+        window_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
+        held = _Held(step.grads, window_counts, step.adapter.measure(step.grads, step.loss_scale))
+        stored_counts = self.overflow_counts.of(step.adapter.names)
 
-        # Everything that differs between replicas is passed in `held`, because a strategy calls the first replica's
-        # functions for all replicas.
-        def apply(held: Gradients) -> tf.Operation:
-            grads, counts, measures = _split(held, len(names), len(known_counts))
+        # A strategy calls the first replica's functions for all replicas, so what differs comes as an argument.
+        def apply(flat: Gradients) -> tf.Operation:
+            grads, counts, measures = held.like(flat)
             done = step.adapter.apply(grads, step.loss_scale, measures)
-            return tf.group(done, *(self._record_overflows(kept, each, distribution) for each in counts))
+            return tf.group(done, *(self._record_overflows(stored_counts, each, distribution) for each in counts))
 
-        def count(held: Gradients) -> tf.Operation:
-            grads, counts, _ = _split(held, len(names), len(known_counts))
+        def count(flat: Gradients) -> tf.Operation:
+            grads, counts, _ = held.like(flat)
             found = tf.add_n([check.counts(check.checked_form(grads)), *counts])
-            return self._record_overflows(kept, found, distribution)
+            return self._record_overflows(stored_counts, found, distribution)
 
-        held = [*step.grads, *known_counts, *measures]
-        done = distribution.conditional_update(applied, held, apply, count)
+        done = distribution.conditional_update(applied, held.flat(), apply, count)
         return done if local_check.emptied is None else tf.group(done, local_check.emptied)
 
-    def _record_overflows(self, kept: OverflowCounts, counts: tf.Tensor, distribution: Distribution) -> tf.Operation:
+    def _record_overflows(self, stored: OverflowCounts, counts: tf.Tensor, distribution: Distribution) -> tf.Operation:
         of_all = distribution.maximum(counts, "overflow_counts")
 
         def store() -> tf.Operation:
             # The step is recorded here, where only the first replica's function runs: if each replica has made a
             # manager of its own, the manager of the first replica is the one that is used.
-            record_step(self._manager, kept)
-            return kept.record(of_all)
+            record_step(self._manager, stored)
+            return stored.record(of_all)
 
         return distribution.once(store)
 
@@ -362,6 +309,44 @@ class LossScaler:
         # If micro-batches can be dropped, `finite` is a second tensor, by which the manager records a drop.
         applied = [result.applied] if result.finite is result.applied else [result.applied, result.finite]
         return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(*applied))
+
+    @without_autograph
+    def accumulate(self, step: Step, distribution: Distribution, accumulator: GradientAccumulator) -> tf.Operation:
+        """Add the gradients of a micro-batch, and run a step with their mean when the window ends.
+
+        Args:
+            step: The step as it would be with this micro-batch alone, with unscaled gradients.
+            distribution: How the replicas act together.
+            accumulator: Stores the sums of the gradients.
+
+        Returns:
+            The op that does both; None in eager mode.
+        """
+        needs_max_abs = self._manager.needs_max_abs
+        added = accumulator.add_unscaled(step.grads, self._manager.get_loss_scale(), keeps_max_abs=needs_max_abs)
+        # All replicas add the same number of micro-batches, those that overflowed included, so this flag is the same on
+        # all of them without an exchange.
+        with tf.control_dependencies([added]):
+            is_full = accumulator.is_full
+
+        def end_window(_: Gradients) -> tf.Operation:
+            grads, local_check = self.drain(accumulator, distribution)
+            # The mean is unscaled already. An adapter that can unscale is still given a scale, of 1, because only then
+            # does it use its program that unscales and applies the gradients, which may be compiled.
+            loss_scale = tf.ones([]) if step.adapter.unscales(grads) else None
+            return self.step(step._replace(grads=grads, loss_scale=loss_scale), distribution, local_check)
+
+        return distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
+
+    @without_autograph
+    def drain(self, accumulator: GradientAccumulator, distribution: Distribution) -> tuple[list[Gradient], LocalCheck]:
+        """Empty an accumulator; return this replica's part of the mean and the result of checking its micro-batches.
+
+        Args:
+            accumulator: The accumulator, whose window is at its end.
+            distribution: How the replicas act together.
+        """
+        return accumulator.drain(lambda values: distribution.total(values, "micro_batches"))
 
     def overflow_reports(self) -> list[OverflowReport]:
         """Return how often the gradient of each variable overflowed: one report for each list of variables.
@@ -382,8 +367,3 @@ class LossScaler:
         # Not on the replicas of a strategy: each of them would make variables of its own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()
-
-
-def _split(held: Gradients, num_grads: int, num_counts: int) -> tuple[Gradients, Gradients, Gradients]:
-    """Split the list of tensors that is passed through the conditional into gradients, known counts and measures."""
-    return held[:num_grads], held[num_grads : num_grads + num_counts], held[num_grads + num_counts :]

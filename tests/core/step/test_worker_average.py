@@ -1,0 +1,41 @@
+"""Gradients are averaged scaled if they travel in half precision, and come back as they were."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.distribute import SingleProcess
+from tfmp.core.step.worker_average import WorkerAverage
+from tfmp.types import Gradient, Gradients
+
+
+class _Recording(SingleProcess):
+    """One process that records what it is asked to average, cast as on its way to others."""
+
+    def __init__(self) -> None:
+        self.sent: list[float] = []
+
+    def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
+        travelling = [None if grad is None else tf.cast(grad, dtype or grad.dtype) for grad in grads]
+        self.sent = [float(grad) for grad in travelling if grad is not None]
+        return [None if grad is None else tf.cast(grad, tf.float32) for grad in travelling]
+
+
+def test_gradients_of_a_process_alone_stay_as_they_are() -> None:
+    average = WorkerAverage(tfmp.FixedLossScaleManager(8), is_distributed=False)
+    grads = [tf.constant(2.0), None]
+    assert average.mean(grads, ["kernel", "bias"], SingleProcess()) == grads
+
+
+def test_unscaled_gradients_travel_scaled_in_half_precision() -> None:
+    average, process = WorkerAverage(tfmp.FixedLossScaleManager(2.0**20), True, tf.float16), _Recording()
+    # As float16 this gradient would be 0.
+    (mean, none) = average.mean([tf.constant(2.0**-28), None], ["kernel", "bias"], process, are_scaled=False)
+    assert (process.sent, float(mean), none) == ([2.0**-8], 2.0**-28, None)
+
+
+def test_gradients_in_their_own_type_travel_unscaled() -> None:
+    average, process = WorkerAverage(tfmp.FixedLossScaleManager(2.0**20), True), _Recording()
+    (mean,) = average.mean([tf.constant(2.0**-28)], ["kernel"], process, are_scaled=False)
+    assert (process.sent, float(mean)) == ([2.0**-28], 2.0**-28)
