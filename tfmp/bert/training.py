@@ -285,7 +285,7 @@ def _kind(optimizer_type: str) -> _Kind:
 class _SharesWindows(LossScaleOptimizerV1):
     """Averages gradients over Horovod's processes when it applies them, not when it computes them."""
 
-    def _averages_windows(self) -> bool:
+    def averages_when_applying(self) -> bool:
         return True
 
 

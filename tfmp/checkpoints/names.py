@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfmp.checkpoints.files import open_checkpoint
 from tfmp.core import lists
-from tfmp.core.storage.graph_variables import checkpoint_key
+from tfmp.core.storage.graph_variables import checkpoint_key, whole_shape
 
 
 def checkpoint_variable_map(
@@ -118,10 +118,10 @@ def _by_key(variables: Iterable[tf.Variable]) -> dict[str, _InGraph]:
 
 def _in_graph(parts: Sequence[Any]) -> _InGraph:
     first = parts[0]
-    slice_info = None if isinstance(first, tf.distribute.DistributedValues) else first._get_save_slice_info()
-    if slice_info is None or not slice_info.full_shape:
+    shape = whole_shape(first)
+    if shape is None:
         return _InGraph(first, tuple(first.shape.as_list()), first.dtype.base_dtype)
-    return _InGraph(list(parts), tuple(slice_info.full_shape), first.dtype.base_dtype)
+    return _InGraph(list(parts), shape, first.dtype.base_dtype)
 
 
 _CONDITIONAL = re.compile(r"cond(?:_(\d+))?")

@@ -9,7 +9,7 @@ from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter
 from tfmp.core.control_flow import conditional_update
-from tfmp.core.distribute import Distribution, current_distribution
+from tfmp.core.distribute import Distribution
 from tfmp.core.managers import Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.local_check import LocalCheck
@@ -257,18 +257,19 @@ class GradScaler(StepProperties, tf.Module):
     def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], LocalCheck]:
         """Unscale gradients and check them."""
         lists.refuse_all_none(grads)
-        if not self._enabled:
-            return self._averaged(grads), LocalCheck(tf.constant(True))
+        distribution = self._distribution()
+        if not self._enabled or distribution is None:
+            return self._averaged(grads, distribution), LocalCheck(tf.constant(True))
         self._losses.warn_if_not_scaled(grads)
-        unscaled_grads = self._scaler.unscale(self._averaged(grads))
-        return unscaled_grads, self._scaler.check_early(unscaled_grads, self._scaler.distribution())
+        unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution))
+        return unscaled_grads, self._scaler.check_early(unscaled_grads, distribution)
 
     def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], LocalCheck]:
         """Return the mean of a window and the result of checking it, and empty the window."""
         distribution = self._scaler.distribution()
         grads, window = self._scaler.drain(accumulator, distribution)
         lists.refuse_all_none(grads)
-        mean = self._averaged(grads, are_scaled=False)
+        mean = self._averaged(grads, distribution, are_scaled=False)
         if not self._enabled:
             return mean, window
         check = self._scaler.check_early(mean, distribution, already_checked=True)
@@ -331,10 +332,11 @@ class GradScaler(StepProperties, tf.Module):
         self._calls.refuse_conditional()
         pairs = [(optimizer, validated_pairs(optimizer, given)) for optimizer, given in validated_steps(steps)]
         optimizers = [optimizer for optimizer, _ in pairs]
-        taken = [
-            self._step_of(adapter_of(optimizer, [variable for _, variable in own], kwargs), [grad for grad, _ in own])
-            for optimizer, own in pairs
-        ]
+        distribution = self._distribution()
+        taken = []
+        for optimizer, own in pairs:
+            grads, variables = zip(*own, strict=True)
+            taken.append(self._step_of(adapter_of(optimizer, variables, kwargs), list(grads), distribution))
         if len(set(map(id, optimizers))) < len(optimizers):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
         validate_kwargs(optimizers, kwargs)
@@ -343,7 +345,10 @@ class GradScaler(StepProperties, tf.Module):
         # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
         # its micro-batches, and an overflow may drop the whole window.
         checks = self._enabled or any(step.is_of_window for step in taken)
-        op = self._run(taken) if checks else tf.group(*(step.apply_unchecked() for step in taken))
+        if checks:
+            op = self._run(taken, distribution or self._scaler.distribution())
+        else:
+            op = tf.group(*(step.apply_unchecked() for step in taken))
         for optimizer in optimizers:
             self._calls.note_step(optimizer, op)
         return op
@@ -470,25 +475,30 @@ class GradScaler(StepProperties, tf.Module):
         shown = {"enabled": (self._enabled, True), "is_distributed": (self._is_distributed, False)}
         return [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
 
-    def _averaged(self, grads: Gradients, *, are_scaled: bool = True) -> list[Gradient]:
+    def _distribution(self) -> Distribution | None:
+        """Return how replicas act together; None where nothing asks, so that a disabled scaler works everywhere."""
+        return self._scaler.distribution() if self._enabled or self._is_distributed else None
+
+    def _averaged(
+        self, grads: Gradients, distribution: Distribution | None, *, are_scaled: bool = True
+    ) -> list[Gradient]:
         """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
-        if not self._is_distributed:
+        if not self._is_distributed or distribution is None:
             return list(grads)
         names = [f"gradient {index}" for index in range(len(grads))]
-        return self._scaler.worker_average.mean(grads, names, self._scaler.distribution(), are_scaled=are_scaled)
+        return self._scaler.worker_average.mean(grads, names, distribution, are_scaled=are_scaled)
 
-    def _step_of(self, adapter: OptimizerAdapter, grads: Gradients) -> OptimizerStep:
+    def _step_of(self, adapter: OptimizerAdapter, grads: Gradients, distribution: Distribution | None) -> OptimizerStep:
         known = self._calls.validate_step(adapter.optimizer)
         if known is not None:
             return OptimizerStep(adapter, grads, grads, known)
         if self._enabled:
             self._losses.warn_if_not_scaled(grads)
-        grads = self._averaged(grads)
+        grads = self._averaged(grads, distribution)
         return OptimizerStep(adapter, grads, self._scaler.unscale(grads) if self._enabled else grads, None)
 
-    def _run(self, steps: Sequence[OptimizerStep]) -> tf.Operation:
+    def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tf.Operation:
         """Run the steps of several optimizers together, and store the result for `update`."""
-        distribution = self._scaler.distribution()
         adapters = [step.adapter for step in steps]
         adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
         grads = adapter.typed([grad for step in steps for grad in step.unscaled_grads])
@@ -512,7 +522,7 @@ class GradScaler(StepProperties, tf.Module):
             return conditional_update(self._pending.steps > 0, [], lambda _: self.manager.note_step(result.applied))
 
     def _once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
-        return current_distribution(self._is_distributed).once(function) if on_replica() else function()
+        return self._scaler.distribution().once(function) if on_replica() else function()
 
     def _refuse_if_none_stepped(self) -> list[tf.Operation]:
         """Raise an error if no optimizer has stepped since the last update.

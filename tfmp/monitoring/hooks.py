@@ -9,6 +9,7 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.step.graph_records import managers_of_graph, overflow_reports_of_graph
+from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
 from tfmp.monitoring.overflow_messages import OverflowMessages
@@ -230,7 +231,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _manager_of(manager: Any) -> LossScaleManager:  # noqa: ANN401 - the type is checked here
-    found = getattr(manager, "_loss_scale_manager", manager)
+    found = manager.manager if isinstance(manager, StepProperties) else manager
     if not isinstance(found, LossScaleManager):
         raise TypeError(
             "manager must be a tfmp.LossScaleManager, or a tfmp.LossScaleOptimizer or tfmp.GradScaler, got "

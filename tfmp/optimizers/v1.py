@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfmp.core import lists, script_lines, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import StepCounter, TF1Adapter, takes_float32_gradients
+from tfmp.core.adapters import StepCounter, TF1Adapter, names_of, takes_float32_gradients
 from tfmp.core.distribute import Distribution, MirroredWorkers
 from tfmp.core.distribute.horovod_detection import (
     called_by_horovods,
@@ -211,8 +211,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         if is_horovods(self._opt) or called_by_horovods(self):
             # Horovod's optimizer, which is inside this one or around it, averages the gradients itself.
             validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
-        elif not self._averages_windows():
-            names, distribution = [variable.name for variable in variables], self._scaler.distribution()
+        elif not self.averages_when_applying():
+            names, distribution = names_of(variables), self._scaler.distribution()
             grads = self._scaler.worker_average.mean(grads, names, distribution)
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
@@ -263,7 +263,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             name_scope=_scope_of_conditional(),
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
-        is_averaged = not self._averages_windows() or is_horovods(self._opt) or called_by_horovods(self)
+        is_averaged = not self.averages_when_applying() or is_horovods(self._opt) or called_by_horovods(self)
         if self._accumulators.is_on:
             accumulator = self._accumulator(variables, distribution)
             step = self._scaler.accumulate(Step(adapter, grads, is_averaged=is_averaged), distribution, accumulator)
@@ -283,10 +283,12 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             )
         return self._accumulators.of(variables)
 
-    def _averages_windows(self) -> bool:
-        """Return whether Horovod's workers average once per window, and not the gradients of every micro-batch.
+    def averages_when_applying(self) -> bool:
+        """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
 
-        Under a strategy nothing is averaged here: the wrapped optimizer sums over the replicas when it applies.
+        That is so with `accumulation_steps`: the workers average once per window, not for every micro-batch. A subclass
+        for a script that accumulates gradients by itself may override this method. Under a strategy nothing is averaged
+        here: the wrapped optimizer sums over the replicas when it applies.
         """
         return self._accumulators.is_on and not tf.distribute.has_strategy()
 
@@ -360,7 +362,7 @@ def _flat(var_list: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes
 def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: tf.Variable | None) -> None:
     if not variables:
         raise ValueError("grads_and_vars is empty: pass what compute_gradients returned.")
-    lists.refuse_all_none(grads, [variable.name for variable in variables])
+    lists.refuse_all_none(grads, names_of(variables))
     if global_step is not None and not hasattr(global_step, "assign_add"):
         raise TypeError(
             f"global_step must be a variable, got {global_step!r}: pass tf.compat.v1.train.get_or_create_global_step()."

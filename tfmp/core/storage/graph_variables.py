@@ -72,6 +72,17 @@ def checkpoint_key(variable: tf.Variable) -> str:
     return str(variable.op.name if part is None else part.full_name)
 
 
+def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
+    """Return the shape of the whole variable for one part of a partitioned variable; None for any other variable.
+
+    Args:
+        variable: A variable of a graph.
+    """
+    # TensorFlow has no public way to ask. What `_set_checkpoint_key` sets has no shape.
+    part = None if isinstance(variable, tf.distribute.DistributedValues) else variable._get_save_slice_info()
+    return tuple(part.full_shape) if part is not None and part.full_shape else None
+
+
 def at_top_level_of_graph() -> bool:
     """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals."""
     graph = tf.compat.v1.get_default_graph()
