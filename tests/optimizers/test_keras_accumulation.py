@@ -335,7 +335,7 @@ def test_accumulator_is_made_once_by_the_first_build(keras: ModuleType) -> None:
     assert kept is not None
     accumulation.build(variables[:1], _buffer)
     assert accumulation.accumulator_of(tuple(variables)) is kept
-    with pytest.raises(ValueError, match="the gradients are of 2 variables that are not the 2"):
+    with pytest.raises(ValueError, match="the gradients are of 2 variables, which differ from the 2"):
         accumulation.accumulator_of(variables[::-1])
 
 

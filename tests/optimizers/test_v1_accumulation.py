@@ -281,7 +281,7 @@ def test_functions_with_gradients_of_different_variables_lose_none() -> None:
 
     _, step = make()
     step(False)
-    with pytest.raises(ValueError, match=r"pass tf\.zeros_like\(variable\) for a gradient there"):
+    with pytest.raises(ValueError, match=r"pass tf\.zeros_like\(variable\) as the gradient"):
         step(True)
     variables, step = make()
     for of_y in (True, False, False, True):
