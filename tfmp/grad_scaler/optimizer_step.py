@@ -63,7 +63,7 @@ def adapter_of(optimizer: Any, variables: Sequence[Any], kwargs: Mapping[str, An
     if isinstance(optimizer, ScaledGradientsOptimizer):
         return ScaledGradientsAdapter(optimizer, variables)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return TF1Adapter(optimizer, variables, kwargs)
+        return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 

@@ -98,3 +98,16 @@ def test_optimizer_makes_its_variables_in_the_scope_that_is_given(session: tf1.S
         adapter.apply([tf.constant(1.0)])
     names = {variable.op.name for variable in opt.variables()}
     assert names == {"train/beta1_power", "train/beta2_power", "w/Adam", "w/Adam_1"}
+
+
+@pytest.mark.parametrize("leaves_out_none", [False, True])
+def test_optimizer_is_given_none_unless_it_is_left_out(leaves_out_none: bool) -> None:
+    class Recording(tf1.train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
+            given.extend(grad is None for grad, _ in grads_and_vars)
+            return super().apply_gradients(grads_and_vars, global_step, name)
+
+    given: list[bool] = []
+    adapter = TF1Adapter(Recording(0.5), [tf.Variable(1.0), tf.Variable(1.0)], leaves_out_none=leaves_out_none)
+    adapter.apply([None, tf.constant(1.0)])
+    assert given == ([False] if leaves_out_none else [True, False])

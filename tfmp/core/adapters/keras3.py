@@ -43,7 +43,7 @@ class Keras3Adapter(OptimizerAdapter):
         """
         if self.overwritten or tf.distribute.has_strategy():
             return False
-        return all(map(_can_be_unscaled_late, grads, self.variables))
+        return all(map(_can_be_unscaled_late, grads, self.dtypes))
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Compute what the update needs; nothing for gradients that are unscaled already."""
@@ -60,7 +60,6 @@ class Keras3Adapter(OptimizerAdapter):
         return tf.no_op()
 
 
-def _can_be_unscaled_late(grad: Gradient, variable: Any) -> bool:  # noqa: ANN401 - of Keras or TensorFlow
-    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to the variable's dtype."""
-    dtype = tf.as_dtype(variable.dtype)
+def _can_be_unscaled_late(grad: Gradient, dtype: tf.DType) -> bool:
+    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to its variable's dtype."""
     return dtype == tf.float64 or (dtype == tf.float32 and (grad is None or grad.dtype != tf.float64))

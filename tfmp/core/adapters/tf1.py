@@ -59,6 +59,8 @@ class TF1Adapter(OptimizerAdapter):
             if `kwargs` contains it.
         name_scope: The full name, with a slash at its end, of the scope in which the optimizer makes its variables; by
             default the current scope.
+        leaves_out_none: Whether the optimizer gets no pair whose gradient is None. By default it gets all pairs, as it
+            does without a wrapper.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class TF1Adapter(OptimizerAdapter):
         *,
         counter: StepCounter | None = None,
         name_scope: str | None = None,
+        leaves_out_none: bool = False,
     ) -> None:
         super().__init__(optimizer, variables, kwargs)
         self._counter = counter
         self._name_scope = name_scope
+        self._leaves_out_none = leaves_out_none
         if takes_float32_gradients(optimizer):
             self.dtypes = [None] * len(self.variables)
 
@@ -93,14 +97,13 @@ class TF1Adapter(OptimizerAdapter):
     ) -> tf.Operation:
         """Apply the gradients of one replica, and count the step."""
         del loss_scale, measures
+        pairs = self._without_none(grads) if self._leaves_out_none else self._pairs(grads)
         # TensorFlow enters a name scope whose name ends in a slash as it is, without the current scope in front.
         with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):
             if self._counter is None:
-                return finished(self.optimizer.apply_gradients(self._pairs(grads), **self._kwargs))
+                return finished(self.optimizer.apply_gradients(pairs, **self._kwargs))
             return self._counter.count(
-                lambda global_step: self.optimizer.apply_gradients(
-                    self._pairs(grads), global_step=global_step, **self._kwargs
-                )
+                lambda global_step: self.optimizer.apply_gradients(pairs, global_step=global_step, **self._kwargs)
             )
 
 
