@@ -63,6 +63,29 @@ def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> Non
         raise ValueError(f"every gradient is None: the loss depends on none of {which}.")
 
 
+def refuse_other_number(grads: Sequence[Gradient], variables: Sequence[Any]) -> None:
+    """Refuse a list of gradients that does not have one entry for each variable.
+
+    Args:
+        grads: The gradients.
+        variables: The variables, or anything of which there is one for each variable.
+
+    Raises:
+        ValueError: The numbers differ.
+
+    Example:
+        >>> refuse_other_number([None], ["kernel", "bias"])
+        Traceback (most recent call last):
+            ...
+        ValueError: there are 1 gradients for 2 variables: pass one for each, None where the loss does not depend on it.
+    """
+    if len(grads) != len(variables):
+        raise ValueError(
+            f"there are {len(grads)} gradients for {len(variables)} variables: pass one for each, None where the loss "
+            "does not depend on it."
+        )
+
+
 def variables(name: str, given: Iterable[Any]) -> list[Any]:
     """Return variables as a list.
 

@@ -263,11 +263,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 "Horovod is supported for optimizers of Keras 2.15 and TF1, not for those of Keras 3: distribute the "
                 "training by tf.distribute.MultiWorkerMirroredStrategy."
             )
-        if len(grads) != len(variables):
-            raise ValueError(
-                f"there are {len(grads)} gradients for {len(variables)} variables: pass one for each, None where the "
-                "loss does not depend on it."
-            )
+        lists.refuse_other_number(grads, variables)
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
         self._step(Keras3Adapter(self.inner_optimizer, variables, self._update), grads, are_scaled=are_scaled)
 

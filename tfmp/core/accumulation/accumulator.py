@@ -355,11 +355,7 @@ class GradientAccumulator(tf.Module):
             raise RuntimeError("the window is empty: add gradients first.")
 
     def _validate(self, grads: Gradients) -> None:
-        if len(grads) != len(self.sums):
-            raise ValueError(
-                f"there are {len(grads)} gradients for {len(self.sums)} variables: pass one for each, None where the "
-                "loss does not depend on it."
-            )
+        lists.refuse_other_number(grads, self.sums)
         lists.refuse_all_none(grads)
         given = {index for index, grad in enumerate(grads) if grad is not None}
         lost = ", ".join(self._names[index] for index in sorted(given & self._none_when_traced))
