@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
+    from tfmp.recomputation.layer import Recompute as Recompute
+    from tfmp.recomputation.model import recompute_layers as recompute_layers
 
 __version__ = "0.1.0"
 
@@ -53,6 +55,7 @@ _MODULE_OF = {
     "NonFiniteDetector": "tfmp.core.overflow.detectors",
     "OverflowDetector": "tfmp.core.overflow.detectors",
     "OverflowReport": "tfmp.core.overflow.overflow_counts",
+    "Recompute": "tfmp.recomputation.layer",
     "SaturationDetector": "tfmp.core.overflow.detectors",
     "ScaledGradientsOptimizer": "tfmp.grad_scaler.scaled_gradients",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
@@ -62,6 +65,7 @@ _MODULE_OF = {
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "read_loss_scale_state": "tfmp.checkpoints.states",
+    "recompute_layers": "tfmp.recomputation.model",
     "replay": "tfmp.grad_scaler.replay",
 }
 

@@ -6,6 +6,7 @@ from typing import ParamSpec, TypeVar
 import tensorflow as tf
 
 # Internal modules: TensorFlow (2.15 to 2.21) has no public way to ask what they tell.
+from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import control_flow_util
 
@@ -62,3 +63,16 @@ def ops_are_watched() -> bool:
         False
     """
     return bool(op_callbacks.should_invoke_op_callbacks())
+
+
+def gradients_may_be_recorded() -> bool:
+    """Return whether a `tf.GradientTape` or a forward accumulator records the ops of this thread.
+
+    Example:
+        >>> gradients_may_be_recorded()
+        False
+        >>> with tf.GradientTape():
+        ...     gradients_may_be_recorded()
+        True
+    """
+    return bool(record.could_possibly_record())

@@ -1,0 +1,222 @@
+"""Recompute for layers and models of Keras 3."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfmp.core.tracing import gradients_may_be_recorded
+from tfmp.recomputation import layer as front_door
+from tfmp.recomputation.gradient import recomputed
+
+
+@keras.saving.register_keras_serializable(package="tfmp", name="Recompute")
+class Recompute(front_door.Recompute, keras.layers.Wrapper):
+    """`tfmp.Recompute` for Keras 3.
+
+    The layer is called as a pure function of its inputs and of the values of its variables, in a
+    `keras.StatelessScope`. The second call gets the values that the variables had before the first one. The updates of
+    the first call, such as moving statistics and the next seeds, are assigned afterwards; those of the second call are
+    dropped.
+
+    Args:
+        layer: The layer or model.
+        name: The name; by default that of the layer.
+        trainable: False to freeze the layer too.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, *, name: str | None = None, trainable: bool = True) -> None:
+        # Before the constructor of the base class, which asks for the signature of `call`; and not by Keras' own
+        # `__setattr__`, which that constructor prepares.
+        object.__setattr__(self, "_signature", _with_training(inspect.signature(layer.call)))
+        # Nothing is cast here, neither inputs nor the values of variables: the layer does that itself.
+        keras.layers.Wrapper.__init__(
+            self, layer, name=name or layer.name, trainable=trainable, dtype="float32", autocast=False
+        )
+        self.supports_masking = layer.supports_masking
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, for Keras to save."""
+        config = super().get_config()
+        return {key: config[key] for key in ("layer", "name", "trainable")}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the layer; on the first call, build it.
+
+        Args:
+            *args: What the layer takes.
+            **kwargs: What the layer takes.
+        """
+        # The layer is built outside of this layer's name scope, so that the paths of its variables are the same as
+        # without recomputation. It is built by a symbolic call, as Keras builds layers that have no `build`.
+        if not self.layer.built:
+            self.layer(*keras.tree.map_structure(_symbolic, args), **keras.tree.map_structure(_symbolic, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """The function that Keras calls; its signature is that of the layer's `call`."""
+        bound = functools.partial(self._call)
+        bound.__signature__ = self._signature
+        return bound
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() and not gradients_may_be_recorded():
+            return self.layer(*args, **kwargs)
+        return _Call(self.layer, args, kwargs).run(self)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer returns for symbolic tensors.
+
+        Args:
+            *args: What the layer takes.
+            **kwargs: What the layer takes.
+        """
+        if "training" not in inspect.signature(self.layer.call).parameters:
+            kwargs.pop("training", None)
+        return self.layer.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the shape of what the layer returns.
+
+        Args:
+            *args: What the layer's `compute_output_shape` takes.
+            **kwargs: What the layer's `compute_output_shape` takes.
+        """
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    # Internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer stands
+    # for the layer inside, so that a tf.train.Checkpoint of a model fits it with recomputation and without.
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        owner = self.layer if save_type == "checkpoint" else super()
+        return owner._trackable_children(save_type, **kwargs)  # noqa: SLF001
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:  # noqa: ANN401
+        # In the constructor there is no layer yet.
+        owner = vars(self).get("layer", super())
+        return owner._lookup_dependency(name, *args)  # noqa: SLF001
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the mask of the layer's results.
+
+        Args:
+            inputs: The first argument of the call.
+            previous_mask: Its mask.
+        """
+        return self.layer.compute_mask(inputs, previous_mask)
+
+
+class _Results(NamedTuple):
+    """What a call of the layer returned and changed.
+
+    Attributes:
+        outputs: The flat results; some may be None, or of an integer type.
+        structure: The results as the layer returned them, for their structure.
+        losses: What the layer added by `add_loss`.
+        state: The new values of the variables that are not trained.
+    """
+
+    outputs: Sequence[Any]
+    structure: Any
+    losses: Sequence[tf.Tensor]
+    state: Sequence[tf.Tensor]
+
+    @property
+    def differentiable(self) -> list[tf.Tensor]:
+        return [*filter(_is_float, self.outputs), *self.losses]
+
+    def with_differentiable(self, values: Sequence[tf.Tensor]) -> "_Results":
+        remaining = iter(values)
+        outputs = [_masked(next(remaining), output) if _is_float(output) else output for output in self.outputs]
+        return self._replace(outputs=outputs, losses=list(remaining))
+
+
+class _Call:
+    """One call of a layer, which can be repeated.
+
+    Args:
+        layer: The layer, which is built.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._layer = layer
+        self._arguments = (args, kwargs)
+        self._flat = tf.nest.flatten(self._arguments)
+        self._trained = layer.trainable_variables
+        trained = {id(variable) for variable in self._trained}
+        others = {id(variable): variable for variable in [*layer.variables, *layer.metrics_variables]}
+        self._others = [variable for key, variable in others.items() if key not in trained]
+        self._values_of_others = [tf.convert_to_tensor(variable.value) for variable in self._others]
+
+    def run(self, wrapper: keras.layers.Layer) -> Any:
+        """Call the layer, apply its updates, and return its results.
+
+        Args:
+            wrapper: The layer that counts the losses that are added.
+        """
+        first: list[_Results] = []
+
+        def differentiable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            results = self._results(tensors)
+            if not first:
+                first.append(results)
+            return results.differentiable
+
+        weights = [tf.convert_to_tensor(variable.value) for variable in self._trained]
+        values = recomputed(differentiable, [*weights, *filter(_is_float, self._flat)])
+        results = first[0].with_differentiable(values)
+        for variable, before, after in zip(self._others, self._values_of_others, results.state, strict=True):
+            if after is not before:
+                variable.assign(after)
+        for loss in results.losses:
+            wrapper.add_loss(loss)
+        return tf.nest.pack_sequence_as(results.structure, results.outputs)
+
+    def _results(self, tensors: Sequence[tf.Tensor]) -> _Results:
+        weights, inputs = tensors[: len(self._trained)], iter(tensors[len(self._trained) :])
+        flat = [_masked(next(inputs), given) if _is_float(given) else given for given in self._flat]
+        args, kwargs = tf.nest.pack_sequence_as(self._arguments, flat)
+        state = [*zip(self._trained, weights, strict=True), *zip(self._others, self._values_of_others, strict=True)]
+        with keras.StatelessScope(state, collect_losses=True) as scope:
+            structure = self._layer(*args, **kwargs)
+        updated = [scope.get_current_value(variable) for variable in self._others]
+        return _Results(tf.nest.flatten(structure), structure, scope.losses, updated)
+
+
+def _with_training(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature that takes `training`, which the second call must be given.
+
+    In the first call, a layer whose `call` does not take it hands it down to its own layers all the same, by a context
+    that does not exist any more when the second call is made.
+    """
+    parameters = list(signature.parameters.values())
+    if "training" in signature.parameters:
+        return signature
+    training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
+    at_end = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    return signature.replace(parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training])
+
+
+def _symbolic(value: Any) -> Any:  # noqa: ANN401 - anything that a layer takes
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
+    return value
+
+
+def _is_float(value: object) -> bool:
+    return tf.is_tensor(value) and value.dtype.is_floating
+
+
+def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it."""
+    # A private attribute: Keras has no public way to hand on a mask beside a tensor.
+    mask = getattr(like, "_keras_mask", None)
+    if mask is not None:
+        tensor._keras_mask = mask  # noqa: SLF001
+    return tensor

@@ -1,0 +1,106 @@
+"""Recompute for some layers of a model that exists."""
+
+import re
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from tfmp.core import lists
+from tfmp.recomputation.layer import Recompute
+
+
+def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # noqa: ANN401 - a model of any Keras
+    """Return a model that is like another one, but recomputes the activations of some layers.
+
+    The new model shares its layers and weights, and its optimizer if it is compiled, with the given one: load, train,
+    save or export either of them. The given model itself still keeps all activations.
+
+    Args:
+        model: A functional or Sequential model of Keras; it may have been loaded.
+        *patterns: Regular expressions. A layer is recomputed if one of them matches its whole path: its name, for a
+            layer of an inner model after the names of the models that contain it, such as "encoder/layer_3". If a model
+            is recomputed, its layers are not wrapped again.
+
+    Returns:
+        The new model, in which each matching layer is inside a `tfmp.Recompute` of the same name.
+
+    Raises:
+        TypeError: `model` is not a Keras model, or is subclassed, so that it cannot be rebuilt; or a pattern is not a
+            regular expression.
+        ValueError: There is no pattern, or one matches no layer.
+
+    Example:
+        >>> import keras
+        >>> layers = [keras.layers.Dense(4, "relu", name=f"hidden_{index}") for index in range(3)]
+        >>> model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(1, name="head")])
+        >>> model = recompute_layers(model, r"hidden_\\d")
+        >>> [type(layer).__name__ for layer in model.layers]
+        ['Recompute', 'Recompute', 'Recompute', 'Dense']
+    """
+    keras = _keras_of(model)
+    wanted = [re.compile(pattern) for pattern in lists.names("patterns", patterns, "regular expressions")]
+    paths = [path for path, _ in _layers_of(keras, model)]
+    if not wanted:
+        raise ValueError(f"pass a pattern for the layers to recompute; the model's layers are {', '.join(paths)}.")
+    for pattern in wanted:
+        if not any(pattern.fullmatch(path) for path in paths):
+            raise ValueError(f"{pattern.pattern!r} matches none of the model's layers: {', '.join(paths)}.")
+    chosen = {path for path in paths if any(pattern.fullmatch(path) for pattern in wanted)}
+    return _rebuilt(keras, model, "", chosen)
+
+
+def _rebuilt(keras: ModuleType, model: Any, prefix: str, chosen: set[str]) -> Any:  # noqa: ANN401
+    replaced: dict[int, Any] = {}
+
+    def replacement(layer: Any) -> Any:  # noqa: ANN401 - of any Keras
+        path = f"{prefix}{layer.name}"
+        if path in chosen:
+            return Recompute(layer)
+        if any(each.startswith(f"{path}/") for each in chosen):
+            return _rebuilt(keras, layer, f"{path}/", chosen)
+        return layer
+
+    def once(layer: Any) -> Any:  # noqa: ANN401 - of any Keras
+        # A layer that a model calls twice stays one layer.
+        if id(layer) not in replaced:
+            replaced[id(layer)] = replacement(layer)
+        return replaced[id(layer)]
+
+    rebuilt = keras.models.clone_model(model, clone_function=once)
+    if getattr(model, "compiled", False):
+        rebuilt.compile_from_config(model.get_compile_config())
+        # Not a copy, which would have lost the state of the optimizer.
+        rebuilt.optimizer = model.optimizer
+    return rebuilt
+
+
+def _layers_of(keras: ModuleType, model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """Yield the layers of a model and of the models in it that can be rebuilt, each with its path."""
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.InputLayer):
+            continue
+        path = f"{prefix}{layer.name}"
+        yield path, layer
+        if not isinstance(layer, Recompute) and _can_be_rebuilt(keras, layer):
+            yield from _layers_of(keras, layer, f"{path}/")
+
+
+def _can_be_rebuilt(keras: ModuleType, model: Any) -> bool:  # noqa: ANN401
+    if not isinstance(model, keras.Model):
+        return False
+    # Of the models that are not Sequential, only functional ones know their outputs.
+    return isinstance(model, keras.Sequential) or bool(getattr(model, "outputs", None))
+
+
+def _keras_of(model: Any) -> ModuleType:  # noqa: ANN401
+    for name in ("keras", "tf_keras"):
+        keras = sys.modules.get(name)
+        if keras is not None and hasattr(keras, "Model") and isinstance(model, keras.Model):
+            if not _can_be_rebuilt(keras, model):
+                raise TypeError(
+                    f"the model {model.name!r} is a {type(model).__name__}, which is subclassed and cannot be rebuilt: "
+                    "wrap its layers in tfmp.Recompute where it makes them."
+                )
+            return keras
+    raise TypeError(f"model must be a model of Keras, got {model!r} of type {type(model).__name__}.")
