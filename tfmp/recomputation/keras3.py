@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -11,6 +11,9 @@ import tensorflow as tf
 from tfmp.core.tracing import gradients_may_be_recorded
 from tfmp.recomputation import layer as front_door
 from tfmp.recomputation.gradient import recomputed
+
+#: What a layer takes and returns: nests of tensors, and anything else.
+_Any: TypeAlias = Any
 
 
 @keras.saving.register_keras_serializable(package="tfmp", name="Recompute")
@@ -43,18 +46,31 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         config = super().get_config()
         return {key: config[key] for key in ("layer", "name", "trainable")}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _Any, **kwargs: _Any) -> _Any:
         """Call the layer; on the first call, build it.
 
         Args:
             *args: What the layer takes.
             **kwargs: What the layer takes.
         """
-        # The layer is built outside of this layer's name scope, so that the paths of its variables are the same as
-        # without recomputation. It is built by a symbolic call, as Keras builds layers that have no `build`.
         if not self.layer.built:
-            self.layer(*keras.tree.map_structure(_symbolic, args), **keras.tree.map_structure(_symbolic, kwargs))
+            self._build(args, kwargs)
         return super().__call__(*args, **kwargs)
+
+    def _build(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Build the layer by a call, as Keras does too if a layer has no `build`.
+
+        This is done outside of the name scope of this layer, so that the paths of the variables are the same as without
+        recomputation.
+        """
+        if any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten([args, kwargs])):
+            # New symbolic tensors, so that the call is not taken for a part of the user's model.
+            args, kwargs = keras.tree.map_structure(_symbolic, (args, kwargs))
+            self.layer(*args, **kwargs)
+        else:
+            # This call changes no state, because the scope drops the updates.
+            with keras.StatelessScope():
+                self.layer(*args, **kwargs)
 
     @property
     def call(self) -> Callable[..., Any]:
@@ -63,12 +79,12 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         bound.__signature__ = self._signature
         return bound
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: _Any, **kwargs: _Any) -> _Any:
         if tf.executing_eagerly() and not gradients_may_be_recorded():
             return self.layer(*args, **kwargs)
         return _Call(self.layer, args, kwargs).run(self)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_spec(self, *args: _Any, **kwargs: _Any) -> _Any:
         """Return what the layer returns for symbolic tensors.
 
         Args:
@@ -79,7 +95,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
             kwargs.pop("training", None)
         return self.layer.compute_output_spec(*args, **kwargs)
 
-    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_shape(self, *args: _Any, **kwargs: _Any) -> _Any:
         """Return the shape of what the layer returns.
 
         Args:
@@ -88,19 +104,19 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         """
         return self.layer.compute_output_shape(*args, **kwargs)
 
-    # Internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer stands
-    # for the layer inside, so that a tf.train.Checkpoint of a model fits it with recomputation and without.
+    # Two internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer
+    # stands for the layer inside, so that a tf.train.Checkpoint of a model fits it with recomputation and without.
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: _Any) -> dict[str, Any]:
         owner = self.layer if save_type == "checkpoint" else super()
-        return owner._trackable_children(save_type, **kwargs)  # noqa: SLF001
+        return owner._trackable_children(save_type, **kwargs)
 
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:  # noqa: ANN401
+    def _lookup_dependency(self, name: str, *args: _Any) -> _Any:
         # In the constructor there is no layer yet.
         owner = vars(self).get("layer", super())
-        return owner._lookup_dependency(name, *args)  # noqa: SLF001
+        return owner._lookup_dependency(name, *args)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+    def compute_mask(self, inputs: _Any, previous_mask: _Any) -> _Any:
         """Return the mask of the layer's results.
 
         Args:
@@ -154,7 +170,7 @@ class _Call:
         self._others = [variable for key, variable in others.items() if key not in trained]
         self._values_of_others = [tf.convert_to_tensor(variable.value) for variable in self._others]
 
-    def run(self, wrapper: keras.layers.Layer) -> Any:
+    def run(self, wrapper: keras.layers.Layer) -> _Any:
         """Call the layer, apply its updates, and return its results.
 
         Args:
@@ -200,13 +216,13 @@ def _with_training(signature: inspect.Signature) -> inspect.Signature:
         return signature
     training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
     at_end = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    return signature.replace(parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training])
+    return signature.replace(
+        parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training]
+    )
 
 
-def _symbolic(value: Any) -> Any:  # noqa: ANN401 - anything that a layer takes
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
-    return value
+def _symbolic(value: _Any) -> _Any:
+    return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
 
 
 def _is_float(value: object) -> bool:
@@ -218,5 +234,5 @@ def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     # A private attribute: Keras has no public way to hand on a mask beside a tensor.
     mask = getattr(like, "_keras_mask", None)
     if mask is not None:
-        tensor._keras_mask = mask  # noqa: SLF001
+        tensor._keras_mask = mask
     return tensor

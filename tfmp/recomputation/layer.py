@@ -65,7 +65,9 @@ class Recompute:
 
     def __init__(self, layer: Any, *, name: str | None = None, trainable: bool = True) -> None:  # noqa: ANN401
         # The classes for each Keras have constructors of their own: only a subclass of the front door comes here.
-        raise TypeError(f"{type(self).__name__} subclasses tfmp.Recompute, which only picks a class: wrap a layer instead.")
+        raise TypeError(
+            f"{type(self).__name__} subclasses tfmp.Recompute, which only picks a class: wrap a layer instead."
+        )
 
     # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it

@@ -11,7 +11,7 @@ from tfmp.recomputation.layer import Recompute
 
 
 def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # noqa: ANN401 - a model of any Keras
-    """Return a model that is like another one, but recomputes the activations of some layers.
+    r"""Return a model that is like another one, but recomputes the activations of some layers.
 
     The new model shares its layers and weights, and its optimizer if it is compiled, with the given one: load, train,
     save or export either of them. The given model itself still keeps all activations.
@@ -34,7 +34,7 @@ def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # no
         >>> import keras
         >>> layers = [keras.layers.Dense(4, "relu", name=f"hidden_{index}") for index in range(3)]
         >>> model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(1, name="head")])
-        >>> model = recompute_layers(model, r"hidden_\\d")
+        >>> model = recompute_layers(model, r"hidden_\d")
         >>> [type(layer).__name__ for layer in model.layers]
         ['Recompute', 'Recompute', 'Recompute', 'Dense']
     """
