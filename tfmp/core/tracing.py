@@ -6,7 +6,8 @@ from typing import ParamSpec, TypeVar
 import tensorflow as tf
 
 # Internal modules: TensorFlow (2.15 to 2.21) has no public way to ask what they tell.
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.eager import record
+from tensorflow.python.framework import op_callbacks, op_def_registry
 from tensorflow.python.ops import control_flow_util
 
 Parameters = ParamSpec("Parameters")
@@ -32,6 +33,23 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
     """
     unconverted: Callable[Parameters, Returned] = tf.autograph.experimental.do_not_convert(function)
     return unconverted
+
+
+def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Return the function such that AutoGraph converts it if AutoGraph converts the code that runs here.
+
+    A function that is called again later, when nothing is converted any more, is then converted there too.
+
+    Args:
+        function: A function of the user's.
+
+    Example:
+        >>> converted_as_here(len)([1, 2])
+        2
+    """
+    autograph = tf.__internal__.autograph
+    converted: Callable[Parameters, Returned] = autograph.tf_convert(function, autograph.control_status_ctx())
+    return converted
 
 
 def within_xla() -> bool:
@@ -62,3 +80,27 @@ def ops_are_watched() -> bool:
         False
     """
     return bool(op_callbacks.should_invoke_op_callbacks())
+
+
+def is_watched(tensor: tf.Tensor) -> bool:
+    """Return whether a `tf.GradientTape` of this thread would compute a gradient with respect to a tensor.
+
+    Example:
+        >>> x = tf.constant(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     is_watched(x + 1), is_watched(tf.constant(2.0))
+        (True, False)
+    """
+    return bool(record.should_record_backprop([tensor]))
+
+
+def is_stateful(op_type: str) -> bool:
+    """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
+
+    Example:
+        >>> is_stateful("RandomUniform"), is_stateful("StatelessRandomUniformV2")
+        (True, False)
+    """
+    definition = op_def_registry.get(op_type)
+    return definition is not None and bool(definition.is_stateful)
