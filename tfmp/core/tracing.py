@@ -95,6 +95,21 @@ def is_watched(tensor: tf.Tensor) -> bool:
     return bool(record.should_record_backprop([tensor]))
 
 
+def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
+    """Return the variables that the graph of a function used until now, also those that are not trainable.
+
+    TensorFlow's own list is empty until the function is traced to its end.
+
+    Example:
+        >>> v = tf.Variable(1.0, trainable=False, name="v")
+        >>> f = tf.function(lambda: (v + 1, print(variables_used_by(tf.compat.v1.get_default_graph())[0].name))[0])
+        >>> float(f())
+        v:0
+        2.0
+    """
+    return list(graph._watched_variables)
+
+
 def is_stateful(op_type: str) -> bool:
     """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
 

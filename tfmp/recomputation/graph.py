@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
+from tfmp.core.tracing import variables_used_by
 from tfmp.recomputation.call import Call
 from tfmp.recomputation.gradient import TensorFunction, recomputed
 from tfmp.recomputation.second_run import VariablesOfFirstRun, collections_unchanged
@@ -44,7 +45,7 @@ def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function ret
             return call.tensors(inputs)
 
     if tf.inside_function():
-        refuse_state(added, call.name)
+        refuse_state([op for op in added if op.name not in variables.initializers], call.name)
         constants = _constant_variables(graph, added)
         captured = [*_captured(graph, added, call.inputs, results.tensors), *tape.watched_variables(), *constants]
         return results.packed(recomputed(again, call.inputs, captured, lambda _: results.tensors))
@@ -115,7 +116,7 @@ def _constant_variables(graph: tf.Graph, operations: Iterable[tf.Operation]) -> 
     """Return the variables that ops of a function's graph read and that no tape watches by itself."""
     read = {tensor.name for op in operations for tensor in op.inputs}
     handles = {original.ref() for original, copy in graph.captures if copy.name in read}
-    constants = [variable for variable in graph.variables if not variable.trainable and variable.dtype.is_floating]
+    constants = [variable for variable in variables_used_by(graph) if not variable.trainable and variable.dtype.is_floating]
     return [variable for variable in constants if variable.handle.ref() in handles]
 
 

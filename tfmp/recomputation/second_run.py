@@ -18,6 +18,9 @@ class VariablesOfFirstRun:
     Args:
         function_name: The function that asks, for messages.
 
+    Attributes:
+        initializers: The names of the ops that only give the variables of the first call their initial values.
+
     Example:
         >>> def ask():
         ...     with tf.compat.v1.variable_scope(None, default_name="layer"):
@@ -36,10 +39,18 @@ class VariablesOfFirstRun:
         self._function_name = function_name
         self._scope = tf.compat.v1.get_variable_scope()
         self._returned: list[tuple[str, object]] = []
+        self.initializers: set[str] = set()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note what `get_variable` returns here."""
+        """Note what `get_variable` returns here, and the ops that initialize variables."""
+        graph = tf.compat.v1.get_default_graph()
+
+        def create(next_creator: Callable[..., object], **kwargs: object) -> object:
+            before = len(graph.get_operations())
+            variable = next_creator(**kwargs)
+            self.initializers.update(op.name for op in graph.get_operations()[before:])
+            return variable
 
         def note(getter: Callable[..., object], name: str, *args: object, **kwargs: object) -> object:
             inner = getter if others is None else lambda *args, **kwargs: others(getter, *args, **kwargs)
@@ -51,7 +62,8 @@ class VariablesOfFirstRun:
         others = self._scope.custom_getter
         self._scope.set_custom_getter(note)
         try:
-            yield
+            with tf.variable_creator_scope(create):
+                yield
         finally:
             self._scope.set_custom_getter(others)
 
