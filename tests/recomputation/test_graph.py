@@ -1,6 +1,6 @@
 """Recomputation in graphs of TF1, by the public function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -141,6 +141,16 @@ def test_recomputed_function_works_in_conditionals() -> None:
     _assert_same(build)
 
 
+@pytest.fixture
+def control_flow_v2() -> Iterator[None]:
+    was_enabled = tf1.control_flow_v2_enabled()
+    tf1.enable_control_flow_v2()
+    yield
+    if not was_enabled:
+        tf1.disable_control_flow_v2()
+
+
+@pytest.mark.usefixtures("control_flow_v2")
 def test_recomputed_function_works_in_loops() -> None:
     def build(wrap: Callable[[Block], Block], x: tf.Tensor) -> list[tf.Tensor]:
         w = tf1.get_variable("w", initializer=tf.ones([4]))
@@ -149,6 +159,17 @@ def test_recomputed_function_works_in_loops() -> None:
         return [y, *tf.gradients(y, [x, w])]
 
     _assert_same(build)
+
+
+def test_loop_of_tf1_is_refused(session: tf1.Session) -> None:
+    was_enabled = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    try:
+        with pytest.raises(ValueError, match=r"<lambda> cannot be recomputed in the body of a tf.while_loop of TF1"):
+            tf.while_loop(lambda x: x < 3, tfmp.recompute(lambda x: x * 2), [1.0])
+    finally:
+        if was_enabled:
+            tf1.enable_control_flow_v2()
 
 
 def test_float32_storage_keeps_its_variables() -> None:

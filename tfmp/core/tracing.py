@@ -1,5 +1,6 @@
 """How a step is traced: without AutoGraph, for XLA or not, under TensorFlow's debugging tools or not."""
 
+import contextlib
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -64,6 +65,17 @@ def within_xla() -> bool:
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
+def within_loop_of_tf1() -> bool:
+    """Return whether ops are being added to a loop that `tf.while_loop` builds by the control flow of TF1.
+
+    Example:
+        >>> within_loop_of_tf1()
+        False
+    """
+    context = tf.compat.v1.get_default_graph()._get_control_flow_context()
+    return control_flow_util.GetContainingWhileContext(context) is not None
+
+
 def ops_are_watched() -> bool:
     """Return whether a debugging tool adds an op of its own after each op that this thread builds.
 
@@ -80,6 +92,23 @@ def ops_are_watched() -> bool:
         False
     """
     return bool(op_callbacks.should_invoke_op_callbacks())
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Keep every `tf.GradientTape` of this thread from recording ops; what notes variables still notes them.
+
+    A `tf.GradientTape` can only stop its own recording.
+
+    Example:
+        >>> x = tf.Variable(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     with unrecorded():
+        ...         y = x + 1
+        >>> tape.gradient(y, x) is None
+        True
+    """
+    stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
+    return stopped
 
 
 def is_watched(tensor: tf.Tensor) -> bool:

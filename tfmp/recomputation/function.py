@@ -60,8 +60,8 @@ def recompute(function: Callable[Parameters, Returned]) -> Callable[Parameters, 
         >>> with tf.GradientTape() as tape:
         ...     tape.watch(x)
         ...     y = block(block(x), activation=tf.tanh)
-        >>> float(y), [grad.shape.as_list() for grad in tape.gradient(y, [x, w])]
-        (1.0, [[1, 1], [1, 1]])
+        >>> [grad.shape.as_list() for grad in tape.gradient(y, [x, w])]
+        [[1, 1], [1, 1]]
 
         Masks of dropout are the same both times if their seed is an argument:
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
-from tfmp.core.tracing import within_xla
+from tfmp.core.tracing import unrecorded, within_xla
 
 #: A function of floating-point tensors with floating-point results. It is called twice, and must return the same values
 #: both times; whatever else it needs, it captures.
@@ -48,9 +48,6 @@ def recomputed(
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); `tf.recompute_grad`.
     """
 
-    # Eager code: the tapes of the user record the ops of the first call, but forget them when it returns, because the
-    # custom gradient returns copies of the results.
-    @tf.custom_gradient
     def with_gradient(*tensors: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable[..., object]]:
         inputs = tensors[: len(tensors) - len(captured)]
 
@@ -64,9 +61,12 @@ def recomputed(
             # TensorFlow expects two lists only if the function read variables.
             return (grads[: len(tensors)], grads[len(tensors) :]) if variables else grads
 
-        return (first or function)(inputs), gradient
+        # Eager code: what a tape of the user recorded, it would keep.
+        with unrecorded():
+            return (first or function)(inputs), gradient
 
-    return list(with_gradient(*inputs, *(tf.convert_to_tensor(value) for value in captured)))
+    values = [tf.convert_to_tensor(each) for each in captured]
+    return list(tf.custom_gradient(with_gradient)(*inputs, *values))
 
 
 def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

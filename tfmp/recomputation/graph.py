@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
-from tfmp.core.tracing import variables_used_by
+from tfmp.core.tracing import variables_used_by, within_loop_of_tf1
 from tfmp.recomputation.call import Call
 from tfmp.recomputation.gradient import TensorFunction, recomputed
 from tfmp.recomputation.second_run import VariablesOfFirstRun, collections_unchanged
@@ -33,6 +33,11 @@ def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function ret
         ...     [float(value) for value in session.run([y, *tf.gradients(y, x)])]
         [9.0, 6.0]
     """
+    if within_loop_of_tf1():
+        raise ValueError(
+            f"{call.name} cannot be recomputed in the body of a tf.while_loop of TF1, whose gradients have no place "
+            "for a second run. Call tf.compat.v1.enable_control_flow_v2() before the graph is built."
+        )
     graph = tf.compat.v1.get_default_graph()
     variables = VariablesOfFirstRun(call.name)
     before = len(graph.get_operations())
@@ -64,7 +69,6 @@ def _recomputed_in_v1(
     """
     unchanged = len(outputs)
 
-    @tf.custom_gradient
     def with_gradient(*tensors: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable[..., object]]:
         def gradient(*output_grads: tf.Tensor) -> list[object]:
             awaited = [densify(grad) for grad in output_grads]
@@ -78,7 +82,8 @@ def _recomputed_in_v1(
         return [tf.identity(tensor) for tensor in tensors[:unchanged]], gradient
 
     # The outputs are arguments too: TensorFlow would look behind them for variables, and not know what it finds.
-    return list(with_gradient(*outputs, *inputs, *(_value(source) for source in sources))) if outputs else []
+    values = [_value(source) for source in sources]
+    return list(tf.custom_gradient(with_gradient)(*outputs, *inputs, *values)) if outputs else []
 
 
 def _needed(added: Sequence[tf.Operation], outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
@@ -116,7 +121,9 @@ def _constant_variables(graph: tf.Graph, operations: Iterable[tf.Operation]) -> 
     """Return the variables that ops of a function's graph read and that no tape watches by itself."""
     read = {tensor.name for op in operations for tensor in op.inputs}
     handles = {original.ref() for original, copy in graph.captures if copy.name in read}
-    constants = [variable for variable in variables_used_by(graph) if not variable.trainable and variable.dtype.is_floating]
+    constants = [
+        variable for variable in variables_used_by(graph) if not variable.trainable and variable.dtype.is_floating
+    ]
     return [variable for variable in constants if variable.handle.ref() in handles]
 
 

@@ -125,5 +125,5 @@ def collections_unchanged() -> Iterator[None]:
                 del graph.get_collection_ref(key)[before.get(key, 0) :]
 
 
-def _request(name: str, shape: Any = None, dtype: Any = None, *_: object, **__: object) -> str:  # noqa: ANN401 - of get_variable
-    return f"{name.split('/')[-1]!r} of shape {None if shape is None else tf.TensorShape(shape)}"
+def _request(name: str, shape: Any = None, *_: object, **__: object) -> str:  # noqa: ANN401 - as get_variable takes it
+    return f"{name.rsplit('/', maxsplit=1)[-1]!r} of shape {None if shape is None else tf.TensorShape(shape)}"
