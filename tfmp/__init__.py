@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
+    from tfmp.recomputation.function import recompute as recompute
     from tfmp.recomputation.layer import Recompute as Recompute
     from tfmp.recomputation.model import recompute_layers as recompute_layers
 
@@ -65,6 +66,7 @@ _MODULE_OF = {
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "read_loss_scale_state": "tfmp.checkpoints.states",
+    "recompute": "tfmp.recomputation.function",
     "recompute_layers": "tfmp.recomputation.model",
     "replay": "tfmp.grad_scaler.replay",
 }

@@ -7,6 +7,7 @@ the losses are computed in float32, and the weights are stored in float32.
 import dataclasses
 import math
 import zlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -23,6 +24,7 @@ class BertConfig:
     Attributes:
         dropout: The share of activations dropped in training; 0 outside training.
         dtype: The type of activations: float32 or float16.
+        recompute: Whether the gradients compute each layer of the encoder again, so that less is kept in memory.
     """
 
     vocab_size: int
@@ -32,6 +34,7 @@ class BertConfig:
     seq_length: int
     dropout: float
     dtype: tf.DType
+    recompute: bool = False
 
     @property
     def head_size(self) -> int:
@@ -70,7 +73,11 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
         visible = tf.not_equal(features["input_ids"], PAD_ID)
         for i in range(config.num_layers):
             with tf1.variable_scope(f"layer_{i}"):
-                x = _transformer_layer(x, visible, config)
+                x = (
+                    _recomputed_layer(x, visible, config)
+                    if config.recompute
+                    else _transformer_layer(x, visible, config)
+                )
         with tf1.variable_scope("encoder_output"):
             x = _layer_norm(x)
         return Outputs(
@@ -126,18 +133,27 @@ def _embed(features: dict[str, tf.Tensor], table: tf.Tensor, config: BertConfig)
     return _dropout(_layer_norm(x), config)
 
 
-def _transformer_layer(x: tf.Tensor, visible: tf.Tensor, config: BertConfig) -> tf.Tensor:
+def _recomputed_layer(x: tf.Tensor, visible: tf.Tensor, config: BertConfig) -> tf.Tensor:
+    # Dropout must have the same masks both times, so what they depend on is drawn here.
+    source = zlib.crc32(tf1.get_variable_scope().name.encode())
+    seeds = tf.unstack(tf.random.uniform([3, 2], maxval=tf.int32.max, dtype=tf.int32, seed=source))
+    return tfmp.recompute(_transformer_layer)(x, visible, config, seeds)
+
+
+def _transformer_layer(
+    x: tf.Tensor, visible: tf.Tensor, config: BertConfig, seeds: Sequence[tf.Tensor | None] = (None, None, None)
+) -> tf.Tensor:
     # The input of each part is normalised, not its output as in the original BERT: a small model then learns without a
     # long warm-up.
     with tf1.variable_scope("attention"):
-        mixed = _attention(_layer_norm(x), visible, config)
-        x = x + _dropout(_dense(mixed, config.hidden_size, "output"), config)
+        mixed = _attention(_layer_norm(x), visible, config, seeds[0])
+        x = x + _dropout(_dense(mixed, config.hidden_size, "output"), config, seeds[1])
     with tf1.variable_scope("feed_forward"):
         inner = _gelu(_dense(_layer_norm(x), 4 * config.hidden_size, "intermediate"))
-        return x + _dropout(_dense(inner, config.hidden_size, "output"), config)
+        return x + _dropout(_dense(inner, config.hidden_size, "output"), config, seeds[2])
 
 
-def _attention(x: tf.Tensor, visible: tf.Tensor, config: BertConfig) -> tf.Tensor:
+def _attention(x: tf.Tensor, visible: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:
     def heads(name: str) -> tf.Tensor:
         flat = _dense(x, config.hidden_size, name)
         split = tf.reshape(flat, [-1, config.seq_length, config.num_heads, config.head_size])
@@ -147,7 +163,7 @@ def _attention(x: tf.Tensor, visible: tf.Tensor, config: BertConfig) -> tf.Tenso
     scores = matmul(query / math.sqrt(config.head_size), key, transpose_b=True)
     hidden = tf.cast(tf.logical_not(visible), tf.float32)[:, tf.newaxis, tf.newaxis, :]
     shares = tf.nn.softmax(tf.cast(scores, tf.float32) - 1e9 * hidden)
-    mixed = matmul(_dropout(tf.cast(shares, x.dtype), config), value)
+    mixed = matmul(_dropout(tf.cast(shares, x.dtype), config, seed), value)
     return tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, config.hidden_size])
 
 
@@ -190,8 +206,12 @@ def _layer_norm(x: tf.Tensor) -> tf.Tensor:
         return tf.cast(normal * gamma + beta, x.dtype)
 
 
-def _dropout(x: tf.Tensor, config: BertConfig) -> tf.Tensor:
-    return tf.nn.dropout(x, rate=config.dropout) if config.dropout else x
+def _dropout(x: tf.Tensor, config: BertConfig, seed: tf.Tensor | None = None) -> tf.Tensor:
+    if not config.dropout:
+        return x
+    if seed is None:
+        return tf.nn.dropout(x, rate=config.dropout)
+    return tf.nn.experimental.stateless_dropout(x, rate=config.dropout, seed=seed)
 
 
 def _embeddings(name: str, rows: int, config: BertConfig) -> tf.Tensor:

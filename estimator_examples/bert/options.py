@@ -34,6 +34,7 @@ class Options:
     hidden_size: int
     num_layers: int
     num_heads: int
+    recompute: bool
     dupe_factor: int
     log_every: int
     save_checkpoints_steps: int
@@ -184,6 +185,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num_layers", type=arguments.positive_int, default=2, help="number of Transformer layers")
     group.add_argument(
         "--num_heads", type=arguments.positive_int, default=4, help="number of attention heads per layer"
+    )
+    group.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compute each Transformer layer again for the gradients instead of keeping its activations",
     )
     group.add_argument(
         "--dupe_factor",

@@ -133,6 +133,7 @@ def _config(options: Options, prepared: Prepared) -> modeling.BertConfig:
         seq_length=options.seq_length,
         dropout=options.dropout,
         dtype=tf.float16 if options.precision == "fp16" else tf.float32,
+        recompute=options.recompute,
     )
 
 

@@ -140,3 +140,44 @@ def test_dropout_is_off_when_it_is_zero(session: tf1.Session) -> None:
     session.run(tf1.global_variables_initializer())
     assert session.run(still) == session.run(still)
     assert session.run(dropping) != session.run(dropping)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_recomputed_layers_train_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch, dropout: float, dtype: tf.DType
+) -> None:
+    config = dataclasses.replace(CONFIG, dropout=dropout, dtype=dtype, recompute=True)
+
+    # TensorFlow's arithmetic optimizer rewrites the two graphs in different ways, and float16 shows how each rounds.
+    session_config = tf1.ConfigProto()
+    session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+
+    def trained() -> list[float]:
+        with tf.Graph().as_default(), tf1.Session(config=session_config) as session:
+            tf1.set_random_seed(1)
+            # The masks of the embeddings' dropout are drawn by the number of their op, which is the same in all runs.
+            loss = _loss(_features(_batch()), config)
+            train_op = tf1.train.AdamOptimizer(0.01).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            return [float(session.run([loss, train_op])[0]) for _ in range(5)]
+
+    recomputed = trained()
+    monkeypatch.setattr("tfmp.recompute", lambda function: function)
+    np.testing.assert_allclose(recomputed, trained(), rtol=1e-6)
+    assert len(set(recomputed)) == 5
+
+
+def test_recomputed_layers_have_the_weights_and_losses_of_plain_ones() -> None:
+    losses = []
+    for recompute in (False, True):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            tf1.set_random_seed(1)
+            loss = _loss(_features(_batch()), dataclasses.replace(CONFIG, recompute=recompute))
+            train_op = tf1.train.AdamOptimizer(0.01).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            names = [variable.op.name for variable in tf1.trainable_variables()]
+            losses.append((names, [float(session.run([loss, train_op])[0]) for _ in range(5)]))
+    (plain_names, plain), (names, recomputed) = losses
+    assert names == plain_names
+    np.testing.assert_allclose(recomputed, plain, rtol=1e-6)

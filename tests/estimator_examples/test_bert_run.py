@@ -200,6 +200,18 @@ def test_a_low_fixed_scale_skips_nothing(fixed: pathlib.Path) -> None:
 
 
 @needs_estimator
+def test_recomputed_layers_train_to_the_same_losses(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    losses = []
+    for name, option in (("plain", ""), ("recomputed", "--recompute")):
+        arguments = f"--input {text} --num_train_steps=6 --precision fp32 --dropout 0 {option}"
+        assert _run(tmp_path / name, arguments).status == 0
+        losses.append([float(step["mlm_loss"]) for step in _history(tmp_path / name)])
+    plain, recomputed = losses
+    assert len(plain) == 6
+    assert recomputed == pytest.approx(plain, rel=1e-5)
+
+
+@needs_estimator
 def test_a_run_that_would_skip_for_ever_ends_with_advice(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     done = _run(tmp_path, f"--input {text} --loss_scale=2**32 --max_consecutive_skips=5 --num_train_steps=6")
     assert done.status == 1

@@ -1,5 +1,6 @@
 """How a step is traced: without AutoGraph, for XLA or not, under TensorFlow's debugging tools or not."""
 
+import contextlib
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -7,7 +8,7 @@ import tensorflow as tf
 
 # Internal modules: TensorFlow (2.15 to 2.21) has no public way to ask what they tell.
 from tensorflow.python.eager import record
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework import op_callbacks, op_def_registry
 from tensorflow.python.ops import control_flow_util
 
 Parameters = ParamSpec("Parameters")
@@ -35,6 +36,23 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
     return unconverted
 
 
+def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Return the function such that AutoGraph converts it if AutoGraph converts the code that runs here.
+
+    A function that is called again later, when nothing is converted any more, is then converted there too.
+
+    Args:
+        function: A function of the user's.
+
+    Example:
+        >>> converted_as_here(len)([1, 2])
+        2
+    """
+    autograph = tf.__internal__.autograph
+    converted: Callable[Parameters, Returned] = autograph.tf_convert(function, autograph.control_status_ctx())
+    return converted
+
+
 def within_xla() -> bool:
     """Return whether the running code is being traced for a `tf.function(jit_compile=True)`, directly or nested in one.
 
@@ -45,6 +63,17 @@ def within_xla() -> bool:
         True
     """
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def within_loop_of_tf1() -> bool:
+    """Return whether ops are being added to a loop that `tf.while_loop` builds by the control flow of TF1.
+
+    Example:
+        >>> within_loop_of_tf1()
+        False
+    """
+    context = tf.compat.v1.get_default_graph()._get_control_flow_context()
+    return control_flow_util.GetContainingWhileContext(context) is not None
 
 
 def ops_are_watched() -> bool:
@@ -76,3 +105,59 @@ def gradients_may_be_recorded() -> bool:
         True
     """
     return bool(record.could_possibly_record())
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Keep every `tf.GradientTape` of this thread from recording ops; what notes variables still notes them.
+
+    A `tf.GradientTape` can only stop its own recording.
+
+    Example:
+        >>> x = tf.Variable(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     with unrecorded():
+        ...         y = x + 1
+        >>> tape.gradient(y, x) is None
+        True
+    """
+    stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
+    return stopped
+
+
+def is_watched(tensor: tf.Tensor) -> bool:
+    """Return whether a `tf.GradientTape` of this thread would compute a gradient with respect to a tensor.
+
+    Example:
+        >>> x = tf.constant(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     is_watched(x + 1), is_watched(tf.constant(2.0))
+        (True, False)
+    """
+    return bool(record.should_record_backprop([tensor]))
+
+
+def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
+    """Return the variables that the graph of a function used until now, also those that are not trainable.
+
+    TensorFlow's own list is empty until the function is traced to its end.
+
+    Example:
+        >>> v = tf.Variable(1.0, trainable=False, name="v")
+        >>> f = tf.function(lambda: (v + 1, print(variables_used_by(tf.compat.v1.get_default_graph())[0].name))[0])
+        >>> float(f())
+        v:0
+        2.0
+    """
+    return list(graph._watched_variables)
+
+
+def is_stateful(op_type: str) -> bool:
+    """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
+
+    Example:
+        >>> is_stateful("RandomUniform"), is_stateful("StatelessRandomUniformV2")
+        (True, False)
+    """
+    definition = op_def_registry.get(op_type)
+    return definition is not None and bool(definition.is_stateful)

@@ -5,14 +5,20 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.tracing import within_xla
+from tfmp.core.gradients.arithmetic import densify
+from tfmp.core.tracing import unrecorded, within_xla
 
 #: A function of floating-point tensors with floating-point results. It is called twice, and must return the same values
 #: both times; whatever else it needs, it captures.
 TensorFunction: TypeAlias = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
-def recomputed(function: TensorFunction, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def recomputed(
+    function: TensorFunction,
+    inputs: Sequence[tf.Tensor],
+    captured: Sequence[tf.Tensor | tf.Variable] = (),
+    first: TensorFunction | None = None,
+) -> list[tf.Tensor]:
     """Call a function such that its activations are not kept until the gradients are computed.
 
         forward     outputs = function(inputs)           keeps the inputs only
@@ -24,6 +30,9 @@ def recomputed(function: TensorFunction, inputs: Sequence[tf.Tensor]) -> list[tf
     Args:
         function: The function.
         inputs: Its arguments, with respect to which gradients may be asked for.
+        captured: What else the function uses and gradients may be asked for. Trainable variables that the function
+            reads in its first call need not be listed.
+        first: What to call the first time, if not the function itself.
 
     Returns:
         The function's results.
@@ -39,23 +48,25 @@ def recomputed(function: TensorFunction, inputs: Sequence[tf.Tensor]) -> list[tf
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); `tf.recompute_grad`.
     """
 
-    # Eager code: the tapes of the user record the ops of the first call, but forget them when it returns, because the
-    # custom gradient returns copies of the results.
-    @tf.custom_gradient
-    def with_gradient(*inputs: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable[..., object]]:
+    def with_gradient(*tensors: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable[..., object]]:
+        inputs = tensors[: len(tensors) - len(captured)]
+
         def gradient(*output_grads: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> object:
+            awaited = [densify(grad) for grad in output_grads]
             with tf.GradientTape() as tape:
-                again = _after(output_grads, inputs)
-                tape.watch(again)
-                tape.watch(variables)
+                again = _after(awaited, inputs)
+                tape.watch([again, captured, variables])
                 outputs = function(again)
-            grads = tape.gradient(outputs, [*again, *variables], output_grads)
+            grads = tape.gradient(outputs, [*again, *captured, *variables], awaited)
             # TensorFlow expects two lists only if the function read variables.
-            return (grads[: len(again)], grads[len(again) :]) if variables else grads
+            return (grads[: len(tensors)], grads[len(tensors) :]) if variables else grads
 
-        return function(inputs), gradient
+        # Eager code: what a tape of the user recorded, it would keep.
+        with unrecorded():
+            return (first or function)(inputs), gradient
 
-    return list(with_gradient(*inputs))
+    values = [tf.convert_to_tensor(each) for each in captured]
+    return list(tf.custom_gradient(with_gradient)(*inputs, *values))
 
 
 def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -67,7 +78,7 @@ def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[t
         if not within_xla():
             return [tf.identity(tensor) for tensor in tensors]
     # XLA ignores control dependencies. It does not find out that the condition, which depends on an awaited value, is
-    # always true: a number is at most infinite, or is none.
-    first = tf.reduce_max(tf.reshape(awaited[0], [-1])[:1])
+    # always true: a magnitude is at most infinite, or is none.
+    first = tf.reduce_max(tf.abs(tf.reshape(awaited[0], [-1])[:1]))
     always = tf.logical_or(first <= float("inf"), tf.math.is_nan(first))
     return [tf.where(always, tensor, tf.zeros_like(tensor)) for tensor in tensors]

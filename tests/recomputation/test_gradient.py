@@ -1,0 +1,84 @@
+from collections.abc import Sequence
+
+import pytest
+import tensorflow as tf
+
+from tfmp.recomputation.gradient import recomputed
+
+
+def _squares(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [x**2 for x in inputs]
+
+
+@pytest.mark.parametrize("jit_compile", [None, False, True], ids=["eager", "function", "xla"])
+def test_gradients_are_those_of_the_function(jit_compile: bool | None) -> None:
+    v = tf.Variable(5.0)
+
+    def gradients() -> list[tf.Tensor]:
+        x, y = tf.constant(2.0), tf.constant(3.0)
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            square, product = recomputed(lambda inputs: [inputs[0] ** 2, inputs[0] * inputs[1] * v], [x, y])
+        return tape.gradient([square, product], [x, y, v])
+
+    function = gradients if jit_compile is None else tf.function(gradients, jit_compile=jit_compile)
+    assert [float(grad) for grad in function()] == [19, 10, 6]
+
+
+def test_captured_tensors_and_variables_that_are_listed_have_gradients() -> None:
+    captured, constant, x = tf.constant(2.0), tf.Variable(3.0, trainable=False), tf.constant(5.0)
+    with tf.GradientTape() as tape:
+        tape.watch([captured, constant])
+        (y,) = recomputed(lambda inputs: [inputs[0] * captured * constant], [x], [captured, constant])
+    assert [float(grad) for grad in tape.gradient(y, [captured, constant])] == [15, 10]
+
+
+def test_first_call_may_be_another_function() -> None:
+    x = tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        (y,) = recomputed(_squares, [x], first=lambda inputs: [tf.constant(7.0)])
+    assert (float(y), float(tape.gradient(y, x))) == (7, 4)
+
+
+def test_second_call_waits_for_the_gradients_of_the_results() -> None:
+    """A graph would otherwise merge both calls into one, or run them together."""
+    marks = []
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            (y,) = recomputed(lambda inputs: [tf.exp(inputs[0])], [x])
+            loss = tf.sin(y)
+        marks.append(len(tf.compat.v1.get_default_graph().get_operations()))
+        return tape.gradient(loss, x)
+
+    operations = tf.function(gradient).get_concrete_function(tf.TensorSpec([])).graph.get_operations()
+    (again,) = [op for op in operations[marks[-1] :] if op.type == "Exp"]
+    assert _depends_on(again, "Cos")
+
+
+def test_second_call_waits_within_xla_where_control_dependencies_do_nothing() -> None:
+    @tf.function(jit_compile=True)
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            (y,) = recomputed(lambda inputs: [tf.exp(tf.exp(inputs[0]))], [x])
+            loss = tf.sin(y)
+        return tape.gradient(loss, x)
+
+    program = gradient.experimental_get_compiler_ir(tf.zeros([3]))(stage="optimized_hlo")
+    # Two in each of the two runs; XLA would merge the runs if it could.
+    assert program.count(" exponential(") >= 4
+
+
+def _depends_on(op: tf.Operation, op_type: str) -> bool:
+    seen, waiting = set(), [op]
+    while waiting:
+        each = waiting.pop()
+        if each.type == op_type:
+            return True
+        if each.name not in seen:
+            seen.add(each.name)
+            waiting += [*(tensor.op for tensor in each.inputs), *each.control_inputs]
+    return False
