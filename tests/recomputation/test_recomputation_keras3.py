@@ -353,3 +353,39 @@ def test_composes_with_grad_scaler(steps: int) -> None:
         return net
 
     assert largest_difference(trained(plain), trained(tfmp.Recompute)) <= 1e-6
+
+
+class _Noise(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x + tf.random.normal(tf.shape(x))
+
+
+class _Counter(layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.calls = tf.Variable(0.0, name="calls")
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return x
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (_Noise, r"the layer 'block' cannot be recomputed: its op .*draws other random numbers the second time"),
+        (_Counter, r"the layer 'block' cannot be recomputed: its op .*changes a variable, which would happen twice"),
+    ],
+)
+def test_state_that_is_not_in_a_variable_of_keras_is_refused(layer: Any, message: str, in_function: bool) -> None:
+    block = tfmp.Recompute(layer(name="block"))
+
+    def gradient(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = block(x)
+        return tape.gradient(y, x)
+
+    with pytest.raises(ValueError, match=message):
+        (tf.function(gradient) if in_function else gradient)(tf.ones([2]))

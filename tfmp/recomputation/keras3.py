@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfmp.core.tracing import gradients_may_be_recorded
 from tfmp.recomputation import layer as front_door
 from tfmp.recomputation.gradient import recomputed
+from tfmp.recomputation.stateful_ops import refuse_state
 
 #: What a layer takes and returns: nests of tensors, and anything else.
 _Any: TypeAlias = Any
@@ -40,6 +41,8 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
             self, layer, name=name or layer.name, trainable=trainable, dtype="float32", autocast=False
         )
         self.supports_masking = layer.supports_masking
+        # The values of `training` with which eager code has called the layer.
+        self._inspected: frozenset[str] = frozenset()
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, for Keras to save."""
@@ -82,7 +85,11 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     def _call(self, *args: _Any, **kwargs: _Any) -> _Any:
         if tf.executing_eagerly() and not gradients_may_be_recorded():
             return self.layer(*args, **kwargs)
-        return _Call(self.layer, args, kwargs).run(self)
+        call = _Call(self.layer, args, kwargs)
+        if tf.executing_eagerly() and (kind := repr(kwargs.get("training"))) not in self._inspected:
+            call.refuse_state_of_trace()
+            self._inspected |= {kind}
+        return call.run(self)
 
     def compute_output_spec(self, *args: _Any, **kwargs: _Any) -> _Any:
         """Return what the layer returns for symbolic tensors.
@@ -184,8 +191,9 @@ class _Call:
                 first.append(results)
             return results.differentiable
 
-        weights = [tf.convert_to_tensor(variable.value) for variable in self._trained]
-        values = recomputed(differentiable, [*weights, *filter(_is_float, self._flat)])
+        before = len(_ops_of_graph())
+        values = recomputed(differentiable, self._inputs())
+        refuse_state(_ops_of_graph()[before:], f"the layer {self._layer.name!r}")
         results = first[0].with_differentiable(values)
         for variable, before, after in zip(self._others, self._values_of_others, results.state, strict=True):
             if after is not before:
@@ -193,6 +201,26 @@ class _Call:
         for loss in results.losses:
             wrapper.add_loss(loss)
         return tf.nest.pack_sequence_as(results.structure, results.outputs)
+
+    def refuse_state_of_trace(self) -> None:
+        """Trace the call only to look at its ops, which eager code does not show.
+
+        Raises:
+            ValueError: The layer keeps state that is not in a variable of Keras, or cannot be traced.
+        """
+        inputs = self._inputs()
+        try:
+            traced = tf.function(lambda: self._results(inputs).differentiable).get_concrete_function()
+        except Exception as error:
+            raise ValueError(
+                f"the layer {self._layer.name!r} cannot be recomputed, because tf.function cannot trace it, so that "
+                f"nobody knows whether it computes the same twice: {error}"
+            ) from error
+        refuse_state(traced.graph.get_operations(), f"the layer {self._layer.name!r}")
+
+    def _inputs(self) -> list[tf.Tensor]:
+        weights = (tf.convert_to_tensor(variable.value) for variable in self._trained)
+        return [*weights, *filter(_is_float, self._flat)]
 
     def _results(self, tensors: Sequence[tf.Tensor]) -> _Results:
         weights, inputs = tensors[: len(self._trained)], iter(tensors[len(self._trained) :])
@@ -223,6 +251,10 @@ def _with_training(signature: inspect.Signature) -> inspect.Signature:
 
 def _symbolic(value: _Any) -> _Any:
     return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
+
+
+def _ops_of_graph() -> list[tf.Operation]:
+    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
 
 
 def _is_float(value: object) -> bool:
