@@ -139,7 +139,7 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
     return [(grad, variable) for grad, variable in listed]
 
 
-def names(name: str, given: Iterable[str], of: str = "names") -> list[str]:
+def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
     """Return names as a list. A single string is refused, because its letters would be used as names.
 
     Args:

@@ -12,6 +12,7 @@ from tfmp.core.tracing import gradients_may_be_recorded
 from tfmp.recomputation import layer as front_door
 from tfmp.recomputation.gradient import recomputed
 from tfmp.recomputation.stateful_ops import refuse_state
+from tfmp.recomputation.structure import is_differentiable
 
 #: What a layer takes and returns: nests of tensors, and anything else.
 _Any: TypeAlias = Any
@@ -78,7 +79,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     @property
     def call(self) -> Callable[..., Any]:
         """The function that Keras calls; its signature is that of the layer's `call`."""
-        bound = functools.partial(self._call)
+        bound: Any = functools.partial(self._call)
         bound.__signature__ = self._signature
         return bound
 
@@ -115,12 +116,13 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     # stands for the layer inside, so that a tf.train.Checkpoint of a model fits it with recomputation and without.
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: _Any) -> dict[str, Any]:
-        owner = self.layer if save_type == "checkpoint" else super()
-        return owner._trackable_children(save_type, **kwargs)
+        owner: Any = self.layer if save_type == "checkpoint" else super()
+        children: dict[str, Any] = owner._trackable_children(save_type, **kwargs)
+        return children
 
     def _lookup_dependency(self, name: str, *args: _Any) -> _Any:
         # In the constructor there is no layer yet.
-        owner = vars(self).get("layer", super())
+        owner: Any = vars(self).get("layer", super())
         return owner._lookup_dependency(name, *args)
 
     def compute_mask(self, inputs: _Any, previous_mask: _Any) -> _Any:
@@ -150,11 +152,11 @@ class _Results(NamedTuple):
 
     @property
     def differentiable(self) -> list[tf.Tensor]:
-        return [*filter(_is_float, self.outputs), *self.losses]
+        return [*filter(is_differentiable, self.outputs), *self.losses]
 
     def with_differentiable(self, values: Sequence[tf.Tensor]) -> "_Results":
         remaining = iter(values)
-        outputs = [_masked(next(remaining), output) if _is_float(output) else output for output in self.outputs]
+        outputs = [_masked(next(remaining), output) if is_differentiable(output) else output for output in self.outputs]
         return self._replace(outputs=outputs, losses=list(remaining))
 
 
@@ -220,11 +222,11 @@ class _Call:
 
     def _inputs(self) -> list[tf.Tensor]:
         weights = (tf.convert_to_tensor(variable.value) for variable in self._trained)
-        return [*weights, *filter(_is_float, self._flat)]
+        return [*weights, *filter(is_differentiable, self._flat)]
 
     def _results(self, tensors: Sequence[tf.Tensor]) -> _Results:
         weights, inputs = tensors[: len(self._trained)], iter(tensors[len(self._trained) :])
-        flat = [_masked(next(inputs), given) if _is_float(given) else given for given in self._flat]
+        flat = [_masked(next(inputs), given) if is_differentiable(given) else given for given in self._flat]
         args, kwargs = tf.nest.pack_sequence_as(self._arguments, flat)
         state = [*zip(self._trained, weights, strict=True), *zip(self._others, self._values_of_others, strict=True)]
         with keras.StatelessScope(state, collect_losses=True) as scope:
@@ -255,10 +257,6 @@ def _symbolic(value: _Any) -> _Any:
 
 def _ops_of_graph() -> list[tf.Operation]:
     return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
-
-
-def _is_float(value: object) -> bool:
-    return tf.is_tensor(value) and value.dtype.is_floating
 
 
 def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

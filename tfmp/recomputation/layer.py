@@ -1,5 +1,6 @@
 """Recompute: the front door to the recomputing layers of Keras 3, tf_keras and Keras 2."""
 
+import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -98,9 +99,8 @@ def recompute_class(keras: ModuleType) -> type[Recompute]:
     """
     refuse_old_keras(keras)
     if keras.__name__ == "tf_keras":
-        from tfmp.recomputation import tf_keras as module
-    elif keras.__version__.startswith("2."):
-        from tfmp.recomputation import keras215 as module
+        module = "tf_keras"
     else:
-        from tfmp.recomputation import keras3 as module
-    return module.Recompute
+        module = "keras215" if keras.__version__.startswith("2.") else "keras3"
+    found: type[Recompute] = importlib.import_module(f"tfmp.recomputation.{module}").Recompute
+    return found
