@@ -7,7 +7,7 @@ import tensorflow as tf
 
 # Internal modules: TensorFlow (2.15 to 2.21) has no public way to ask what they tell.
 from tensorflow.python.eager import record
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework import op_callbacks, op_def_registry
 from tensorflow.python.ops import control_flow_util
 
 Parameters = ParamSpec("Parameters")
@@ -33,6 +33,23 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
     """
     unconverted: Callable[Parameters, Returned] = tf.autograph.experimental.do_not_convert(function)
     return unconverted
+
+
+def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Return the function such that AutoGraph converts it if AutoGraph converts the code that runs here.
+
+    A function that is called again later, when nothing is converted any more, is then converted there too.
+
+    Args:
+        function: A function of the user's.
+
+    Example:
+        >>> converted_as_here(len)([1, 2])
+        2
+    """
+    autograph = tf.__internal__.autograph
+    converted: Callable[Parameters, Returned] = autograph.tf_convert(function, autograph.control_status_ctx())
+    return converted
 
 
 def within_xla() -> bool:
@@ -76,3 +93,42 @@ def gradients_may_be_recorded() -> bool:
         True
     """
     return bool(record.could_possibly_record())
+
+
+def is_watched(tensor: tf.Tensor) -> bool:
+    """Return whether a `tf.GradientTape` of this thread would compute a gradient with respect to a tensor.
+
+    Example:
+        >>> x = tf.constant(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     is_watched(x + 1), is_watched(tf.constant(2.0))
+        (True, False)
+    """
+    return bool(record.should_record_backprop([tensor]))
+
+
+def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
+    """Return the variables that the graph of a function used until now, also those that are not trainable.
+
+    TensorFlow's own list is empty until the function is traced to its end.
+
+    Example:
+        >>> v = tf.Variable(1.0, trainable=False, name="v")
+        >>> f = tf.function(lambda: (v + 1, print(variables_used_by(tf.compat.v1.get_default_graph())[0].name))[0])
+        >>> float(f())
+        v:0
+        2.0
+    """
+    return list(graph._watched_variables)
+
+
+def is_stateful(op_type: str) -> bool:
+    """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
+
+    Example:
+        >>> is_stateful("RandomUniform"), is_stateful("StatelessRandomUniformV2")
+        (True, False)
+    """
+    definition = op_def_registry.get(op_type)
+    return definition is not None and bool(definition.is_stateful)
