@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -34,6 +35,9 @@ class RecomputeKeras2(front_door.Recompute):
 
     # The package of the subclass.
     _keras: Any
+    # Keras reads this private attribute: the results of a call have their masks already. Otherwise Keras would call
+    # `compute_mask`, which for a model computes the whole model again.
+    _compute_output_and_mask_jointly = True
 
     def __init__(self, layer: Any, *, name: str | None = None, trainable: bool = True) -> None:  # noqa: ANN401 - of either package
         if layer.dynamic:
@@ -60,6 +64,11 @@ class RecomputeKeras2(front_door.Recompute):
         self.built = True
 
     @property
+    def weights(self) -> list[tf.Variable]:
+        """The layer's weights, in its own order."""
+        return self.layer.weights
+
+    @property
     def call(self) -> Callable[..., Any]:
         """The function that Keras calls; its signature is that of the layer's `call`."""
         # Here the code of this package is not converted by AutoGraph, but the layer is, if it would be outside of here.
@@ -73,10 +82,7 @@ class RecomputeKeras2(front_door.Recompute):
                 return self.layer(*args, **kwargs)
             layer_call = _LayerCall(self.layer, converted, args, kwargs)
             changed = self._changed.of(layer_call.traced, layer_call.flat, self._training(args, kwargs))
-            outputs, losses = layer_call.run(changed)
-        for loss in losses:
-            self.add_loss(loss)
-        return outputs
+            return layer_call.run(changed)
 
     def _training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
         return inspect.signature(self.call).bind(*args, **kwargs).arguments.get("training")
@@ -138,52 +144,73 @@ class _LayerCall:
         """Call the layer for its effects on a graph only."""
         self._results(list(filter(_is_float, self.flat)))
 
-    def run(self, changed: Sequence[ChangedVariable]) -> tuple[Any, list[tf.Tensor]]:
-        """Call the layer.
+    def run(self, changed: Sequence[ChangedVariable]) -> Any:  # noqa: ANN401 - what the layer returns
+        """Call the layer, and return its results.
 
         Args:
             changed: The variables that the call changes.
-
-        Returns:
-            The results, and the losses that the layer added.
         """
         before = _read(changed)
-        first: list[Any] = []
+        first: list[_Results] = []
 
         def differentiable(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            if first:
-                current = _read(changed)
-                _assign(changed, before)
-                outputs, losses = self._results(inputs)
-                _assign(changed, current)
-            else:
-                outputs, losses = self._results(inputs)
-                first.append(outputs)
-            return [*filter(_is_float, tf.nest.flatten(outputs, expand_composites=True)), *losses]
+            if not first:
+                first.append(self._results(inputs))
+                return first[0].differentiable
+            current = _read(changed)
+            _assign(changed, before)
+            results = self._results(inputs)
+            _assign(changed, current)
+            return results.differentiable
 
         values = iter(recomputed(differentiable, list(filter(_is_float, self.flat))))
-        return _replaced(first[0], values), list(values)
+        outputs = _replaced(first[0].outputs, values)
+        for inner in _layers_in(self._layer):
+            # Where the model looks for them. The layer itself has put the tensors there that have no gradients.
+            inner._eager_losses.extend(next(values) for _ in first[0].losses.get(id(inner), []))  # noqa: SLF001
+        return outputs
 
-    def _results(self, inputs: Sequence[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
-        """Call the layer with other floating-point tensors; return its results, and the losses that it added."""
+    def _results(self, inputs: Sequence[tf.Tensor]) -> "_Results":
+        """Call the layer with other floating-point tensors, without adding losses to the model."""
         args, kwargs = _replaced(self._arguments, iter(inputs))
         layer = self._layer if tf.executing_eagerly() else self._converted
-        counts = {id(added): len(added) for added in _added_losses(self._layer)}
+        before = _take_losses(self._layer)
         with tf.name_scope(self._scope and f"{self._scope}/"):
             outputs = layer(*args, **kwargs)
-        losses = []
-        # The model must find the losses that the custom gradient returns instead of these.
-        for added in _added_losses(self._layer):
-            losses += added[counts.get(id(added), 0) :]
-            del added[counts.get(id(added), 0) :]
-        return outputs, losses
+        added = _take_losses(self._layer)
+        for inner in _layers_in(self._layer):
+            inner._eager_losses.extend(before.get(id(inner), []))  # noqa: SLF001
+        return _Results(outputs, added)
 
 
-def _added_losses(layer: Any) -> Iterator[list[tf.Tensor]]:  # noqa: ANN401 - of either package
-    """Yield the list of each inner layer to which `add_loss` adds."""
-    # Private: the public list also has the losses of regularized weights, which must stay where they are.
-    for inner in layer._flatten_layers():  # noqa: SLF001
-        yield inner._eager_losses  # noqa: SLF001
+class _Results(NamedTuple):
+    """What a call of the layer returned and added.
+
+    Attributes:
+        outputs: The results; some may be None, or of an integer type.
+        losses: What the layers in the layer added by `add_loss`, by the `id` of each, in their order.
+    """
+
+    outputs: Any
+    losses: dict[int, list[tf.Tensor]]
+
+    @property
+    def differentiable(self) -> list[tf.Tensor]:
+        flat = tf.nest.flatten(self.outputs, expand_composites=True)
+        return [*filter(_is_float, flat), *itertools.chain.from_iterable(self.losses.values())]
+
+
+def _take_losses(layer: Any) -> dict[int, list[tf.Tensor]]:  # noqa: ANN401 - of either package
+    taken = {id(inner): list(inner._eager_losses) for inner in _layers_in(layer)}  # noqa: SLF001
+    for inner in _layers_in(layer):
+        inner._eager_losses.clear()  # noqa: SLF001
+    return taken
+
+
+def _layers_in(layer: Any) -> Iterator[Any]:  # noqa: ANN401 - of either package
+    """Yield a layer and the layers in it, each of which has a list of losses, `_eager_losses`."""
+    # Both are private. The public list, `losses`, cannot be changed, and also has the losses of regularized weights.
+    return layer._flatten_layers()  # noqa: SLF001
 
 
 def _read(variables: Sequence[ChangedVariable]) -> list[tf.Tensor]:

@@ -68,8 +68,9 @@ def _rebuilt(keras: ModuleType, model: Any, prefix: str, chosen: set[str]) -> An
         return replaced[id(layer)]
 
     rebuilt = keras.models.clone_model(model, clone_function=once)
-    if getattr(model, "compiled", False):
-        rebuilt.compile_from_config(model.get_compile_config())
+    compile_config = model.get_compile_config()
+    if compile_config:
+        rebuilt.compile_from_config(compile_config)
         # Not a copy, which would have lost the state of the optimizer.
         rebuilt.optimizer = model.optimizer
     return rebuilt
