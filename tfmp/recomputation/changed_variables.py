@@ -89,7 +89,7 @@ def _number(value: object) -> object:
     return None if static is None else int(static)
 
 
-def _kind(argument: object) -> object:
+def _kind(argument: Any) -> object:  # noqa: ANN401 - anything that a layer takes
     """Return what a layer's Python code may depend on."""
     if tf.is_tensor(argument):
         return argument.dtype, argument.shape.rank

@@ -52,7 +52,7 @@ class RecomputeKeras2(front_door.Recompute):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, for Keras to save."""
-        config = super().get_config()
+        config = self._keras.layers.Wrapper.get_config(self)
         return {key: config[key] for key in ("layer", "name", "trainable")}
 
     def build(self, input_shape: object = None) -> None:
@@ -71,10 +71,19 @@ class RecomputeKeras2(front_door.Recompute):
     @property
     def call(self) -> Callable[..., Any]:
         """The function that Keras calls; its signature is that of the layer's `call`."""
+        replaced = vars(self).get("_replaced_call")
+        if replaced is not None:
+            return replaced
         # Here the code of this package is not converted by AutoGraph, but the layer is, if it would be outside of here.
         function = without_autograph(functools.partial(self._call, converted_as_here(self.layer)))
         function.__signature__ = _with_training(inspect.signature(self.layer.call))  # type: ignore[attr-defined]
+        function.is_of_recompute = True  # type: ignore[attr-defined]
         return function
+
+    @call.setter
+    def call(self, function: Callable[..., Any]) -> None:
+        # While Keras writes a SavedModel, it replaces the function of each layer, and then sets what was there before.
+        vars(self)["_replaced_call"] = None if hasattr(function, "is_of_recompute") else function
 
     def _call(self, converted: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         with _outside_of(self.name):
@@ -104,17 +113,19 @@ class RecomputeKeras2(front_door.Recompute):
         """
         return self.layer.compute_mask(inputs, mask)
 
-    # Internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer stands
-    # for the layer inside, so that a tf.train.Checkpoint of a model fits it with recomputation and without.
+    # Internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer
+    # stands for the layer inside, so that a tf.train.Checkpoint of a model fits it with recomputation and without.
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        owner = self.layer if save_type == "checkpoint" else super()
-        return owner._trackable_children(save_type, **kwargs)  # noqa: SLF001
+        if save_type == "checkpoint":
+            return self.layer._trackable_children(save_type, **kwargs)
+        return super()._trackable_children(save_type, **kwargs)  # type: ignore[misc] # of the subclass's base
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:  # noqa: ANN401
-        # In the constructor there is no layer yet.
-        owner = vars(self).get("layer", super())
-        return owner._lookup_dependency(name, *args)  # noqa: SLF001
+        # In the constructor there is no layer yet. A SavedModel has this layer's own children.
+        layer = vars(self).get("layer")
+        found = layer and layer._lookup_dependency(name, *args)
+        return found or super()._lookup_dependency(name, *args)  # type: ignore[misc]
 
 
 class _LayerCall:
@@ -167,7 +178,7 @@ class _LayerCall:
         outputs = _replaced(first[0].outputs, values)
         for inner in _layers_in(self._layer):
             # Where the model looks for them. The layer itself has put the tensors there that have no gradients.
-            inner._eager_losses.extend(next(values) for _ in first[0].losses.get(id(inner), []))  # noqa: SLF001
+            inner._eager_losses.extend(next(values) for _ in first[0].losses.get(id(inner), []))
         return outputs
 
     def _results(self, inputs: Sequence[tf.Tensor]) -> "_Results":
@@ -179,7 +190,7 @@ class _LayerCall:
             outputs = layer(*args, **kwargs)
         added = _take_losses(self._layer)
         for inner in _layers_in(self._layer):
-            inner._eager_losses.extend(before.get(id(inner), []))  # noqa: SLF001
+            inner._eager_losses.extend(before.get(id(inner), []))
         return _Results(outputs, added)
 
 
@@ -201,16 +212,16 @@ class _Results(NamedTuple):
 
 
 def _take_losses(layer: Any) -> dict[int, list[tf.Tensor]]:  # noqa: ANN401 - of either package
-    taken = {id(inner): list(inner._eager_losses) for inner in _layers_in(layer)}  # noqa: SLF001
+    taken = {id(inner): list(inner._eager_losses) for inner in _layers_in(layer)}
     for inner in _layers_in(layer):
-        inner._eager_losses.clear()  # noqa: SLF001
+        inner._eager_losses.clear()
     return taken
 
 
 def _layers_in(layer: Any) -> Iterator[Any]:  # noqa: ANN401 - of either package
     """Yield a layer and the layers in it, each of which has a list of losses, `_eager_losses`."""
     # Both are private. The public list, `losses`, cannot be changed, and also has the losses of regularized weights.
-    return layer._flatten_layers()  # noqa: SLF001
+    return layer._flatten_layers()
 
 
 def _read(variables: Sequence[ChangedVariable]) -> list[tf.Tensor]:
@@ -240,7 +251,9 @@ def _with_training(signature: inspect.Signature) -> inspect.Signature:
         return signature
     training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
     at_end = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    return signature.replace(parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training])
+    return signature.replace(
+        parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training]
+    )
 
 
 def _outside_of(name: str) -> Any:  # noqa: ANN401 - a context manager of TensorFlow
@@ -257,5 +270,5 @@ def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it."""
     # A private attribute: Keras has no public way to hand on a mask beside a tensor.
     if hasattr(like, "_keras_mask"):
-        tensor._keras_mask = like._keras_mask  # noqa: SLF001
+        tensor._keras_mask = like._keras_mask
     return tensor
