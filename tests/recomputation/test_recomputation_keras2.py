@@ -39,7 +39,8 @@ def _feed_forward(keras: ModuleType, policy: str) -> Any:
 
 
 def _normalized(keras: ModuleType, policy: str) -> Any:
-    layers = [_dense(keras, 8, dtype=policy), keras.layers.BatchNormalization(dtype=policy)]
+    # A bias before a normalization has a gradient of rounding errors only, of which Adam makes steps.
+    layers = [_dense(keras, 8, dtype=policy, use_bias=False), keras.layers.BatchNormalization(dtype=policy)]
     return keras.Sequential([*layers, keras.layers.ReLU(dtype=policy), _dense(keras, 4, dtype=policy)], name="block")
 
 
@@ -294,7 +295,12 @@ def test_saved_model_goes_on(keras: ModuleType, tmp_path: Path, file: str) -> No
     model.save(tmp_path / file)
     loaded = keras.models.load_model(tmp_path / file)
     assert isinstance(loaded.layers[1], tfmp.Recompute)
-    _assert_equal(_fit(loaded), _fit(model), rtol=1e-6)
+    _assert_equal(loaded.get_weights(), model.get_weights())
+    x = _batch()[0]
+    _assert_equal([loaded.predict(x, verbose=0)], [model.predict(x, verbose=0)])
+    # Keras 2 restores no Adam from a SavedModel, with recomputation or without.
+    if file != "saved_model":
+        _assert_equal(_fit(loaded), _fit(model), rtol=1e-6)
 
 
 @for_every_keras2
@@ -307,6 +313,8 @@ def test_legacy_weights_fit_with_recomputation_and_without(keras: ModuleType, tm
     _assert_equal(ours.get_weights(), plain.get_weights())
 
 
+# Keras 3 passes its variables to h5py, which requests a copy from NumPy.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
 def test_saved_model_loads_in_a_new_process_that_imports_only_tfmp(keras: ModuleType, tmp_path: Path) -> None:
     inputs = keras.Input([4])
@@ -341,7 +349,7 @@ def test_copies_are_independent(keras: ModuleType) -> None:
         y = copied(x, training=True)
     tape.gradient(y, copied.trainable_variables)
     _assert_equal(block.get_weights(), before)
-    assert np.any(copied.get_weights()[4] != before[4])
+    assert np.any(copied.get_weights()[3] != before[3])
 
 
 def _stack(keras: ModuleType) -> Any:
