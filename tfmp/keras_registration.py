@@ -1,41 +1,14 @@
-"""Registers LossScaleOptimizer with Keras, so that saved models load, without importing TensorFlow or Keras."""
+"""Registers tfmp's classes with Keras, so that saved models load, without importing TensorFlow or Keras."""
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 
-class _FrontEndOnDemand:
-    """Stands for a front-end in the registry of Keras, and imports the front-end when a saved model needs it.
-
-    A front-end is the class that implements `tfmp.LossScaleOptimizer` for one version of Keras.
-
-    Args:
-        keras: The imported package `keras` or `tf_keras`.
-    """
-
-    def __init__(self, keras: ModuleType) -> None:
-        self._keras = keras
-
-    def from_config(self, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
-        """Import the front-end, and create an optimizer of its class.
-
-        Args:
-            config: The configuration of the saved optimizer, which its `get_config` returned.
-            custom_objects: Classes by their names, for classes in the configuration that Keras does not know.
-
-        Raises:
-            ImportError: This version of Keras is too old for tfmp.
-        """
-        # Not at the top of the file, because this module imports TensorFlow.
-        from tfmp.optimizers.base import front_end_of
-
-        return front_end_of(self._keras).from_config(config, custom_objects)
-
-
 def register_when_imported() -> None:
-    """Register `LossScaleOptimizer` with `keras` and `tf_keras`, at once or as soon as the program imports them.
+    """Register `LossScaleOptimizer` and `Recompute` with `keras` and `tf_keras`, at once or when these are imported.
 
     This function does not import them itself.
     """
@@ -50,4 +23,51 @@ def _register(keras: ModuleType) -> None:
     # An error here would break the user's `import keras`. Hence this check: the imported package may be something else
     # that has the name of Keras, such as a directory that an uninstalled Keras left behind.
     if hasattr(getattr(keras, "saving", None), "register_keras_serializable"):
-        keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(_FrontEndOnDemand(keras))
+        for name, find in _CLASSES.items():
+            keras.saving.register_keras_serializable(package="tfmp", name=name)(_ClassOnDemand(keras, find))
+
+
+def _loss_scale_optimizer(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
+    # Not at the top of the file, because this module imports TensorFlow.
+    from tfmp.optimizers.base import front_end_of
+
+    return front_end_of(keras)
+
+
+def _recompute(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
+    # Not at the top of the file, for the same reason.
+    from tfmp.recomputation.layer import recompute_class
+
+    return recompute_class(keras)
+
+
+#: The functions that import a class for one version of Keras, by the name that saved models have for it.
+_CLASSES: dict[str, Callable[[ModuleType], Any]] = {
+    "LossScaleOptimizer": _loss_scale_optimizer,
+    "Recompute": _recompute,
+}
+
+
+class _ClassOnDemand:
+    """Stands for a class in the registry of Keras, and imports the class when a saved model needs it.
+
+    Args:
+        keras: The imported package `keras` or `tf_keras`.
+        find: Imports the class for that Keras.
+    """
+
+    def __init__(self, keras: ModuleType, find: Callable[[ModuleType], Any]) -> None:
+        self._keras = keras
+        self._find = find
+
+    def from_config(self, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
+        """Import the class, and create an object of it.
+
+        Args:
+            config: The configuration of the saved object, which its `get_config` returned.
+            custom_objects: Classes by their names, for classes in the configuration that Keras does not know.
+
+        Raises:
+            ImportError: This version of Keras is too old for tfmp.
+        """
+        return self._find(self._keras).from_config(config, custom_objects)

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from tfmp.core import lists
+from tfmp.recomputation.keras2_model import rebuilt_functional
 from tfmp.recomputation.layer import Recompute
 
 
@@ -67,9 +68,13 @@ def _rebuilt(keras: ModuleType, model: Any, prefix: str, chosen: set[str]) -> An
             replaced[id(layer)] = replacement(layer)
         return replaced[id(layer)]
 
-    rebuilt = keras.models.clone_model(model, clone_function=once)
-    if getattr(model, "compiled", False):
-        rebuilt.compile_from_config(model.get_compile_config())
+    if keras.__version__.startswith("2.") and not isinstance(model, keras.Sequential):
+        rebuilt = rebuilt_functional(model, once)
+    else:
+        rebuilt = keras.models.clone_model(model, clone_function=once)
+    compile_config = model.get_compile_config()
+    if compile_config:
+        rebuilt.compile_from_config(compile_config)
         # Not a copy, which would have lost the state of the optimizer.
         rebuilt.optimizer = model.optimizer
     return rebuilt

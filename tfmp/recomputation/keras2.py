@@ -1,0 +1,274 @@
+"""The base class of Recompute for layers and models of Keras 2: those of Keras 2.15 and of the package tf_keras."""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.tracing import converted_as_here, gradients_may_be_recorded, without_autograph
+from tfmp.recomputation import layer as front_door
+from tfmp.recomputation.changed_variables import ChangedVariable, ChangedVariables
+from tfmp.recomputation.gradient import recomputed
+
+
+class RecomputeKeras2(front_door.Recompute):
+    """`tfmp.Recompute` for Keras 2.
+
+    `tfmp.Recompute(layer)` returns an object of a subclass, which adds the `Wrapper` of `keras` or of `tf_keras`.
+
+    Variables that a call of the layer changes, such as moving statistics, metrics, and the state of a
+    `tf.random.Generator`, get back the values that they had before the first call while the second one runs. Afterwards
+    they go on with the values of the first call. Random numbers of ops that keep their own state cannot be drawn again:
+    such a layer is refused when it is first called in a way that draws them.
+
+    Args:
+        layer: The layer or model.
+        name: The name; by default that of the layer.
+        trainable: False to freeze the layer too.
+
+    Raises:
+        ValueError: The layer is `dynamic`: it cannot be traced.
+    """
+
+    # The package of the subclass.
+    _keras: Any
+    # Keras reads this private attribute: the results of a call have their masks already. Otherwise Keras would call
+    # `compute_mask`, which for a model computes the whole model again.
+    _compute_output_and_mask_jointly = True
+
+    def __init__(self, layer: Any, *, name: str | None = None, trainable: bool = True) -> None:  # noqa: ANN401 - of either package
+        if layer.dynamic:
+            raise ValueError(f"the layer {layer.name!r} is dynamic, and cannot be traced to find out what it changes.")
+        name = name or layer.name
+        # Nothing is cast here, neither inputs nor variables: the layer does that itself.
+        self._keras.layers.Wrapper.__init__(
+            self, layer, name=name, trainable=trainable, dtype="float32", autocast=False
+        )
+        self.supports_masking = layer.supports_masking
+        self._changed = ChangedVariables(name)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, for Keras to save."""
+        config = self._keras.layers.Wrapper.get_config(self)
+        return {key: config[key] for key in ("layer", "name", "trainable")}
+
+    def build(self, input_shape: object = None) -> None:
+        """Do nothing: the layer is built when it is called, under the names that it has without recomputation.
+
+        Args:
+            input_shape: Not used.
+        """
+        self.built = True
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """The layer's weights, in its own order."""
+        return self.layer.weights
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """The function that Keras calls; its signature is that of the layer's `call`."""
+        replaced = vars(self).get("_replaced_call")
+        if replaced is not None:
+            return replaced
+        # Here the code of this package is not converted by AutoGraph, but the layer is, if it would be outside of here.
+        function = without_autograph(functools.partial(self._call, converted_as_here(self.layer)))
+        function.__signature__ = _with_training(inspect.signature(self.layer.call))  # type: ignore[attr-defined]
+        function.is_of_recompute = True  # type: ignore[attr-defined]
+        return function
+
+    @call.setter
+    def call(self, function: Callable[..., Any]) -> None:
+        # While Keras writes a SavedModel, it replaces the function of each layer, and then sets what was there before.
+        vars(self)["_replaced_call"] = None if hasattr(function, "is_of_recompute") else function
+
+    def _call(self, converted: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with _outside_of(self.name):
+            if tf.executing_eagerly() and not gradients_may_be_recorded():
+                return self.layer(*args, **kwargs)
+            layer_call = _LayerCall(self.layer, converted, args, kwargs)
+            changed = self._changed.of(layer_call.traced, layer_call.flat, self._training(args, kwargs))
+            return layer_call.run(changed)
+
+    def _training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+        return inspect.signature(self.call).bind(*args, **kwargs).arguments.get("training")
+
+    def compute_output_shape(self, input_shape: Any) -> Any:  # noqa: ANN401 - shapes may be nested
+        """Return the shape of what the layer returns.
+
+        Args:
+            input_shape: The shape of the layer's inputs.
+        """
+        return self.layer.compute_output_shape(input_shape)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:  # noqa: ANN401 - inputs may be nested
+        """Return the mask of the layer's results.
+
+        Args:
+            inputs: The first argument of the call.
+            mask: Its mask.
+        """
+        return self.layer.compute_mask(inputs, mask)
+
+    # Internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer
+    # stands for the layer inside, so that a tf.train.Checkpoint of a model fits it with recomputation and without.
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        if save_type == "checkpoint":
+            return self.layer._trackable_children(save_type, **kwargs)
+        return super()._trackable_children(save_type, **kwargs)  # type: ignore[misc] # of the subclass's base
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:  # noqa: ANN401
+        # In the constructor there is no layer yet. A SavedModel has this layer's own children.
+        layer = vars(self).get("layer")
+        found = layer and layer._lookup_dependency(name, *args)
+        return found or super()._lookup_dependency(name, *args)  # type: ignore[misc]
+
+
+class _LayerCall:
+    """One call of a layer, which can be repeated.
+
+    Args:
+        layer: The layer.
+        converted: The layer, converted by AutoGraph if the code outside is; for graphs.
+        args: The positional arguments.
+        kwargs: The keyword arguments; among them `training`, if the layer's own layers take it.
+    """
+
+    def __init__(
+        self,
+        layer: Any,  # noqa: ANN401 - of either package
+        converted: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._layer = layer
+        self._converted = converted
+        self._arguments = (args, kwargs)
+        self._scope = tf.get_current_name_scope()
+        self.flat = tf.nest.flatten(self._arguments, expand_composites=True)
+
+    def traced(self) -> None:
+        """Call the layer for its effects on a graph only."""
+        self._results(list(filter(_is_float, self.flat)))
+
+    def run(self, changed: Sequence[ChangedVariable]) -> Any:  # noqa: ANN401 - what the layer returns
+        """Call the layer, and return its results.
+
+        Args:
+            changed: The variables that the call changes.
+        """
+        before = _read(changed)
+        first: list[_Results] = []
+
+        def differentiable(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            if not first:
+                first.append(self._results(inputs))
+                return first[0].differentiable
+            current = _read(changed)
+            _assign(changed, before)
+            results = self._results(inputs)
+            _assign(changed, current)
+            return results.differentiable
+
+        values = iter(recomputed(differentiable, list(filter(_is_float, self.flat))))
+        outputs = _replaced(first[0].outputs, values)
+        for inner in _layers_in(self._layer):
+            # Where the model looks for them. The layer itself has put the tensors there that have no gradients.
+            inner._eager_losses.extend(next(values) for _ in first[0].losses.get(id(inner), []))
+        return outputs
+
+    def _results(self, inputs: Sequence[tf.Tensor]) -> "_Results":
+        """Call the layer with other floating-point tensors, without adding losses to the model."""
+        args, kwargs = _replaced(self._arguments, iter(inputs))
+        layer = self._layer if tf.executing_eagerly() else self._converted
+        before = _take_losses(self._layer)
+        with tf.name_scope(self._scope and f"{self._scope}/"):
+            outputs = layer(*args, **kwargs)
+        added = _take_losses(self._layer)
+        for inner in _layers_in(self._layer):
+            inner._eager_losses.extend(before.get(id(inner), []))
+        return _Results(outputs, added)
+
+
+class _Results(NamedTuple):
+    """What a call of the layer returned and added.
+
+    Attributes:
+        outputs: The results; some may be None, or of an integer type.
+        losses: What the layers in the layer added by `add_loss`, by the `id` of each, in their order.
+    """
+
+    outputs: Any
+    losses: dict[int, list[tf.Tensor]]
+
+    @property
+    def differentiable(self) -> list[tf.Tensor]:
+        flat = tf.nest.flatten(self.outputs, expand_composites=True)
+        return [*filter(_is_float, flat), *itertools.chain.from_iterable(self.losses.values())]
+
+
+def _take_losses(layer: Any) -> dict[int, list[tf.Tensor]]:  # noqa: ANN401 - of either package
+    taken = {id(inner): list(inner._eager_losses) for inner in _layers_in(layer)}
+    for inner in _layers_in(layer):
+        inner._eager_losses.clear()
+    return taken
+
+
+def _layers_in(layer: Any) -> Iterator[Any]:  # noqa: ANN401 - of either package
+    """Yield a layer and the layers in it, each of which has a list of losses, `_eager_losses`."""
+    # Both are private. The public list, `losses`, cannot be changed, and also has the losses of regularized weights.
+    return layer._flatten_layers()
+
+
+def _read(variables: Sequence[ChangedVariable]) -> list[tf.Tensor]:
+    return [tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype) for handle, dtype in variables]
+
+
+def _assign(variables: Sequence[ChangedVariable], values: Sequence[tf.Tensor]) -> None:
+    for (handle, _), value in zip(variables, values, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _replaced(structure: Any, values: Iterator[tf.Tensor]) -> Any:  # noqa: ANN401 - anything that a layer takes
+    """Return a structure with other values of its floating-point tensors, which keep their masks."""
+    flat = tf.nest.flatten(structure, expand_composites=True)
+    replaced = [_masked(next(values), each) if _is_float(each) else each for each in flat]
+    return tf.nest.pack_sequence_as(structure, replaced, expand_composites=True)
+
+
+def _with_training(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature that takes `training`, which the second call must be given.
+
+    In the first call, a layer whose `call` does not take it hands it down to its own layers all the same, by a context
+    that does not exist any more when the second call is made. Every layer can be called with it.
+    """
+    parameters = list(signature.parameters.values())
+    if "training" in signature.parameters:
+        return signature
+    training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
+    at_end = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    return signature.replace(
+        parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training]
+    )
+
+
+def _outside_of(name: str) -> Any:  # noqa: ANN401 - a context manager of TensorFlow
+    """Return the name scope that contains the one of a name, so that a layer's variables have their usual names."""
+    outer = tf.get_current_name_scope().removesuffix(name).removesuffix("/")
+    return tf.name_scope(outer and f"{outer}/")
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, tf.Tensor | tf.Variable) and value.dtype.is_floating
+
+
+def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it."""
+    # A private attribute: Keras has no public way to hand on a mask beside a tensor.
+    if hasattr(like, "_keras_mask"):
+        tensor._keras_mask = like._keras_mask
+    return tensor
