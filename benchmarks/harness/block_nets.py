@@ -30,7 +30,7 @@ class Size(NamedTuple):
 
 #: The sizes by model: those that are measured, and those for trying a command out.
 SIZES = {
-    "full": {"transformer": Size(12, 16, 128, 128), "convolutional": Size(12, 32, 32, 32)},
+    "full": {"transformer": Size(12, 8, 128, 128), "convolutional": Size(12, 16, 32, 32)},
     "tiny": {"transformer": Size(2, 8, 4, 32), "convolutional": Size(2, 8, 6, 4)},
 }
 

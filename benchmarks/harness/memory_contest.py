@@ -1,9 +1,11 @@
 """Trains a net of blocks in each of several ways to save memory, and measures the memory and the time of the steps."""
 
 import contextlib
+import multiprocessing
 import re
-import statistics
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -16,9 +18,6 @@ from benchmarks.harness import block_nets, contest, peak_memory
 #: Micro-batches of a step, for the contenders that accumulate gradients.
 MICRO_BATCHES = 4
 
-#: Steps whose time is not counted: the first one traces and compiles.
-_WARM_UP = 2
-
 _SCALE = 2.0**10
 
 
@@ -30,7 +29,7 @@ class Case(NamedTuple):
         policy: The dtype policy.
         mode: "graph", "xla" or "eager".
         size: The size, a key of `block_nets.SIZES`.
-        steps: The number of steps, at least 3: the first two are not timed.
+        steps: The number of steps after which weights are compared.
     """
 
     model: str
@@ -101,64 +100,86 @@ WAYS = {
 Measured: TypeAlias = dict[str, Any]
 
 
-def measure(name: str, case: Case) -> Measured:
-    """Train a net in a new process, and return what was measured there.
+class TrainingProcess:
+    """A process of its own, which trains a net in one of the ways, and then takes more steps when it is asked to.
 
     Args:
         name: The contender, a key of `WAYS`.
         case: What is trained.
+
+    Attributes:
+        measured: What was measured.
     """
-    return peak_memory.in_fresh_process(train, name, case)
+
+    def __init__(self, name: str, case: Case) -> None:
+        # A forked process would have the memory of this one.
+        spawning = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawning.Pipe()
+        self._process = spawning.Process(target=_serve, args=(theirs, name, case), daemon=True)
+        self._process.start()
+        # So that the end of the process ends the connection.
+        theirs.close()
+        try:
+            self.measured: Measured = self._connection.recv()
+        except EOFError:
+            self._process.join()
+            self.measured = {"error": f"the process ended with {self._process.exitcode}, perhaps for want of memory"}
+
+    def __enter__(self) -> "TrainingProcess":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._connection.close()
+        self._process.join()
+
+    def step(self) -> float:
+        """Take one more step, and return its seconds."""
+        self._connection.send("step")
+        return float(self._connection.recv())
 
 
-def train(name: str, case: Case) -> Measured:
-    """Train a net in this process, which should do nothing else, and measure it.
-
-    Args:
-        name: The contender, a key of `WAYS`.
-        case: What is trained.
-    """
-    # TensorFlow warns of an optimizer's function that is traced twice, and of what the contenders cannot do.
+def _serve(connection: Connection, name: str, case: Case) -> None:
+    # TensorFlow warns of what some contenders cannot do.
     tf.get_logger().setLevel("ERROR")
-    try:
-        return _train(WAYS[name], case)
     # What a contender raises is a result.
+    try:
+        step, weights = training(WAYS[name], case)
+        connection.send(measure(step, weights, case.steps))
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {_essence(str(error))}"}
+        connection.send({"error": f"{type(error).__name__}: {_essence(str(error))}"})
+        return
+    with contextlib.suppress(EOFError):
+        while connection.recv():
+            connection.send(contest.seconds_of(step))
 
 
-def _essence(message: str) -> str:
-    """Return the line of an error's message that says what is wrong.
+def measure(step: Callable[[], object], weights: Callable[[], list[np.ndarray]], steps: int) -> Measured:
+    """Train in this process, which should have done nothing else before, and measure the memory.
 
-    Example:
-        >>> _essence("Exception encountered when calling A.call().\\n\\n\\x1b[1mNo.\\x1b[0m\\n\\nArguments received by A:\\n  x=1")
-        'No.'
+    Args:
+        step: A function that takes a step.
+        weights: A function that returns the weights.
+        steps: The number of steps.
     """
-    said = re.sub(r"\x1b\[\d*m", "", message.partition("Arguments received by")[0])
-    return said.strip().splitlines()[-1] if said.strip() else ""
-
-
-def _train(way: Way, case: Case) -> Measured:
-    step, weights = _training(way, case)
     first = weights()
     seconds: list[float] = []
-
-    def steps() -> None:
-        seconds.extend(contest.seconds_of(step) for _ in range(case.steps))
-
     allocator = peak_memory.Allocator()
-    process = peak_memory.during(steps)
+    process = peak_memory.during(lambda: seconds.extend(contest.seconds_of(step) for _ in range(steps)))
     return {
         "process_bytes": process,
         "allocator_bytes": allocator.peak(),
         "first_step_seconds": seconds[0],
-        "step_seconds": statistics.median(seconds[_WARM_UP:]),
         "weights": [first, weights()],
     }
 
 
-def _training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], list[np.ndarray]]]:
-    """Return a function that takes a step, and one that returns the weights and statistics."""
+def training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], list[np.ndarray]]]:
+    """Return a function that takes a step, and one that returns the weights and statistics.
+
+    Args:
+        way: The way to save memory.
+        case: What is trained.
+    """
     size = block_nets.SIZES[case.size][case.model]
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(case.policy)
@@ -184,3 +205,14 @@ def _training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], 
             model.train_on_batch(*part)
 
     return step, model.get_weights
+
+
+def _essence(message: str) -> str:
+    """Return the line of an error's message that says what is wrong.
+
+    Example:
+        >>> _essence("Exception encountered.\\n\\n\\x1b[1mNo.\\x1b[0m\\n\\nArguments received by A:\\n  x=1")
+        'No.'
+    """
+    said = re.sub(r"\x1b\[\d*m", "", message.partition("Arguments received by")[0])
+    return said.strip().splitlines()[-1] if said.strip() else ""
