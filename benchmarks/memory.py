@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures = []
     for number, case in enumerate(cases, start=1):
         print(f"\n{case} (case {number} of {len(cases)})", flush=True)
-        results = measure(case, options.rounds)
+        results = measure(case, ["plain", *(name for name in options.contenders if name != "plain")], options.rounds)
         print(f"\n{_table(results)}", flush=True)
         figures.append({**case._asdict(), "results": results})
         # After each case: a run of all of them takes an hour or more.
@@ -81,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         "--modes", nargs="+", choices=_MODES, default=_MODES[:2], help="how steps are run (default: graph and xla)"
     )
     parser.add_argument(
+        "--contenders", nargs="+", choices=WAYS, default=list(WAYS), help='beside "plain" (default: all)'
+    )
+    parser.add_argument(
         "--size", choices=block_nets.SIZES, default="full", help='"tiny" is for trying the command out (default: full)'
     )
     parser.add_argument(
@@ -92,11 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(case: Case, rounds: int) -> dict[str, Measured]:
-    """Measure all contenders, and print a line for each that is trained.
+def measure(case: Case, names: Sequence[str], rounds: int) -> dict[str, Measured]:
+    """Measure contenders, and print a line for each that is trained.
 
     Args:
         case: What is trained.
+        names: The contenders, keys of `WAYS`.
         rounds: The number of timed steps of each contender.
 
     Returns:
@@ -106,15 +110,15 @@ def measure(case: Case, rounds: int) -> dict[str, Measured]:
     weights: dict[str, list[list[np.ndarray]]] = {}
     with contextlib.ExitStack() as stack:
         running: dict[str, TrainingProcess] = {}
-        for number, name in enumerate(WAYS, start=1):
+        for number, name in enumerate(names, start=1):
             process = stack.enter_context(TrainingProcess(name, case))
             results[name] = process.measured
             if "error" in process.measured:
-                print(f"{name} ({number} of {len(WAYS)}): {process.measured['error']}", flush=True)
+                print(f"{name} ({number} of {len(names)}): {process.measured['error']}", flush=True)
                 continue
             running[name] = process
             weights[name] = process.measured.pop("weights")
-            print(f"{name} ({number} of {len(WAYS)}): trained, {_mebibytes(_peak(process.measured))} MiB", flush=True)
+            print(f"{name} ({number} of {len(names)}): trained, {_mebibytes(_peak(process.measured))} MiB", flush=True)
         for _ in range(rounds):
             for name, process in running.items():
                 results[name].setdefault("step_seconds", []).append(process.step())
