@@ -11,8 +11,8 @@ more steps in turns, which are timed; ratios of times compare steps of the same 
 "peak" is the peak of what TensorFlow's allocator has in use, weights included; on a CPU it counts tensors of 256 KiB or
 more. Where there is no such figure, it is that of the process. "process" is the growth of the process' resident memory
 since before the first step: with what tracing, compiling and the libraries take. The difference of the weights is the
-largest one, divided by the largest weight. "both" is compared with "accumulation", the others with "plain": micro-batches
-have other masks of Dropout and other statistics of BatchNormalization than one large batch.
+largest one, divided by the largest weight. "both" is compared with "accumulation", the others with "plain":
+micro-batches have other masks of Dropout and other statistics of BatchNormalization than one large batch.
 """
 
 import argparse

@@ -208,10 +208,10 @@ def training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], l
 
 
 def _essence(message: str) -> str:
-    """Return the line of an error's message that says what is wrong.
+    r"""Return the line of an error's message that says what is wrong.
 
     Example:
-        >>> _essence("Exception encountered.\\n\\n\\x1b[1mNo.\\x1b[0m\\n\\nArguments received by A:\\n  x=1")
+        >>> _essence("Exception encountered.\n\n\x1b[1mNo.\x1b[0m\n\nArguments received by A:\n  x=1")
         'No.'
     """
     said = re.sub(r"\x1b\[\d*m", "", message.partition("Arguments received by")[0])

@@ -68,8 +68,8 @@ def during(run: Callable[[], object]) -> int | None:
 class Allocator:
     """The peak of TensorFlow's allocator since this object was made: of the first GPU, or of the CPU if there is none.
 
-    It counts the bytes in use, of weights too, and not what the allocator keeps for later. On a CPU it counts tensors of
-    256 KiB or more, and there are figures only with oneDNN, the default on x86.
+    It counts the bytes in use, of weights too, and not what the allocator keeps for later. On a CPU it counts tensors
+    of 256 KiB or more, and there are figures only with oneDNN, the default on x86.
     """
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ def draw(
     """Draw ratios, with a row of panels for each title and a column for each kind of ratio.
 
     Args:
-        panels: For each title, the groups of bars; for each group, the contenders and their ratios by kind. A ratio that
-            is None has no bar.
+        panels: For each title, the groups of bars; for each group, the contenders and their ratios by kind. A ratio
+            that is None has no bar.
         kinds: The kinds of ratios, and their descriptions.
         colors: The contenders to draw, and their colors.
         path: The image file to write.

@@ -8,12 +8,11 @@ import keras
 import numpy as np
 import pytest
 
-if not keras.__version__.startswith("3."):
-    pytest.skip("runs with Keras 3 only", allow_module_level=True)
-
 from benchmarks import memory
 from benchmarks.harness import block_nets, memory_contest
 from benchmarks.harness.memory_contest import WAYS, Case
+
+pytestmark = pytest.mark.skipif(not keras.__version__.startswith("3."), reason="runs with Keras 3 only")
 
 
 @pytest.fixture(autouse=True)
@@ -76,4 +75,4 @@ def test_a_process_that_ends_is_an_error() -> None:
 
 def test_weights_of_unequal_starts_are_refused() -> None:
     with pytest.raises(ArithmeticError, match="Recompute did not start from the same weights as plain"):
-        memory._check_equal("Recompute", [np.zeros(2)], [np.ones(2)])  # noqa: SLF001
+        memory._check_equal("Recompute", [np.zeros(2)], [np.ones(2)])
