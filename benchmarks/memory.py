@@ -2,11 +2,12 @@
 
     python -m benchmarks.memory --json memory.json --plot docs/images/recomputation.png
 
-A transformer and a convolutional net of twelve blocks are trained on the same batch: as they are ("plain"), with every
-block in `tfmp.Recompute`, with the batch in four micro-batches ("accumulation"), and with both; also with every block
-named by a `keras.RematScope`, and inside `tf.recompute_grad`. Each contender has a process of its own. It takes 20
-steps, in which its peak memory is measured and after which its weights are compared. Then the processes of a case take
-more steps in turns, which are timed; ratios of times compare steps of the same round.
+A transformer and a convolutional net of twelve blocks are trained on the same batch: as they are ("plain", and once
+more to show what differs between two runs of the same), with every block in `tfmp.Recompute`, with the batch in four
+micro-batches ("accumulation"), and with both; also with every block named by a `keras.RematScope`, and with every block
+in `tf.recompute_grad`. Each contender has a process of its own. It takes 20 steps, in which its peak memory is measured
+and after which its weights are compared. Then the processes of a case take more steps in turns, which are timed; ratios
+of times compare steps of the same round.
 
 "peak" is the peak of what TensorFlow's allocator has in use, weights included; on a CPU it counts tensors of 256 KiB or
 more. Where there is no such figure, it is that of the process. "process" is the growth of the process' resident memory
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=int, default=20, help="steps after which weights are compared (default: %(default)s)"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="timed steps of every contender (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="timed steps of every contender (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="a file to write the figures to")
     parser.add_argument("--plot", type=Path, help="a file to draw them in; needs matplotlib")
     return parser

@@ -88,6 +88,8 @@ class _ByRecomputeGrad(keras.layers.Layer):
 #: The contenders. "plain" is the first: the others are compared with it.
 WAYS = {
     "plain": Way(),
+    # What differs between two runs of the same: TensorFlow's sums on several threads have no fixed order.
+    "plain, again": Way(),
     "Recompute": Way(tfmp.Recompute),
     "accumulation": Way(micro_batches=MICRO_BATCHES),
     "both": Way(tfmp.Recompute, MICRO_BATCHES, base="accumulation"),
