@@ -68,11 +68,6 @@ def test_an_error_of_a_contender_is_a_result(capsys: pytest.CaptureFixture[str])
     assert "keras.RematScope (1 of 1): ValueError" in capsys.readouterr().out
 
 
-def test_a_process_that_ends_is_an_error() -> None:
-    with memory_contest.TrainingProcess("no such contender", Case("transformer", "float32", "graph", "tiny", 1)) as one:
-        assert "KeyError" in one.measured["error"]
-
-
 def test_weights_of_unequal_starts_are_refused() -> None:
     with pytest.raises(ArithmeticError, match="Recompute did not start from the same weights as plain"):
         memory._check_equal("Recompute", [np.zeros(2)], [np.ones(2)])
