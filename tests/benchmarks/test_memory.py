@@ -1,0 +1,73 @@
+"""The benchmark of memory, at sizes that take seconds; the tests do not look at its times and bytes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks import memory
+from benchmarks.harness import block_nets, memory_contest
+from benchmarks.harness.memory_contest import WAYS, Case
+
+pytestmark = pytest.mark.skipif(not keras.__version__.startswith("3."), reason="runs with Keras 3 only")
+
+
+@pytest.fixture(autouse=True)
+def _policy_of_before() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+def _trained(name: str, case: Case) -> memory_contest.Measured:
+    return memory_contest.measure(*memory_contest.training(WAYS[name], case), case.steps)
+
+
+def test_a_process_for_each_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path, picture = tmp_path / "memory.json", tmp_path / "memory.png"
+    chosen = ["--models", "transformer", "--policies", "float32", "--modes", "graph", "--contenders", "Recompute"]
+    sizes = ["--size", "tiny", "--steps", "3", "--rounds", "2"]
+    assert memory.main([*chosen, *sizes, "--json", str(path), "--plot", str(picture)]) == 0
+    (figures,) = json.loads(path.read_text())["figures"]
+    assert list(figures["results"]) == ["plain", "Recompute"]
+    for result in figures["results"].values():
+        assert result["difference"] <= 1e-6
+        assert len(result["step_seconds"]) == 2
+    printed = capsys.readouterr().out
+    assert "Recompute (2 of 2): trained" in printed
+    assert "difference of weights" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("model", block_nets.NETS)
+@pytest.mark.parametrize("name", ["Recompute", "both"])
+def test_recomputation_changes_no_weights(model: str, name: str) -> None:
+    case = Case(model, "float32", "eager", "tiny", 2)
+    recomputed, expected = (_trained(each, case)["weights"] for each in (name, WAYS[name].base))
+    for one, other in zip(recomputed, expected, strict=True):
+        assert memory.difference(one, other) == 0
+    assert memory.difference(*expected) > 0
+
+
+@pytest.mark.parametrize("model", block_nets.NETS)
+def test_recompute_grad_computes_something_else(model: str) -> None:
+    case = Case(model, "float32", "graph", "tiny", 2)
+    naive, expected = (_trained(name, case)["weights"] for name in ("tf.recompute_grad", "plain"))
+    assert memory.difference(naive[0], expected[0]) == 0
+    assert memory.difference(naive[1], expected[1]) > 1e-5
+
+
+def test_an_error_of_a_contender_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case("convolutional", "float32", "graph", "tiny", 1)
+    results = memory.measure(case, ["keras.RematScope"], 1)
+    assert "keywords arguments only when eager" in results["keras.RematScope"]["error"]
+    assert "keras.RematScope (1 of 1): ValueError" in capsys.readouterr().out
+
+
+def test_weights_of_unequal_starts_are_refused() -> None:
+    with pytest.raises(ArithmeticError, match="Recompute did not start from the same weights as plain"):
+        memory._check_equal("Recompute", [np.zeros(2)], [np.ones(2)])
