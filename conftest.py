@@ -9,11 +9,12 @@ import importlib.util
 
 _KERAS3 = importlib.metadata.version("keras").startswith("3.")
 
-collect_ignore = (
-    ["tfmp/optimizers/keras215.py"] if _KERAS3 else ["tfmp/optimizers/keras3.py", "tfmp/optimizers/keras3_update.py"]
-)
+_OTHER_KERAS = ["keras215.py"] if _KERAS3 else ["keras3.py", "keras3_update.py"]
 if importlib.util.find_spec("tf_keras") is None:
-    collect_ignore.append("tfmp/optimizers/tf_keras.py")
+    _OTHER_KERAS.append("tf_keras.py")
+collect_ignore = [
+    f"tfmp/{package}/{module}" for package in ("optimizers", "recomputation/layers") for module in _OTHER_KERAS
+]
 if _KERAS3:
     # The rewriter does not import TensorFlow, and its tables list the names of TensorFlow 2.15.
     collect_ignore += ["tfmp/migrate", "tests/migrate"]

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
-    from tfmp.recomputation.function import recompute as recompute
-    from tfmp.recomputation.layer import Recompute as Recompute
-    from tfmp.recomputation.model import recompute_layers as recompute_layers
+    from tfmp.recomputation.functions.function import recompute as recompute
+    from tfmp.recomputation.layers.layer import Recompute as Recompute
+    from tfmp.recomputation.layers.model import recompute_layers as recompute_layers
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ _MODULE_OF = {
     "NonFiniteDetector": "tfmp.core.overflow.detectors",
     "OverflowDetector": "tfmp.core.overflow.detectors",
     "OverflowReport": "tfmp.core.overflow.overflow_counts",
-    "Recompute": "tfmp.recomputation.layer",
+    "Recompute": "tfmp.recomputation.layers.layer",
     "SaturationDetector": "tfmp.core.overflow.detectors",
     "ScaledGradientsOptimizer": "tfmp.grad_scaler.scaled_gradients",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
@@ -66,8 +66,8 @@ _MODULE_OF = {
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "read_loss_scale_state": "tfmp.checkpoints.states",
-    "recompute": "tfmp.recomputation.function",
-    "recompute_layers": "tfmp.recomputation.model",
+    "recompute": "tfmp.recomputation.functions.function",
+    "recompute_layers": "tfmp.recomputation.layers.model",
     "replay": "tfmp.grad_scaler.replay",
 }
 

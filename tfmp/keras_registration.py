@@ -36,7 +36,7 @@ def _loss_scale_optimizer(keras: ModuleType) -> Any:  # noqa: ANN401 - a class w
 
 def _recompute(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
     # Not at the top of the file, for the same reason.
-    from tfmp.recomputation.layer import recompute_class
+    from tfmp.recomputation.layers.layer import recompute_class
 
     return recompute_class(keras)
 

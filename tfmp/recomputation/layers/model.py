@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from tfmp.core import lists
-from tfmp.recomputation.keras2_model import rebuilt_functional
-from tfmp.recomputation.layer import Recompute
+from tfmp.recomputation.layers.keras2_model import rebuilt_functional
+from tfmp.recomputation.layers.layer import Recompute
 
 
 def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # noqa: ANN401 - a model of any Keras

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfmp.recomputation.second_run import VariablesOfFirstRun, collections_unchanged, no_new_variables
+from tfmp.recomputation.functions.second_run import VariablesOfFirstRun, collections_unchanged, no_new_variables
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.graph

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core.tracing import converted_as_here, gradients_may_be_recorded, without_autograph
-from tfmp.recomputation import layer as front_door
-from tfmp.recomputation.changed_variables import ChangedVariable, ChangedVariables
 from tfmp.recomputation.gradient import recomputed
+from tfmp.recomputation.layers import layer as front_door
+from tfmp.recomputation.layers.changed_variables import ChangedVariable, ChangedVariables
 
 
 class RecomputeKeras2(front_door.Recompute):

@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.tracing import is_watched
-from tfmp.recomputation.call import Call
+from tfmp.recomputation.functions.call import Call
+from tfmp.recomputation.functions.second_run import no_new_variables
 from tfmp.recomputation.gradient import recomputed
-from tfmp.recomputation.second_run import no_new_variables
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import Differentiable, is_differentiable
 

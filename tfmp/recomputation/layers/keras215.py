@@ -2,7 +2,7 @@
 
 import keras
 
-from tfmp.recomputation.keras2 import RecomputeKeras2
+from tfmp.recomputation.layers.keras2 import RecomputeKeras2
 
 
 @keras.saving.register_keras_serializable(package="tfmp", name="Recompute")

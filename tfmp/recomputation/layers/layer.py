@@ -102,5 +102,5 @@ def recompute_class(keras: ModuleType) -> type[Recompute]:
         module = "tf_keras"
     else:
         module = "keras215" if keras.__version__.startswith("2.") else "keras3"
-    found: type[Recompute] = importlib.import_module(f"tfmp.recomputation.{module}").Recompute
+    found: type[Recompute] = importlib.import_module(f"tfmp.recomputation.layers.{module}").Recompute
     return found

@@ -7,9 +7,9 @@ from typing import Any, ParamSpec, TypeVar
 import tensorflow as tf
 
 from tfmp.core.tracing import converted_as_here, without_autograph
-from tfmp.recomputation.call import Call
-from tfmp.recomputation.eager import EagerCalls
-from tfmp.recomputation.graph import results_in_graph
+from tfmp.recomputation.functions.call import Call
+from tfmp.recomputation.functions.eager import EagerCalls
+from tfmp.recomputation.functions.graph import results_in_graph
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
 from tfmp.core.tracing import variables_used_by, within_loop_of_tf1
-from tfmp.recomputation.call import Call
+from tfmp.recomputation.functions.call import Call
+from tfmp.recomputation.functions.second_run import VariablesOfFirstRun, collections_unchanged
 from tfmp.recomputation.gradient import TensorFunction, recomputed
-from tfmp.recomputation.second_run import VariablesOfFirstRun, collections_unchanged
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import is_differentiable
 

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfmp.core.tracing import gradients_may_be_recorded
-from tfmp.recomputation import layer as front_door
 from tfmp.recomputation.gradient import recomputed
+from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import is_differentiable
 

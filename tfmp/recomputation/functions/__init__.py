@@ -1,0 +1,1 @@
+"""Functions of raw TensorFlow whose activations are computed again."""

@@ -1,0 +1,1 @@
+"""Layers of Keras whose activations are computed again."""
