@@ -163,11 +163,13 @@ class _LayerCall:
         """
         before = _read(changed)
         first: list[_Results] = []
+        calls = itertools.count()
 
         def differentiable(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            if not first:
-                first.append(self._results(inputs))
-                return first[0].differentiable
+            if next(calls) == 0:
+                results = self._results(inputs)
+                first.append(results)
+                return results.differentiable
             current = _read(changed)
             _assign(changed, before)
             results = self._results(inputs)
@@ -175,10 +177,12 @@ class _LayerCall:
             return results.differentiable
 
         values = iter(recomputed(differentiable, list(filter(_is_float, self.flat))))
-        outputs = _replaced(first[0].outputs, values)
+        # A tape keeps the function above. If that kept these tensors, the tape would keep the activations behind them.
+        results = first.pop()
+        outputs = _replaced(results.outputs, values)
         for inner in _layers_in(self._layer):
             # Where the model looks for them. The layer itself has put the tensors there that have no gradients.
-            inner._eager_losses.extend(next(values) for _ in first[0].losses.get(id(inner), []))
+            inner._eager_losses.extend(next(values) for _ in results.losses.get(id(inner), []))
         return outputs
 
     def _results(self, inputs: Sequence[tf.Tensor]) -> "_Results":
