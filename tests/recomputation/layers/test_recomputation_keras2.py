@@ -71,7 +71,7 @@ def _batch(size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def _model(keras: ModuleType, block: Any, **settings: Any) -> Any:
     inputs = keras.Input([4])
     model = keras.Model(inputs, _dense(keras, 1, dtype="float32", name="head")(block(inputs)))
-    model.compile(**{"optimizer": optimizer(keras, "Adam", learning_rate=0.01), "loss": "mse"} | settings)
+    model.compile(**{"optimizer": optimizer(keras, "SGD", learning_rate=0.05), "loss": "mse"} | settings)
     return model
 
 
