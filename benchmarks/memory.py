@@ -205,7 +205,9 @@ def _plot(figures: Sequence[dict[str, Any]], path: Path) -> None:
         ratios = {name: _ratios(result, plain) for name, result in each["results"].items()}
         rows = panels.setdefault(f"{each['model']}, {each['mode']}", {})
         rows[each["policy"]] = {name: ratio for name, ratio in ratios.items() if name in _COLORS}
-    ratio_bars.draw(panels, {"memory": "peak memory / plain", "time": "time of a step / plain"}, _COLORS, path)
+    trained = {name for each in figures for name, result in each["results"].items() if "error" not in result}
+    colors = {name: color for name, color in _COLORS.items() if name in trained}
+    ratio_bars.draw(panels, {"memory": "peak memory / plain", "time": "time of a step / plain"}, colors, path)
 
 
 if __name__ == "__main__":
