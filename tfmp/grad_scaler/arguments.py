@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.adapters import is_overwritten, names_of
+from tfmp.core.adapters import is_overwritten
 from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer
 from tfmp.types import Gradient, GradsAndVars
@@ -30,7 +30,7 @@ def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[
     pairs = lists.pairs(grads_and_vars)
     if not pairs:
         raise ValueError("there are no gradients to step with: pass pairs of a gradient and its variable.")
-    lists.refuse_all_none([grad for grad, _ in pairs], names_of([variable for _, variable in pairs]))
+    lists.refuse_all_none(grad for grad, _ in pairs)
     if any(is_overwritten(variable) for _, variable in pairs):
         raise NotImplementedError(
             'the "gradient" of a variable is its next value (float8 scales), which tfmp.GradScaler would unscale: '
