@@ -19,10 +19,11 @@ class Recompute:
     single block are in memory at any time, and a step takes the time of about one more forward pass. Wrap blocks that
     repeat, such as the layers of a transformer.
 
-    The results, the gradients, and the changes of state are those of the block without recomputation. With Keras 3,
-    Dropout draws the same mask in both calls, and the moving statistics of BatchNormalization, the state of random
-    number generators, metrics, and losses of `add_loss` count once. With Keras 2, where the state of a layer cannot be
-    put back, a block that draws random numbers or changes variables is refused.
+    The results, the gradients, and the changes of state are those of the block without recomputation. Dropout draws the
+    same mask in both calls, and the moving statistics of BatchNormalization, the state of random number generators,
+    metrics, and losses of `add_loss` count once. A block whose state cannot be put back is refused by name when it is
+    called: with Keras 3 one that uses stateful ops of TensorFlow, such as `tf.random.normal`, itself; with Keras 2 also
+    one with Dropout, in training.
 
     The wrapper is a layer of the same Keras as the block, with the same name, and is called in the same way. The
     weights belong to the block, and have the same paths as without it.
