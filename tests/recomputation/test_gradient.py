@@ -72,13 +72,42 @@ def test_second_call_waits_within_xla_where_control_dependencies_do_nothing() ->
     assert program.count(" exponential(") >= 4
 
 
+def test_each_gradient_waits_until_the_second_call_has_read_all_variables() -> None:
+    """Else an update of `second` might come before it is read for the gradient of `first`."""
+    first, second = tf.Variable(2.0), tf.Variable(3.0)
+
+    @tf.function
+    def gradients(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            (y,) = recomputed(lambda inputs: [inputs[0] * first * second], [x])
+        grads = tape.gradient(y, [first, second])
+        # The gradient of each factor is computed from the other one.
+        reads = [{op.name for op in _needed_for(grad.op) if op.type == "ReadVariableOp"} for grad in grads]
+        assert reads[0] == reads[1]
+        assert len(reads[0]) > 1
+
+    gradients(tf.constant(1.0))
+
+
+def test_results_that_depend_on_nothing_have_no_gradients() -> None:
+    @tf.function
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        assert tf.gradients(recomputed(lambda inputs: [tf.constant(1.0)], [x]), x) == [None]
+        return x
+
+    gradient(tf.constant(1.0))
+
+
 def _depends_on(op: tf.Operation, op_type: str) -> bool:
-    seen, waiting = set(), [op]
+    return any(each.type == op_type for each in _needed_for(op))
+
+
+def _needed_for(op: tf.Operation) -> list[tf.Operation]:
+    """Return the op and all that run before it."""
+    found, waiting = {}, [op]
     while waiting:
         each = waiting.pop()
-        if each.type == op_type:
-            return True
-        if each.name not in seen:
-            seen.add(each.name)
+        if each.name not in found:
+            found[each.name] = each
             waiting += [*(tensor.op for tensor in each.inputs), *each.control_inputs]
-    return False
+    return list(found.values())
