@@ -57,7 +57,7 @@ def recomputed(
                 again = _after(awaited, inputs)
                 tape.watch([again, captured, variables])
                 outputs = function(again)
-            grads = _all_at_once(tape.gradient(outputs, [*again, *captured, *variables], awaited))
+            grads = all_at_once(tape.gradient(outputs, [*again, *captured, *variables], awaited))
             # TensorFlow expects two lists only if the function read variables.
             return (grads[: len(tensors)], grads[len(tensors) :]) if variables else grads
 
@@ -69,12 +69,19 @@ def recomputed(
     return list(tf.custom_gradient(with_gradient)(*inputs, *values))
 
 
-def _all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
-    """Return gradients, none of which a graph uses before all are computed.
+def all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
+    """Return the gradients of a second call, none of which a graph uses before all are computed.
 
-    Otherwise the update of one variable could come before the second call has read it for the gradient of another.
-    TensorFlow orders an assignment after earlier reads, but Grappler may lose this order: it takes out a control edge
+    Otherwise the update of one variable could come before the second call has read it for the gradient of another. A
+    session does not order them. A `tf.function` does, but Grappler may lose the order: it takes out a control edge
     beside a path through an IdentityN (`all_reduce` and custom gradients add these), and then the IdentityN too.
+
+    Args:
+        grads: The gradients.
+
+    Example:
+        >>> [float(grad) for grad in all_at_once([tf.constant(1.0), tf.constant(2.0)])]
+        [1.0, 2.0]
     """
     return tf.tuple(grads) if any(grad is not None for grad in grads) else grads
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import tensorflow as tf
+from graph_ops import needed_for, read_for
 
 import tfmp
 
@@ -245,13 +246,17 @@ def test_gradients_use_no_activation_of_the_first_run(session: tf1.Session) -> N
 def test_second_run_waits_for_the_gradients_of_the_results(session: tf1.Session) -> None:
     _, backward = _backward(tfmp.recompute(_dense))
     (product,) = [op for op in backward if op.type == "MatMul" and "grad" not in op.name.split("/")[-1].lower()][:1]
-    awaited, waiting = set(), [product]
-    while waiting:
-        op = waiting.pop()
-        if op.name not in awaited:
-            awaited.add(op.name)
-            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    assert "gradients/grad_ys_0" in awaited
+    assert "gradients/grad_ys_0" in {op.name for op in needed_for(product)}
+
+
+def test_each_gradient_waits_until_the_second_run_has_read_all_variables(session: tf1.Session) -> None:
+    """A session would order neither the updates nor the reads."""
+    first, second = (tf1.get_variable(name, [], use_resource=True) for name in ("first", "second"))
+    y = tfmp.recompute(lambda x: x * first * second)(tf.constant(_X))
+    # The gradient of each factor is computed from the other one.
+    grads = tf.gradients(y, [first, second])
+    assert read_for(grads[0]) == read_for(grads[1])
+    assert len(read_for(grads[0])) > 1
 
 
 def test_function_that_makes_a_variable_each_time_is_refused(session: tf1.Session) -> None:

@@ -9,7 +9,7 @@ from tfmp.core.gradients.arithmetic import densify
 from tfmp.core.tracing import variables_used_by, within_loop_of_tf1
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.second_run import VariablesOfFirstRun, collections_unchanged
-from tfmp.recomputation.gradient import TensorFunction, recomputed
+from tfmp.recomputation.gradient import TensorFunction, all_at_once, recomputed
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import is_differentiable
 
@@ -76,7 +76,7 @@ def _recomputed_in_v1(
             with tf.control_dependencies(awaited):
                 again = [tf.identity(tensor) for tensor in inputs]
                 outputs_again = function(again)
-            grads = tf.gradients(outputs_again, [*again, *sources], awaited)
+            grads = all_at_once(tf.gradients(outputs_again, [*again, *sources], awaited))
             return [*[None] * unchanged, *grads]
 
         return [tf.identity(tensor) for tensor in tensors[:unchanged]], gradient
