@@ -2,8 +2,10 @@
 
 import argparse
 import gc
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import bars, baseline, cells, contest, report
@@ -52,7 +54,7 @@ def run(series: Series, options: argparse.Namespace) -> int:
         # The file is written after every cell, so that a run that is stopped leaves the figures it has.
         report.write_json(options.json, {"conditions": conditions, "figures": figures})
     if options.plot:
-        bars.draw(figures, series.bases[-1], series.colors, options.plot)
+        _plot(figures, series, options.plot)
     return 0 if all(figure["steps_checked"] for figure in figures) else 1
 
 
@@ -69,3 +71,21 @@ def _measure(series: Series, cell: Cell, rounds: int) -> dict[str, Any]:
     print("\n".join([contest.table(results, series.bases), *filter(None, remarks)]), flush=True)
     checks = {"steps_checked": not wrong, "wrong": wrong, "left_out": left_out}
     return {**cell._asdict(), **results._asdict(), **checks}
+
+
+def _plot(figures: Sequence[dict[str, Any]], series: Series, path: Path) -> None:
+    """Draw the times of steps beside those of the last base, with a column for each mode and a row for the shapes."""
+    base = series.bases[-1]
+    columns: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
+    for each in figures:
+        cell = Cell(*(each[field] for field in Cell._fields))
+        results = Results(*(each[field] for field in Results._fields))
+        ratios = {name: results.ratio(name, base) for name in results.turns}
+        columns.setdefault(cell.mode, {}).setdefault(cell.shapes, {})[cell.step] = ratios
+    panels = [
+        [bars.Panel(f"{shapes}, {mode}", groups) for shapes, groups in of_mode.items()]
+        for mode, of_mode in columns.items()
+    ]
+    # Not every mode runs with all shapes.
+    rows = list(itertools.zip_longest(*panels, fillvalue=bars.Panel("", {})))
+    bars.draw(rows, [f"time of a step / with {base}"] * len(columns), series.colors, path)

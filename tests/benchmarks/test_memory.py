@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import memory
-from benchmarks.harness import block_nets, memory_contest
-from benchmarks.harness.memory_contest import WAYS, Case
+from benchmarks.memory import __main__ as memory
+from benchmarks.memory import nets, training_process
+from benchmarks.memory.training_process import WAYS, Case
 
 pytestmark = pytest.mark.skipif(not keras.__version__.startswith("3."), reason="runs with Keras 3 only")
 
@@ -22,8 +22,8 @@ def _policy_of_before() -> Iterator[None]:
     keras.config.set_dtype_policy(before)
 
 
-def _trained(name: str, case: Case) -> memory_contest.Measured:
-    return memory_contest.measure(*memory_contest.training(WAYS[name], case), case.steps)
+def _trained(name: str, case: Case) -> training_process.Measured:
+    return training_process.measure(*training_process.training(WAYS[name], case), case.steps)
 
 
 def test_a_process_for_each_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,7 @@ def test_a_process_for_each_contender(tmp_path: Path, capsys: pytest.CaptureFixt
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("model", block_nets.NETS)
+@pytest.mark.parametrize("model", nets.NETS)
 @pytest.mark.parametrize("name", ["Recompute", "both"])
 def test_recomputation_changes_no_weights(model: str, name: str) -> None:
     case = Case(model, "float32", "eager", "tiny", 2)
@@ -53,7 +53,7 @@ def test_recomputation_changes_no_weights(model: str, name: str) -> None:
     assert memory.difference(*expected) > 0
 
 
-@pytest.mark.parametrize("model", block_nets.NETS)
+@pytest.mark.parametrize("model", nets.NETS)
 def test_recompute_grad_computes_something_else(model: str) -> None:
     case = Case(model, "float32", "graph", "tiny", 2)
     naive, expected = (_trained(name, case)["weights"] for name in ("tf.recompute_grad", "plain"))

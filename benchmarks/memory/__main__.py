@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import block_nets, ratio_bars, report
-from benchmarks.harness.memory_contest import WAYS, Case, Measured, TrainingProcess
+from benchmarks.harness import bars, report
+from benchmarks.memory import nets
+from benchmarks.memory.training_process import WAYS, Case, Measured, TrainingProcess
 
 _POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 _MODES = ("graph", "xla", "eager")
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = list(block_nets.NETS)
+    models = list(nets.NETS)
     parser.add_argument("--models", nargs="+", choices=models, default=models, help="nets (default: all)")
     parser.add_argument(
         "--policies", nargs="+", choices=_POLICIES, default=_POLICIES, help="dtype policies (default: all)"
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--contenders", nargs="+", choices=WAYS, default=list(WAYS), help='beside "plain" (default: all)'
     )
     parser.add_argument(
-        "--size", choices=block_nets.SIZES, default="full", help='"tiny" is for trying the command out (default: full)'
+        "--size", choices=nets.SIZES, default="full", help='"tiny" is for trying the command out (default: full)'
     )
     parser.add_argument(
         "--steps", type=int, default=20, help="steps after which weights are compared (default: %(default)s)"
@@ -199,15 +200,23 @@ def _text(ratio: float | None) -> str:
 
 
 def _plot(figures: Sequence[dict[str, Any]], path: Path) -> None:
-    panels: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
+    kinds = {"memory": "peak memory / plain", "time": "time of a step / plain"}
+    by_title: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
     for each in figures:
-        plain = each["results"]["plain"]
-        ratios = {name: _ratios(result, plain) for name, result in each["results"].items()}
-        rows = panels.setdefault(f"{each['model']}, {each['mode']}", {})
-        rows[each["policy"]] = {name: ratio for name, ratio in ratios.items() if name in _COLORS}
+        results = each["results"]
+        ratios = {name: _ratios(result, results["plain"]) for name, result in results.items()}
+        by_title.setdefault(f"{each['model']}, {each['mode']}", {})[each["policy"]] = ratios
+    rows = [[_panel(title, policies, kind) for kind in kinds] for title, policies in by_title.items()]
     trained = {name for each in figures for name, result in each["results"].items() if "error" not in result}
-    colors = {name: color for name, color in _COLORS.items() if name in trained}
-    ratio_bars.draw(panels, {"memory": "peak memory / plain", "time": "time of a step / plain"}, colors, path)
+    bars.draw(rows, list(kinds.values()), {name: _COLORS[name] for name in _COLORS if name in trained}, path)
+
+
+def _panel(title: str, policies: Mapping[str, Mapping[str, Mapping[str, float | None]]], kind: str) -> bars.Panel:
+    groups = {
+        policy: {name: ratio[kind] for name, ratio in ratios.items() if name in _COLORS}
+        for policy, ratios in policies.items()
+    }
+    return bars.Panel(title, groups)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfmp
-from benchmarks.harness import block_nets, contest, peak_memory
+from benchmarks.harness import contest, peak_memory
+from benchmarks.memory import nets
 
 #: Micro-batches of a step, for the contenders that accumulate gradients.
 MICRO_BATCHES = 4
@@ -25,10 +26,10 @@ class Case(NamedTuple):
     """What is trained.
 
     Attributes:
-        model: The net, a key of `block_nets.NETS`.
+        model: The net, a key of `nets.NETS`.
         policy: The dtype policy.
         mode: "graph", "xla" or "eager".
-        size: The size, a key of `block_nets.SIZES`.
+        size: The size, a key of `nets.SIZES`.
         steps: The number of steps after which weights are compared.
     """
 
@@ -54,7 +55,7 @@ class Way(NamedTuple):
         scope: Whether the net is made in a `keras.RematScope` that names its blocks.
     """
 
-    wrap: block_nets.Wrap = lambda block: block
+    wrap: nets.Wrap = lambda block: block
     micro_batches: int = 1
     base: str = "plain"
     scope: bool = False
@@ -182,13 +183,13 @@ def training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], l
         way: The way to save memory.
         case: What is trained.
     """
-    size = block_nets.SIZES[case.size][case.model]
+    size = nets.SIZES[case.size][case.model]
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(case.policy)
     names = [f"block_{index}" for index in range(size.blocks)]
     scope = keras.RematScope(mode="list_of_layers", layer_names=names) if way.scope else contextlib.nullcontext()
     with scope:
-        model = block_nets.NETS[case.model](size, way.wrap)
+        model = nets.NETS[case.model](size, way.wrap)
     # All contenders scale the loss, in float32 too: a power of two changes no digit. And not by Adam, which makes much
     # of differences in rounding.
     opt = tfmp.LossScaleOptimizer(
@@ -199,7 +200,7 @@ def training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], l
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(opt, loss, jit_compile=case.mode == "xla", run_eagerly=case.mode == "eager")
     opt.build(model.trainable_variables)
-    inputs, classes = block_nets.batch(case.model, size)
+    inputs, classes = nets.batch(case.model, size)
     parts = [np.split(array, way.micro_batches) for array in (inputs, classes)]
 
     def step() -> None:
