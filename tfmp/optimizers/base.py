@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -13,8 +12,8 @@ from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.step.status import StepProperties
 from tfmp.core.tracing import without_autograph
-from tfmp.optional import refuse_old_keras
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
+from tfmp.which_keras import is_keras2, keras_of, module_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -389,11 +388,9 @@ def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
         from tfmp.optimizers.v1 import LossScaleOptimizerV1
 
         return LossScaleOptimizerV1
-    for package in ("keras", "tf_keras"):
-        # A user who has an optimizer of Keras has imported Keras; nobody else should pay for that.
-        keras = sys.modules.get(package)
-        if keras is not None and isinstance(opt, keras.optimizers.Optimizer):
-            return front_end_of(keras)
+    keras = keras_of(opt, "optimizers.Optimizer")
+    if keras is not None:
+        return front_end_of(keras)
     advice = ": take it from keras.optimizers, without legacy" if ".legacy." in type(opt).__module__ else ""
     raise TypeError(
         "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
@@ -410,7 +407,7 @@ def _front_end_of_config(config: Mapping[str, Any]) -> type[LossScaleOptimizer]:
     # tf_keras writes "keras" for its name too; what tells them apart is a setting that all optimizers of Keras 2 have.
     of_keras2 = "is_legacy_optimizer" in config["inner_optimizer"]["config"]
     keras = importlib.import_module("keras")
-    if of_keras2 and not keras.__version__.startswith("2."):
+    if of_keras2 and not is_keras2(keras):
         keras = importlib.import_module("tf_keras")
     return front_end_of(keras)
 
@@ -424,15 +421,16 @@ def front_end_of(keras: ModuleType) -> type[LossScaleOptimizer]:
     Raises:
         ImportError: It is too old.
     """
-    refuse_old_keras(keras)
-    if keras.__name__ == "tf_keras":
-        from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras
+    match module_for(keras):
+        case "tf_keras":
+            from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras
 
-        return LossScaleOptimizerTfKeras
-    if keras.__version__.startswith("2."):
-        from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215
+            return LossScaleOptimizerTfKeras
+        case "keras215":
+            from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215
 
-        return LossScaleOptimizerKeras215
-    from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
+            return LossScaleOptimizerKeras215
+        case "keras3":
+            from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
 
-    return LossScaleOptimizerKeras3
+            return LossScaleOptimizerKeras3

@@ -1,11 +1,10 @@
 """Recompute: the front door to the recomputing layers of Keras 3, tf_keras and Keras 2."""
 
 import importlib
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from tfmp.optional import refuse_old_keras
+from tfmp.which_keras import keras_of, module_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,11 +77,9 @@ class Recompute:
 def _class_for(layer: object) -> type[Recompute]:
     if isinstance(layer, Recompute):
         raise ValueError(f"the layer {layer.name!r} is a tfmp.Recompute already: wrap it once, or pass its `layer`.")
-    for name in ("keras", "tf_keras"):
-        # A layer exists only if its Keras was imported.
-        keras = sys.modules.get(name)
-        if keras is not None and hasattr(keras, "layers") and isinstance(layer, keras.layers.Layer):
-            return recompute_class(keras)
+    keras = keras_of(layer, "layers.Layer")
+    if keras is not None:
+        return recompute_class(keras)
     raise TypeError(
         f"layer must be a layer or model of Keras, got {layer!r} of type {type(layer).__name__}: "
         "tfmp.recompute takes functions."
@@ -98,10 +95,5 @@ def recompute_class(keras: ModuleType) -> type[Recompute]:
     Raises:
         ImportError: It is too old.
     """
-    refuse_old_keras(keras)
-    if keras.__name__ == "tf_keras":
-        module = "tf_keras"
-    else:
-        module = "keras215" if keras.__version__.startswith("2.") else "keras3"
-    found: type[Recompute] = importlib.import_module(f"tfmp.recomputation.layers.{module}").Recompute
+    found: type[Recompute] = importlib.import_module(f"tfmp.recomputation.layers.{module_for(keras)}").Recompute
     return found

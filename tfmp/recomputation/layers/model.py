@@ -1,7 +1,6 @@
 """Recompute for some layers of a model that exists."""
 
 import re
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from tfmp.core import lists
 from tfmp.recomputation.layers.keras2_model import rebuilt_functional
 from tfmp.recomputation.layers.layer import Recompute
+from tfmp.which_keras import is_keras2, keras_of
 
 
 def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # noqa: ANN401 - a model of any Keras
@@ -68,7 +68,7 @@ def _rebuilt(keras: ModuleType, model: Any, prefix: str, chosen: set[str]) -> An
             replaced[id(layer)] = replacement(layer)
         return replaced[id(layer)]
 
-    if keras.__version__.startswith("2.") and not isinstance(model, keras.Sequential):
+    if is_keras2(keras) and not isinstance(model, keras.Sequential):
         rebuilt = rebuilt_functional(model, once)
     else:
         rebuilt = keras.models.clone_model(model, clone_function=once)
@@ -99,13 +99,12 @@ def _can_be_rebuilt(keras: ModuleType, model: Any) -> bool:  # noqa: ANN401
 
 
 def _keras_of(model: Any) -> ModuleType:  # noqa: ANN401
-    for name in ("keras", "tf_keras"):
-        keras = sys.modules.get(name)
-        if keras is not None and hasattr(keras, "Model") and isinstance(model, keras.Model):
-            if not _can_be_rebuilt(keras, model):
-                raise TypeError(
-                    f"the model {model.name!r} is a {type(model).__name__}, which is subclassed and cannot be rebuilt: "
-                    "wrap its layers in tfmp.Recompute where it makes them."
-                )
-            return keras
-    raise TypeError(f"model must be a model of Keras, got {model!r} of type {type(model).__name__}.")
+    keras = keras_of(model, "Model")
+    if keras is None:
+        raise TypeError(f"model must be a model of Keras, got {model!r} of type {type(model).__name__}.")
+    if not _can_be_rebuilt(keras, model):
+        raise TypeError(
+            f"the model {model.name!r} is a {type(model).__name__}, which is subclassed and cannot be rebuilt: "
+            "wrap its layers in tfmp.Recompute where it makes them."
+        )
+    return keras
