@@ -370,6 +370,16 @@ class _Counter(layers.Layer):
         return x
 
 
+@pytest.mark.parametrize("way", ["graph", "eager"])
+def test_layer_that_assigns_to_a_trained_weight_is_refused(way: str) -> None:
+    block = layers.SpectralNormalization(layers.Dense(8, name="dense"), name="spectral")
+    net = keras.Sequential([keras.Input([8]), tfmp.Recompute(block), layers.Dense(1)])
+    with pytest.raises(ValueError, match=r"the layer 'spectral' cannot be recomputed: its call assigns .*dense/kernel"):
+        fitted(net, **_WAYS[way])
+    # Without gradients it may do so.
+    net.predict(data()[0], verbose=0)
+
+
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize(
     ("layer", "message"),

@@ -143,12 +143,14 @@ class _Results(NamedTuple):
         structure: The results as the layer returned them, for their structure.
         losses: What the layer added by `add_loss`.
         state: The new values of the variables that are not trained.
+        changed_weights: The paths of the trained weights that were assigned to.
     """
 
     outputs: Sequence[Any]
     structure: Any
     losses: Sequence[tf.Tensor]
     state: Sequence[tf.Tensor]
+    changed_weights: Sequence[str]
 
     @property
     def differentiable(self) -> list[tf.Tensor]:
@@ -196,6 +198,12 @@ class _Call:
         before = len(_ops_of_graph())
         values = recomputed(differentiable, self._inputs())
         refuse_state(_ops_of_graph()[before:], f"the layer {self._layer.name!r}")
+        if first[0].changed_weights:
+            raise ValueError(
+                f"the layer {self._layer.name!r} cannot be recomputed: its call assigns to weights that are trained "
+                f"({', '.join(first[0].changed_weights)}), so that the second call would start from other weights. "
+                "Leave the layer that does so outside of tfmp.Recompute."
+            )
         results = first[0].with_differentiable(values)
         for variable, before, after in zip(self._others, self._values_of_others, results.state, strict=True):
             if after is not before:
@@ -232,7 +240,13 @@ class _Call:
         with keras.StatelessScope(state, collect_losses=True) as scope:
             structure = self._layer(*args, **kwargs)
         updated = [scope.get_current_value(variable) for variable in self._others]
-        return _Results(tf.nest.flatten(structure), structure, scope.losses, updated)
+        weights_after = (scope.get_current_value(variable) for variable in self._trained)
+        changed = [
+            variable.path
+            for variable, before, after in zip(self._trained, weights, weights_after, strict=True)
+            if after is not before
+        ]
+        return _Results(tf.nest.flatten(structure), structure, scope.losses, updated, changed)
 
 
 def _with_training(signature: inspect.Signature) -> inspect.Signature:
