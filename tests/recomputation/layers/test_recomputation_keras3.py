@@ -136,11 +136,18 @@ class _ManyArguments(layers.Layer):
         self.drop = layers.Dropout(0.5, seed=1)
 
     def call(
-        self, pair: Any, ids: Any = None, *, scale: float = 1.0, keep: Any = None, nothing: Any = None
+        self,
+        pair: Any,
+        ids: Any = None,
+        *,
+        scale: float = 1.0,
+        keep: Any = None,
+        nothing: Any = None,
+        training: bool | None = None,
     ) -> dict[str, Any]:
         assert nothing is None
         first, second = pair["first"], pair["second"]
-        total = self.drop(self.dense(first)) * scale + second
+        total = self.drop(self.dense(first), training=training) * scale + second
         if keep is not None:
             total = total * keras.ops.cast(keep, total.dtype)[:, None]
         if ids is not None:

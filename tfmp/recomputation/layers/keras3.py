@@ -99,7 +99,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
             *args: What the layer takes.
             **kwargs: What the layer takes.
         """
-        if "training" not in inspect.signature(self.layer.call).parameters:
+        if not _takes_training(self.layer):
             kwargs.pop("training", None)
         return self.layer.compute_output_spec(*args, **kwargs)
 
@@ -238,7 +238,7 @@ class _Call:
         args, kwargs = tf.nest.pack_sequence_as(self._arguments, flat)
         state = [*zip(self._trained, weights, strict=True), *zip(self._others, self._values_of_others, strict=True)]
         with keras.StatelessScope(state, collect_losses=True) as scope:
-            structure = self._layer(*args, **kwargs)
+            structure = _called(self._layer, args, kwargs)
         updated = [scope.get_current_value(variable) for variable in self._others]
         weights_after = (scope.get_current_value(variable) for variable in self._trained)
         changed = [
@@ -247,6 +247,31 @@ class _Call:
             if after is not before
         ]
         return _Results(tf.nest.flatten(structure), structure, scope.losses, updated, changed)
+
+
+class _TrainingContext(keras.layers.Layer):
+    """Makes a call in which Keras hands `training` down to the layers that take it."""
+
+    def call(self, function: Callable[[], object], training: bool | None = None) -> object:
+        """Return what the function returns.
+
+        Args:
+            function: The function.
+            training: What to hand down.
+        """
+        return function()
+
+
+def _called(layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any]) -> _Any:
+    if _takes_training(layer):
+        return layer(*args, **kwargs)
+    training = kwargs.pop("training", None)
+    context = _TrainingContext(name="training", dtype="float32", autocast=False)
+    return context(function=lambda: layer(*args, **kwargs), training=training)
+
+
+def _takes_training(layer: keras.layers.Layer) -> bool:
+    return "training" in inspect.signature(layer.call).parameters
 
 
 def _with_training(signature: inspect.Signature) -> inspect.Signature:
