@@ -29,16 +29,20 @@ def _trained(name: str, case: Case) -> training_process.Measured:
 def test_a_process_for_each_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path, picture = tmp_path / "memory.json", tmp_path / "memory.png"
-    chosen = ["--models", "transformer", "--policies", "float32", "--modes", "graph", "--contenders", "Recompute"]
+    chosen = ["--models", "transformer", "--policies", "float32", "--modes", "graph", "--contenders"]
+    chosen += ["Recompute", "keras.RematScope"]
     sizes = ["--size", "tiny", "--steps", "3", "--rounds", "2"]
     assert memory.main([*chosen, *sizes, "--json", str(path), "--plot", str(picture)]) == 0
     (figures,) = json.loads(path.read_text())["figures"]
-    assert list(figures["results"]) == ["plain", "Recompute"]
+    assert list(figures["results"]) == ["plain", "Recompute", "keras.RematScope"]
+    # An error of a contender is a result.
+    assert "keywords arguments only when eager" in figures["results"].pop("keras.RematScope")["error"]
     for result in figures["results"].values():
         assert result["difference"] <= 1e-6
         assert len(result["step_seconds"]) == 2
     printed = capsys.readouterr().out
-    assert "Recompute (2 of 2): trained" in printed
+    assert "Recompute (2 of 3): trained" in printed
+    assert "keras.RematScope (3 of 3): ValueError" in printed
     assert "difference of weights" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -59,13 +63,6 @@ def test_recompute_grad_computes_something_else(model: str) -> None:
     naive, expected = (_trained(name, case)["weights"] for name in ("tf.recompute_grad", "plain"))
     assert memory.difference(naive[0], expected[0]) == 0
     assert memory.difference(naive[1], expected[1]) > 1e-5
-
-
-def test_an_error_of_a_contender_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
-    case = Case("convolutional", "float32", "graph", "tiny", 1)
-    results = memory.measure(case, ["keras.RematScope"], 1)
-    assert "keywords arguments only when eager" in results["keras.RematScope"]["error"]
-    assert "keras.RematScope (1 of 1): ValueError" in capsys.readouterr().out
 
 
 def test_weights_of_unequal_starts_are_refused() -> None:

@@ -36,11 +36,11 @@ def _numbers(
         return session.run(fetched)
 
 
-def _assert_same(build: Callable[[Callable[[Block], Block], tf.Tensor], list[tf.Tensor]]) -> None:
+def _assert_same(build: Callable[[Callable[[Block], Block], tf.Tensor], list[tf.Tensor]], rtol: float = 1e-6) -> None:
     plain, again = _numbers(build, lambda block: block), _numbers(build, tfmp.recompute)
     assert len(plain) == len(again) > 1
     for each, other in zip(plain, again, strict=True):
-        np.testing.assert_allclose(other, each, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(other, each, rtol, atol=rtol / 10)
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
@@ -302,3 +302,23 @@ def test_optimizer_trains_the_same_weights() -> None:
 
     for plain, again in zip(trained(lambda block: block), trained(tfmp.recompute), strict=True):
         np.testing.assert_allclose(again, plain, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(not tf.__version__.startswith("2.15."), reason="tf.compat.v1.layers needs Keras 2.15")
+@pytest.mark.filterwarnings("ignore:`tf.layers.:UserWarning")
+def test_layers_of_tf1_are_recomputed() -> None:
+    def block(x: tf.Tensor) -> tf.Tensor:
+        hidden = tf1.layers.dense(x, 4, tf.nn.relu, kernel_initializer=tf1.glorot_uniform_initializer(seed=1))
+        return x + tf1.layers.batch_normalization(hidden, training=True)
+
+    def build(wrap: Callable[[Block], Block], x: tf.Tensor) -> list[tf.Tensor]:
+        y = wrap(block)(wrap(block)(x))
+        weights = tf1.trainable_variables()
+        assert [v.op.name for v in weights[4:6]] == ["dense_1/kernel", "dense_1/bias"]
+        grads = tf.gradients(tf.reduce_sum(y**2), weights)
+        # The mean and the variance of each block.
+        assert len(tf1.get_collection("update_ops")) == 4
+        return [y, *grads]
+
+    # The variance of a few numbers magnifies what is rounded.
+    _assert_same(build, rtol=1e-4)

@@ -24,7 +24,6 @@ _MODES = {
     "xla": {"jit_compile": True},
 }
 in_every_mode = pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES)
-with_every_policy = pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 
 
 def _dense(keras: ModuleType, units: int, activation: Any = None, **settings: Any) -> Any:
@@ -100,8 +99,13 @@ def test_fit_trains_as_without_recomputation(keras: ModuleType, make: Any, mode:
     _assert_equal(_fit(ours), _fit(plain), rtol=1e-6)
 
 
-@in_every_mode
-@with_every_policy
+@pytest.mark.parametrize(
+    ("policy", "mode"),
+    [
+        *(("mixed_float16", mode) for mode in _MODES.values()),
+        *((policy, _MODES["graph"]) for policy in ("float32", "mixed_bfloat16")),
+    ],
+)
 @for_every_keras2
 def test_fit_in_mixed_precision_trains_as_without_recomputation(
     keras: ModuleType, policy: str, mode: dict[str, bool]
@@ -196,7 +200,7 @@ def test_nested_arguments_and_results(keras: ModuleType, compiled: Any) -> None:
     assert _names(wrapped) == _names(plain)
 
 
-@in_every_mode
+@pytest.mark.parametrize("mode", [_MODES["eager"], _MODES["graph"]], ids=["eager", "graph"])
 @for_every_keras2
 def test_masks_are_handed_on(keras: ModuleType, mode: dict[str, bool]) -> None:
     ids = np.array([[1, 2, 0], [3, 0, 0]] * 4)

@@ -313,10 +313,8 @@ def test_replicas_train_as_without_recomputation() -> None:
 @pytest.mark.parametrize(
     ("way", "steps", "policy"),
     [
-        ("graph", 1, "mixed_float16"),
         ("graph", 2, "mixed_bfloat16"),
         ("xla", 2, "mixed_float16"),
-        ("eager", 2, "mixed_float16"),
     ],
 )
 def test_composes_with_loss_scaling_accumulation_and_precision(way: str, steps: int, policy: str) -> None:
