@@ -24,6 +24,12 @@ def dense_block(name: str = "block") -> keras.Sequential:
     return keras.Sequential([layers.Dense(8, "gelu", name="up"), layers.Dense(8, name="down")], name=name)
 
 
+def activated_block(name: str = "block") -> keras.Sequential:
+    """Return a block in which an activation and Dropout multiply by constants, one after the other."""
+    drop = layers.Dropout(0.1, seed=3, name="drop")
+    return keras.Sequential([layers.Dense(16, "gelu", name="up"), drop, layers.Dense(8, name="down")], name=name)
+
+
 def stateful_block(name: str = "block") -> keras.Sequential:
     """Return a block with moving statistics and with seeds."""
     return keras.Sequential(
