@@ -162,23 +162,23 @@ class _LayerCall:
             changed: The variables that the call changes.
         """
         before = _read(changed)
-        first: list[_Results] = []
-        calls = itertools.count()
+        results = None
 
-        def differentiable(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            if next(calls) == 0:
-                results = self._results(inputs)
-                first.append(results)
-                return results.differentiable
-            current = _read(changed)
-            _assign(changed, before)
+        def first(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            nonlocal results
             results = self._results(inputs)
-            _assign(changed, current)
             return results.differentiable
 
-        values = iter(recomputed(differentiable, list(filter(_is_float, self.flat))))
-        # A tape keeps the function above. If that kept these tensors, the tape would keep the activations behind them.
-        results = first.pop()
+        # A tape keeps this function. It must not know the results, with which the tape would keep the activations.
+        def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            current = _read(changed)
+            _assign(changed, before)
+            differentiable = self._results(inputs).differentiable
+            _assign(changed, current)
+            return differentiable
+
+        values = iter(recomputed(again, list(filter(_is_float, self.flat)), first=first))
+        assert isinstance(results, _Results)
         outputs = _replaced(results.outputs, values)
         for inner in _layers_in(self._layer):
             # Where the model looks for them. The layer itself has put the tensors there that have no gradients.

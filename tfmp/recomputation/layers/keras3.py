@@ -187,24 +187,27 @@ class _Call:
         Args:
             wrapper: The layer that counts the losses that are added.
         """
-        first: list[_Results] = []
+        results = None
 
-        def differentiable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        def first(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            nonlocal results
             results = self._results(tensors)
-            if not first:
-                first.append(results)
             return results.differentiable
 
-        before = len(_ops_of_graph())
-        values = recomputed(differentiable, self._inputs())
-        refuse_state(_ops_of_graph()[before:], f"the layer {self._layer.name!r}")
-        if first[0].changed_weights:
+        def again(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return self._results(tensors).differentiable
+
+        known = len(_ops_of_graph())
+        values = recomputed(again, self._inputs(), first=first)
+        refuse_state(_ops_of_graph()[known:], f"the layer {self._layer.name!r}")
+        assert isinstance(results, _Results)
+        if results.changed_weights:
             raise ValueError(
                 f"the layer {self._layer.name!r} cannot be recomputed: its call assigns to weights that are trained "
-                f"({', '.join(first[0].changed_weights)}), so that the second call would start from other weights. "
+                f"({', '.join(results.changed_weights)}), so that the second call would start from other weights. "
                 "Leave the layer that does so outside of tfmp.Recompute."
             )
-        results = first[0].with_differentiable(values)
+        results = results.with_differentiable(values)
         for variable, before, after in zip(self._others, self._values_of_others, results.state, strict=True):
             if after is not before:
                 variable.assign(after)
