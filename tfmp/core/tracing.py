@@ -1,4 +1,4 @@
-"""How a step is traced: without AutoGraph, for XLA or not, under TensorFlow's debugging tools or not."""
+"""How code is traced: with AutoGraph or not, for XLA, in a loop, by tapes and debugging tools; what its ops keep."""
 
 import contextlib
 from collections.abc import Callable
