@@ -1,6 +1,7 @@
 """Recompute with Keras 3: the numbers of the layer without it, and the ways to call and to train."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -78,6 +79,16 @@ def test_variables_have_the_paths_of_the_plain_model() -> None:
         for wrap in (plain, tfmp.Recompute)
     ]
     assert paths[0] == paths[1]
+
+
+@pytest.mark.parametrize(("saved", "restored"), [(plain, tfmp.Recompute), (tfmp.Recompute, plain)])
+def test_checkpoint_fits_with_recomputation_and_without(saved: Any, restored: Any, tmp_path: Path) -> None:
+    trained, fresh = fitted(model(saved)), model(restored)
+    path = tf.train.Checkpoint(model=trained).save(tmp_path / "model")
+    tf.train.Checkpoint(model=fresh).restore(path).expect_partial()
+    # Weights and statistics: such a checkpoint of Keras has no states of seeds.
+    for expected, got in zip(trained.get_weights(), fresh.get_weights(), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_state_of_a_block_advances_once_a_step() -> None:
