@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfmp.core.tracing import converted_as_here, gradients_may_be_recorded, without_autograph
 from tfmp.recomputation.gradient import recomputed
 from tfmp.recomputation.layers import layer as front_door
+from tfmp.recomputation.layers.arguments import masked, with_training
 from tfmp.recomputation.layers.changed_variables import ChangedVariable, ChangedVariables
 
 
@@ -76,7 +77,7 @@ class RecomputeKeras2(front_door.Recompute):
             return replaced
         # Here the code of this package is not converted by AutoGraph, but the layer is, if it would be outside of here.
         function = without_autograph(functools.partial(self._call, converted_as_here(self.layer)))
-        function.__signature__ = _with_training(inspect.signature(self.layer.call))  # type: ignore[attr-defined]
+        function.__signature__ = with_training(inspect.signature(self.layer.call))  # type: ignore[attr-defined]
         function.is_of_recompute = True  # type: ignore[attr-defined]
         return function
 
@@ -240,24 +241,8 @@ def _assign(variables: Sequence[ChangedVariable], values: Sequence[tf.Tensor]) -
 def _replaced(structure: Any, values: Iterator[tf.Tensor]) -> Any:  # noqa: ANN401 - anything that a layer takes
     """Return a structure with other values of its floating-point tensors, which keep their masks."""
     flat = tf.nest.flatten(structure, expand_composites=True)
-    replaced = [_masked(next(values), each) if _is_float(each) else each for each in flat]
+    replaced = [masked(next(values), each) if _is_float(each) else each for each in flat]
     return tf.nest.pack_sequence_as(structure, replaced, expand_composites=True)
-
-
-def _with_training(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature that takes `training`, which the second call must be given.
-
-    In the first call, a layer whose `call` does not take it hands it down to its own layers all the same, by a context
-    that does not exist any more when the second call is made. Every layer can be called with it.
-    """
-    parameters = list(signature.parameters.values())
-    if "training" in signature.parameters:
-        return signature
-    training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
-    at_end = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    return signature.replace(
-        parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training]
-    )
 
 
 def _outside_of(name: str) -> Any:  # noqa: ANN401 - a context manager of TensorFlow
@@ -268,11 +253,3 @@ def _outside_of(name: str) -> Any:  # noqa: ANN401 - a context manager of Tensor
 
 def _is_float(value: object) -> bool:
     return isinstance(value, tf.Tensor | tf.Variable) and value.dtype.is_floating
-
-
-def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it."""
-    # A private attribute: Keras has no public way to hand on a mask beside a tensor.
-    if hasattr(like, "_keras_mask"):
-        tensor._keras_mask = like._keras_mask
-    return tensor

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfmp.core.tracing import gradients_may_be_recorded
 from tfmp.recomputation.gradient import recomputed
 from tfmp.recomputation.layers import layer as front_door
+from tfmp.recomputation.layers.arguments import masked, with_training
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import is_differentiable
 
@@ -36,7 +37,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     def __init__(self, layer: keras.layers.Layer, *, name: str | None = None, trainable: bool = True) -> None:
         # Before the constructor of the base class, which asks for the signature of `call`; and not by Keras' own
         # `__setattr__`, which that constructor prepares.
-        object.__setattr__(self, "_signature", _with_training(inspect.signature(layer.call)))
+        object.__setattr__(self, "_signature", with_training(inspect.signature(layer.call)))
         # Nothing is cast here, neither inputs nor the values of variables: the layer does that itself.
         keras.layers.Wrapper.__init__(
             self, layer, name=name or layer.name, trainable=trainable, dtype="float32", autocast=False
@@ -158,7 +159,7 @@ class _Results(NamedTuple):
 
     def with_differentiable(self, values: Sequence[tf.Tensor]) -> "_Results":
         remaining = iter(values)
-        outputs = [_masked(next(remaining), output) if is_differentiable(output) else output for output in self.outputs]
+        outputs = [masked(next(remaining), output) if is_differentiable(output) else output for output in self.outputs]
         return self._replace(outputs=outputs, losses=list(remaining))
 
 
@@ -237,7 +238,7 @@ class _Call:
 
     def _results(self, tensors: Sequence[tf.Tensor]) -> _Results:
         weights, inputs = tensors[: len(self._trained)], iter(tensors[len(self._trained) :])
-        flat = [_masked(next(inputs), given) if is_differentiable(given) else given for given in self._flat]
+        flat = [masked(next(inputs), given) if is_differentiable(given) else given for given in self._flat]
         args, kwargs = tf.nest.pack_sequence_as(self._arguments, flat)
         state = [*zip(self._trained, weights, strict=True), *zip(self._others, self._values_of_others, strict=True)]
         with keras.StatelessScope(state, collect_losses=True) as scope:
@@ -277,34 +278,9 @@ def _takes_training(layer: keras.layers.Layer) -> bool:
     return "training" in inspect.signature(layer.call).parameters
 
 
-def _with_training(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature that takes `training`, which the second call must be given.
-
-    In the first call, a layer whose `call` does not take it hands it down to its own layers all the same, by a context
-    that does not exist any more when the second call is made.
-    """
-    parameters = list(signature.parameters.values())
-    if "training" in signature.parameters:
-        return signature
-    training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
-    at_end = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    return signature.replace(
-        parameters=[*parameters[:-1], training, parameters[-1]] if at_end else [*parameters, training]
-    )
-
-
 def _symbolic(value: _Any) -> _Any:
     return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
 
 
 def _ops_of_graph() -> list[tf.Operation]:
     return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
-
-
-def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it."""
-    # A private attribute: Keras has no public way to hand on a mask beside a tensor.
-    mask = getattr(like, "_keras_mask", None)
-    if mask is not None:
-        tensor._keras_mask = mask
-    return tensor
