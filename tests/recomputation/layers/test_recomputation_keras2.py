@@ -200,7 +200,7 @@ def test_nested_arguments_and_results(keras: ModuleType, compiled: Any) -> None:
     assert _names(wrapped) == _names(plain)
 
 
-@pytest.mark.parametrize("mode", [_MODES["eager"], _MODES["graph"]], ids=["eager", "graph"])
+@in_every_mode
 @for_every_keras2
 def test_masks_are_handed_on(keras: ModuleType, mode: dict[str, bool]) -> None:
     ids = np.array([[1, 2, 0], [3, 0, 0]] * 4)

@@ -10,7 +10,7 @@ import tensorflow as tf
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
-from keras_blocks import data, fitted, largest_difference, layers, stateful_block
+from keras_blocks import data, fitted, layers, plain, stateful_block, values
 
 import tfmp
 
@@ -66,9 +66,25 @@ def test_sequential_model_that_is_compiled_keeps_its_optimizer() -> None:
     assert int(model.optimizer.iterations) == 9
 
 
+@pytest.mark.usefixtures("same_rounding")
 def test_training_is_that_of_the_model() -> None:
-    recomputed = tfmp.recompute_layers(_net(), "encoder/layer_.", "block")
-    assert largest_difference(fitted(_net()), fitted(recomputed)) <= 1e-6
+    model, recomputed = _net(), tfmp.recompute_layers(_net(), "encoder/layer_.", "block")
+    for expected, got in zip(values(fitted(model)), values(fitted(recomputed)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("wraps", [(plain, tfmp.Recompute), (tfmp.Recompute, plain)])
+def test_checkpoint_fits_the_model_with_recomputation_and_without(wraps: tuple, tmp_path: Path) -> None:
+    saved, restored = (
+        keras.Sequential([keras.Input([8]), wrap(stateful_block()), layers.Dense(1)], name="net") for wrap in wraps
+    )
+    fitted(saved, keras.optimizers.Adam(0.01))
+    restored.compile(keras.optimizers.Adam(0.01), "mse")
+    restored.optimizer.build(restored.trainable_variables)
+    path = tf.train.Checkpoint(model=saved).save(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(model=restored).restore(path).assert_consumed()
+    for expected, got in zip(saved.weights, restored.weights, strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_saved_model_loads_with_its_recomputed_layers(tmp_path: Path) -> None:
