@@ -1,7 +1,7 @@
 """The gradient of a pure function that is computed a second time, because its activations were not kept."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -11,6 +11,17 @@ from tfmp.core.tracing import unrecorded, within_xla
 #: A function of floating-point tensors with floating-point results. It is called twice, and must return the same values
 #: both times; whatever else it needs, it captures.
 TensorFunction: TypeAlias = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+
+
+class Results(Protocol):
+    """What a call returned, of which some are floating-point tensors."""
+
+    @property
+    def tensors(self) -> Sequence[tf.Tensor]:
+        """The floating-point tensors."""
+
+
+FirstResults = TypeVar("FirstResults", bound=Results)
 
 
 def recomputed(
@@ -67,6 +78,41 @@ def recomputed(
 
     values = [tf.convert_to_tensor(each) for each in captured]
     return list(tf.custom_gradient(with_gradient)(*inputs, *values))
+
+
+def recomputed_results(
+    first: Callable[[Sequence[tf.Tensor]], FirstResults],
+    again: TensorFunction,
+    inputs: Sequence[tf.Tensor],
+    captured: Sequence[tf.Tensor | tf.Variable] = (),
+) -> tuple[FirstResults, list[tf.Tensor]]:
+    """Call a function like `recomputed`, and return all that it returned, not only its floating-point tensors.
+
+    Args:
+        first: The function, called the first time.
+        again: The function, called the second time; returns the floating-point tensors. Tapes keep it until then, so
+            it should not refer to what the first call returned.
+        inputs: As for `recomputed`.
+        captured: As for `recomputed`.
+
+    Returns:
+        What the first call returned, and the tensors to take in place of its floating-point tensors.
+
+    Example:
+        >>> from tfmp.recomputation.structure import Differentiable
+        >>> call = lambda inputs: Differentiable((inputs[0] ** 2, "name"))
+        >>> results, tensors = recomputed_results(call, lambda inputs: call(inputs).tensors, [tf.constant(3.0)])
+        >>> float(tensors[0]), results.packed(tensors)[1]
+        (9.0, 'name')
+    """
+    returned: list[FirstResults] = []
+
+    def first_tensors(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        returned.append(first(tensors))
+        return returned[0].tensors
+
+    tensors = recomputed(again, inputs, captured, first_tensors)
+    return returned[0], tensors
 
 
 def all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:

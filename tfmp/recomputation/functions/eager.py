@@ -8,9 +8,9 @@ import tensorflow as tf
 from tfmp.core.tracing import is_watched
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.second_run import no_new_variables
-from tfmp.recomputation.gradient import recomputed
+from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.stateful_ops import refuse_state
-from tfmp.recomputation.structure import Differentiable, is_differentiable
+from tfmp.recomputation.structure import is_differentiable
 
 
 class EagerCalls:
@@ -37,19 +37,12 @@ class EagerCalls:
         Raises:
             ValueError: If it cannot be computed a second time.
         """
-        results = None
-
-        def first(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            nonlocal results
-            results = call.results(inputs)
-            return results.tensors
 
         def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             with no_new_variables(call.name):
                 return call.tensors(inputs)
 
-        outputs = recomputed(again, call.inputs, self._watched(call), first)
-        assert isinstance(results, Differentiable)
+        results, outputs = recomputed_results(call.results, again, call.inputs, self._watched(call))
         return results.packed(outputs)
 
     def _watched(self, call: Call) -> list[tf.Tensor | tf.Variable]:

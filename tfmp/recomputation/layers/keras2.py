@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core.tracing import converted_as_here, gradients_may_be_recorded, without_autograph
-from tfmp.recomputation.gradient import recomputed
+from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import masked, with_training
 from tfmp.recomputation.layers.changed_variables import ChangedVariable, ChangedVariables
@@ -163,23 +163,16 @@ class _LayerCall:
             changed: The variables that the call changes.
         """
         before = _read(changed)
-        results = None
 
-        def first(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            nonlocal results
-            results = self._results(inputs)
-            return results.differentiable
-
-        # A tape keeps this function. It must not know the results, with which the tape would keep the activations.
         def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             current = _read(changed)
             _assign(changed, before)
-            differentiable = self._results(inputs).differentiable
+            tensors = self._results(inputs).tensors
             _assign(changed, current)
-            return differentiable
+            return tensors
 
-        values = iter(recomputed(again, list(filter(_is_float, self.flat)), first=first))
-        assert isinstance(results, _Results)
+        results, replaced = recomputed_results(self._results, again, list(filter(_is_float, self.flat)))
+        values = iter(replaced)
         outputs = _replaced(results.outputs, values)
         for inner in _layers_in(self._layer):
             # Where the model looks for them. The layer itself has put the tensors there that have no gradients.
@@ -211,7 +204,7 @@ class _Results(NamedTuple):
     losses: dict[int, list[tf.Tensor]]
 
     @property
-    def differentiable(self) -> list[tf.Tensor]:
+    def tensors(self) -> list[tf.Tensor]:
         flat = tf.nest.flatten(self.outputs, expand_composites=True)
         return [*filter(_is_float, flat), *itertools.chain.from_iterable(self.losses.values())]
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfmp.core.tracing import gradients_may_be_recorded
-from tfmp.recomputation.gradient import recomputed
+from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import masked, with_training
 from tfmp.recomputation.stateful_ops import refuse_state
@@ -154,10 +154,10 @@ class _Results(NamedTuple):
     changed_weights: Sequence[str]
 
     @property
-    def differentiable(self) -> list[tf.Tensor]:
+    def tensors(self) -> list[tf.Tensor]:
         return [*filter(is_differentiable, self.outputs), *self.losses]
 
-    def with_differentiable(self, values: Sequence[tf.Tensor]) -> "_Results":
+    def with_tensors(self, values: Sequence[tf.Tensor]) -> "_Results":
         remaining = iter(values)
         outputs = [masked(next(remaining), output) if is_differentiable(output) else output for output in self.outputs]
         return self._replace(outputs=outputs, losses=list(remaining))
@@ -188,27 +188,20 @@ class _Call:
         Args:
             wrapper: The layer that counts the losses that are added.
         """
-        results = None
-
-        def first(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            nonlocal results
-            results = self._results(tensors)
-            return results.differentiable
 
         def again(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return self._results(tensors).differentiable
+            return self._results(tensors).tensors
 
         known = len(_ops_of_graph())
-        values = recomputed(again, self._inputs(), first=first)
+        results, values = recomputed_results(self._results, again, self._inputs())
         refuse_state(_ops_of_graph()[known:], f"the layer {self._layer.name!r}")
-        assert isinstance(results, _Results)
         if results.changed_weights:
             raise ValueError(
                 f"the layer {self._layer.name!r} cannot be recomputed: its call assigns to weights that are trained "
                 f"({', '.join(results.changed_weights)}), so that the second call would start from other weights. "
                 "Leave the layer that does so outside of tfmp.Recompute."
             )
-        results = results.with_differentiable(values)
+        results = results.with_tensors(values)
         for variable, before, after in zip(self._others, self._values_of_others, results.state, strict=True):
             if after is not before:
                 variable.assign(after)
@@ -224,7 +217,7 @@ class _Call:
         """
         inputs = self._inputs()
         try:
-            traced = tf.function(lambda: self._results(inputs).differentiable).get_concrete_function()
+            traced = tf.function(lambda: self._results(inputs).tensors).get_concrete_function()
         except Exception as error:
             raise ValueError(
                 f"the layer {self._layer.name!r} cannot be recomputed, because tf.function cannot trace it, so that "
