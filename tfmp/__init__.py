@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
+    from tfmp.ranges.check.precision_check import check_precision as check_precision
+    from tfmp.ranges.counts import exponent_counts as exponent_counts
+    from tfmp.ranges.histogram import RangeHistogram as RangeHistogram
+    from tfmp.ranges.histogram import RangeShares as RangeShares
+    from tfmp.ranges.probes import probe as probe
+    from tfmp.ranges.report import LayerPrecision as LayerPrecision
+    from tfmp.ranges.report import PrecisionReport as PrecisionReport
     from tfmp.recomputation.functions.function import recompute as recompute
     from tfmp.recomputation.layers.layer import Recompute as Recompute
     from tfmp.recomputation.layers.model import recompute_layers as recompute_layers
@@ -46,6 +53,7 @@ _MODULE_OF = {
     "FixedLossScaleManager": "tfmp.core.managers",
     "GradScaler": "tfmp.grad_scaler.scaler",
     "GradientAccumulator": "tfmp.core.accumulation.accumulator",
+    "LayerPrecision": "tfmp.ranges.report",
     "LogMaxLossScaleManager": "tfmp.core.managers",
     "LossScaleCallback": "tfmp.monitoring.callbacks",
     "LossScaleLoggingHook": "tfmp.monitoring.hooks",
@@ -56,15 +64,21 @@ _MODULE_OF = {
     "NonFiniteDetector": "tfmp.core.overflow.detectors",
     "OverflowDetector": "tfmp.core.overflow.detectors",
     "OverflowReport": "tfmp.core.overflow.overflow_counts",
+    "PrecisionReport": "tfmp.ranges.report",
+    "RangeHistogram": "tfmp.ranges.histogram",
+    "RangeShares": "tfmp.ranges.histogram",
     "Recompute": "tfmp.recomputation.layers.layer",
     "SaturationDetector": "tfmp.core.overflow.detectors",
     "ScaledGradientsOptimizer": "tfmp.grad_scaler.scaled_gradients",
+    "check_precision": "tfmp.ranges.check.precision_check",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
     "clip_by_global_norm": "tfmp.core.gradients.clipping",
     "clip_by_norm": "tfmp.core.gradients.clipping",
     "clip_by_value": "tfmp.core.gradients.clipping",
+    "exponent_counts": "tfmp.ranges.counts",
     "float32_variable_storage_getter": "tfmp.precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
+    "probe": "tfmp.ranges.probes",
     "read_loss_scale_state": "tfmp.checkpoints.states",
     "recompute": "tfmp.recomputation.functions.function",
     "recompute_layers": "tfmp.recomputation.layers.model",

@@ -40,6 +40,19 @@ def require(module: str, extra: str) -> ModuleType:
         ) from error
 
 
+def installed(package: str) -> bool:
+    """Return whether an optional package is installed.
+
+    Args:
+        package: The name of the package as it is imported.
+
+    Example:
+        >>> installed("json")
+        True
+    """
+    return importlib.util.find_spec(package) is not None
+
+
 def require_tensorflow() -> None:
     """Raise an error unless TensorFlow is installed in a version that tfmp supports.
 

@@ -69,7 +69,7 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
     # The getter stores every weight in float32, and gives the layers a copy in the scope's type.
     with tf1.variable_scope("bert", dtype=config.dtype, custom_getter=tfmp.float32_variable_storage_getter):
         table = _embeddings("word_embeddings", config.vocab_size, config)
-        x = _embed(features, table, config)
+        x = tfmp.probe(_embed(features, table, config), "embeddings")
         visible = tf.not_equal(features["input_ids"], PAD_ID)
         for i in range(config.num_layers):
             with tf1.variable_scope(f"layer_{i}"):
@@ -79,7 +79,7 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
                     else _transformer_layer(x, visible, config)
                 )
         with tf1.variable_scope("encoder_output"):
-            x = _layer_norm(x)
+            x = tfmp.probe(_layer_norm(x), "encoder_output")
         return Outputs(
             word_logits=_word_head(_gather(x, features["masked_positions"], config), table, config),
             next_logits=_next_head(x[:: config.seq_length], config),
@@ -116,6 +116,12 @@ def word_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tuple[tf.Te
     return losses, weights
 
 
+def pretraining_loss(outputs: Outputs, features: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Compute the sum of the mean losses of masked words and next sentences, a float32 scalar."""
+    losses, weights = word_losses(outputs, features)
+    return tf.reduce_sum(losses * weights) / tf.reduce_sum(weights) + tf.reduce_mean(next_losses(outputs, features))
+
+
 def next_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tf.Tensor:
     """Compute the next-sentence loss of every example, float32 [batch]."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -147,10 +153,10 @@ def _transformer_layer(
     # long warm-up.
     with tf1.variable_scope("attention"):
         mixed = _attention(_layer_norm(x), visible, config, seeds[0])
-        x = x + _dropout(_dense(mixed, config.hidden_size, "output"), config, seeds[1])
+        x = _probe(x + _dropout(_dense(mixed, config.hidden_size, "output"), config, seeds[1]))
     with tf1.variable_scope("feed_forward"):
         inner = _gelu(_dense(_layer_norm(x), 4 * config.hidden_size, "intermediate"))
-        return x + _dropout(_dense(inner, config.hidden_size, "output"), config, seeds[2])
+        return _probe(x + _dropout(_dense(inner, config.hidden_size, "output"), config, seeds[2]))
 
 
 def _attention(x: tf.Tensor, visible: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:
@@ -160,7 +166,7 @@ def _attention(x: tf.Tensor, visible: tf.Tensor, config: BertConfig, seed: tf.Te
         return tf.transpose(split, [0, 2, 1, 3])
 
     query, key, value = heads("query"), heads("key"), heads("value")
-    scores = matmul(query / math.sqrt(config.head_size), key, transpose_b=True)
+    scores = _probe(matmul(query / math.sqrt(config.head_size), key, transpose_b=True), "scores")
     hidden = tf.cast(tf.logical_not(visible), tf.float32)[:, tf.newaxis, tf.newaxis, :]
     shares = tf.nn.softmax(tf.cast(scores, tf.float32) - 1e9 * hidden)
     mixed = matmul(_dropout(tf.cast(shares, x.dtype), config, seed), value)
@@ -176,13 +182,19 @@ def _word_head(x: tf.Tensor, table: tf.Tensor, config: BertConfig) -> tf.Tensor:
     with tf1.variable_scope("word_head"):
         x = _layer_norm(_gelu(_dense(x, config.hidden_size, "transform")))
         bias = _bias([config.vocab_size])
-        return tf.cast(matmul(x, table, transpose_b=True) + bias, tf.float32)
+        return tf.cast(_probe(matmul(x, table, transpose_b=True) + bias), tf.float32)
 
 
 def _next_head(first_tokens: tf.Tensor, config: BertConfig) -> tf.Tensor:
     with tf1.variable_scope("next_head"):
         pooled = tf.tanh(_dense(first_tokens, config.hidden_size, "pooler"))
-        return tf.cast(_dense(pooled, 2, "output"), tf.float32)
+        return tf.cast(_probe(_dense(pooled, 2, "output")), tf.float32)
+
+
+def _probe(x: tf.Tensor, part: str = "") -> tf.Tensor:
+    """Name an activation after the current scope, and perhaps a part of it, for `tfmp.check_precision`."""
+    scope = tf1.get_variable_scope().name.removeprefix("bert/")
+    return tfmp.probe(x, f"{scope}/{part}" if part else scope)
 
 
 def _dense(x: tf.Tensor, units: int, name: str) -> tf.Tensor:

@@ -84,7 +84,7 @@ def _train_and_record(
     options: Options, prepared: Prepared, worker: SingleWorker, history: History, resumed_step: int
 ) -> None:
     loss_scale = _starting_loss_scale(options)
-    weights = modeling.count_weights(_config(options, prepared))
+    weights = modeling.count_weights(model_config(options, prepared))
     console.say(outline.outline(options, prepared.sizes, weights, worker.count, resumed_step, loss_scale))
     progress = Progress(
         first_step=resumed_step,
@@ -124,7 +124,8 @@ def _starting_loss_scale(options: Options) -> float:
     return saved
 
 
-def _config(options: Options, prepared: Prepared) -> modeling.BertConfig:
+def model_config(options: Options, prepared: Prepared) -> modeling.BertConfig:
+    """Return the shape of the model that the options ask for."""
     return modeling.BertConfig(
         vocab_size=prepared.sizes.vocab_size,
         hidden_size=options.hidden_size,
@@ -146,7 +147,7 @@ def _estimator(
 ) -> tf.estimator.Estimator:
     model_dir, first = str(options.model_dir), worker.rank == 0
     model_fn = model_function.make_model_function(
-        _config(options, prepared),
+        model_config(options, prepared),
         optimization.OptimizerSettings(
             learning_rate=options.learning_rate,
             num_train_steps=options.num_train_steps,

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.script_lines import line_of_call
 from tfmp.core.step.status import StepProperties
+from tfmp.monitoring.fit_ranges import FitRanges
 from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.overflow_messages import OverflowMessages
+from tfmp.monitoring.range_history import RangeHistory
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.optimizers.base import LossScaleOptimizer
+from tfmp.ranges import tensorboard
+from tfmp.ranges.histogram import RangeHistogram
 
 # TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback
 # derived from the base class of one Keras works in the `fit` of another Keras too: `fit` only calls its methods.
@@ -76,6 +81,15 @@ class LossScaleCallback(keras.callbacks.Callback):
             raises `LossScaleStuckError`.
         stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
             step.
+        ranges_every_n_steps: The number of steps between two looks at the powers of two of gradients and weights; by
+            default there are none. A look counts the gradients of one step on the device; other steps only look at a
+            flag. Each look adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs (the shares of
+            gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits), NaN before
+            the first look. It also writes these and TensorBoard histograms, whose horizontal axis is the exponent, to
+            `summary_dir`. See the property `ranges`.
+        ranges_batch: Inputs and labels, as `fit` takes them. With them, each look also runs this batch forward and
+            backward, in the types and at the loss scale of the training, to count activations and their gradients.
+            The model must be compiled with a loss.
         scaler: The `tfmp.GradScaler` of a model whose own `train_step` scales the loss. By default the callback reads
             the model's optimizer, which must then be a `tfmp.LossScaleOptimizer`.
 
@@ -102,6 +116,8 @@ class LossScaleCallback(keras.callbacks.Callback):
         summary_dir: str | None = None,
         on_stuck: OnStuck = "warn",
         stuck_after: int = 64,
+        ranges_every_n_steps: int | None = None,
+        ranges_batch: Any = None,  # noqa: ANN401 - whatever the model takes
         scaler: StepProperties | None = None,
     ) -> None:
         super().__init__()
@@ -114,8 +130,26 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._writer: tf.summary.SummaryWriter | None = None
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._batches = 0
+        if ranges_batch is not None and ranges_every_n_steps is None:
+            raise ValueError("ranges_batch is looked at every ranges_every_n_steps steps: pass that, too.")
+        self._ranges = (
+            None
+            if ranges_every_n_steps is None
+            else FitRanges(settings.count("ranges_every_n_steps", ranges_every_n_steps), ranges_batch)
+        )
         self._overflow_messages = OverflowMessages()
         self._warned_about_optimizer = False
+
+    @property
+    def ranges(self) -> RangeHistory:
+        """What the looks at powers of two have found; `callback.ranges.plot("ranges.png")` draws it.
+
+        Raises:
+            ValueError: `ranges_every_n_steps` was not given.
+        """
+        if self._ranges is None:
+            raise ValueError("no ranges are looked at: pass ranges_every_n_steps to LossScaleCallback.")
+        return self._ranges.history
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch.
@@ -142,10 +176,23 @@ class LossScaleCallback(keras.callbacks.Callback):
         opt = self.model.optimizer
         if self._opt is not None:
             self._overflow_messages = OverflowMessages(self._overflow_reports())
+            if self._ranges is not None:
+                self._ranges.begin(self.model, self._opt)
             return
         if not self._warned_about_optimizer:
             self._warned_about_optimizer = True
             _logger.warning("%s", _advice(self.model, opt, line_of_call()))
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Ask the step that comes for the ranges of its gradients, if it is one to look at.
+
+        Args:
+            batch: The index of the batch in its epoch.
+            logs: Not used.
+        """
+        del batch, logs
+        if self._ranges is not None and self._opt is not None:
+            self._ranges.before_step()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the values to the logs of a batch if Keras reads these logs, and report if a report is due.
@@ -157,6 +204,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         # Counted by the index, because with `steps_per_execution` Keras calls this method for some batches only.
         before = self._batches if self._batches <= batch else 0
         self._batches = batch + 1
+        self._look_at_ranges(self._batches - before)
         # Keras 2 passes tensors in a dictionary of its own. It would use that dictionary as the epoch's logs if it held
         # more than the metrics, so nothing may be added to it.
         if not any(isinstance(value, tf.Tensor) for value in (logs or {}).values()):
@@ -198,6 +246,15 @@ class LossScaleCallback(keras.callbacks.Callback):
             # the loss by hand.
             loss_scale = self._opt.manager.get_loss_scale()
             logs.update(loss_scale=float(loss_scale), skipped_steps=int(self._opt.skipped_steps))
+            if self._ranges is not None:
+                logs.update(self._ranges.scalars())
+
+    def _look_at_ranges(self, steps: int) -> None:
+        if self._ranges is None or self._opt is None:
+            return
+        look = self._ranges.after_steps(steps)
+        if look is not None and self._summary_dir is not None:
+            self._write(look.scalars(), look.tagged())
 
     def _report(self, logs: dict[str, Any] | None) -> None:
         if self._opt is None:
@@ -205,7 +262,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         manager = self._opt.manager
         status = _numbers(manager.get_status())
         if self._summary_dir is not None:
-            self._write_summaries(status)
+            self._write(status._asdict())
         for sentence in self._overflow_messages.new_overflows(self._overflow_reports()):
             visible_logger().info("%s", sentence)
         losses = [float(logs["loss"])] if logs and "loss" in logs else []
@@ -227,16 +284,18 @@ class LossScaleCallback(keras.callbacks.Callback):
         for table in self._overflow_messages.summary_tables(self._overflow_reports()):
             visible_logger().info("%s", table)
 
-    def _write_summaries(self, status: LossScaleStatus) -> None:
+    def _write(self, scalars: Mapping[str, float], histograms: Iterable[tuple[str, RangeHistogram]] = ()) -> None:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._summary_dir)
         # A train_step with a scaler may use several optimizers, so none of their `iterations` counts its steps.
-        step = self._opt.iterations if self._scaler is None else status.applied_steps
+        step = self._opt.iterations if self._scaler is None else self._opt.applied_steps
         # record_if: Keras' TensorBoard callback sets for the whole of `fit` whether summaries are recorded.
         with self._writer.as_default(int(step)), tf.summary.record_if(True):
-            for tag, value in status._asdict().items():
+            for tag, value in scalars.items():
                 # This writes what tf.summary.scalar would write; that function needs TensorBoard to be installed.
                 tf.summary.write(tag, np.float32(value), metadata=_SCALAR)
+            for tag, histogram in histograms:
+                tf.summary.write(tag, tensorboard.buckets(histogram), metadata=tensorboard.HISTOGRAM_METADATA)
         self._writer.flush()
 
     # Private API of Keras 2, which asks each callback for which batches it must be called. A callback whose base class

@@ -1,5 +1,6 @@
 """A SessionRunHook that shows the loss scale in the log and in TensorBoard."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -10,11 +11,14 @@ from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.step.graph_records import managers_of_graph, overflow_reports_of_graph
 from tfmp.core.step.status import StepProperties
+from tfmp.monitoring.graph_ranges import GraphRanges
 from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
 from tfmp.monitoring.overflow_messages import OverflowMessages
+from tfmp.monitoring.range_history import RangeHistory
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
+from tfmp.ranges import tensorboard
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
@@ -55,6 +59,13 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         loss: The unscaled loss, a tensor or its name. By default the hook takes all losses that were scaled in the
             graph, for example by `compute_gradients`.
 
+        ranges_every_n_steps: The number of steps between two looks at the powers of two of gradients, weights and
+            probes (`tfmp.probe`); by default there are none. A look is fetched in the `session.run` call that takes
+            the step. It writes TensorBoard histograms, whose horizontal axis is the exponent, and the shares of
+            gradients that are 0, become 0 or lose bits in float16 at the present loss scale, to `summary_dir`. Under
+            Horovod the counts are those of all workers. If the hook reports on several managers, the steps of the
+            first one are looked at. See the property `ranges`.
+
     Raises:
         TypeError: `manager` is not a manager and does not hold one.
         ValueError: Both intervals are given, or one of them is not positive; or `on_stuck` or `stuck_after` is out of
@@ -86,6 +97,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         on_stuck: OnStuck = "warn",
         stuck_after: int = 64,
         loss: tf.Tensor | str | None = None,
+        ranges_every_n_steps: int | None = None,
     ) -> None:
         self._given_managers = [] if manager is None else [_manager_of(manager)]
         self._timer = _timer(every_n_steps, every_n_secs)
@@ -93,6 +105,22 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._summary_dir = summary_dir
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._given_loss = loss
+        self._ranges = (
+            None
+            if ranges_every_n_steps is None
+            else GraphRanges(settings.count("ranges_every_n_steps", ranges_every_n_steps))
+        )
+
+    @property
+    def ranges(self) -> RangeHistory:
+        """What the looks at powers of two have found; `hook.ranges.plot("ranges.png")` draws it.
+
+        Raises:
+            ValueError: `ranges_every_n_steps` was not given.
+        """
+        if self._ranges is None:
+            raise ValueError("no ranges are looked at: pass ranges_every_n_steps to LossScaleLoggingHook.")
+        return self._ranges.history
 
     def begin(self) -> None:
         """Add the operations that the reports fetch to the graph, before the session finalizes it."""
@@ -121,6 +149,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             ],
             "overflows": [(report.last, report.steps) for report in self._overflows],
         }
+        if self._ranges is not None:
+            self._ranges.begin(self._managers[0])
         self._overflow_messages = OverflowMessages()
         self._ahead: int | None = None
         self._warned = False
@@ -132,16 +162,18 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._due = False
 
     def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> tf.compat.v1.train.SessionRunArgs | None:
-        """Add the losses to the fetches if this call takes a step that will be reported.
+        """Add what a report or a look at ranges needs to the fetches, if this call takes a step to report or look at.
 
         Args:
             run_context: The `session.run` call that is about to begin.
         """
         self._due = self._timer.should_trigger_for_step(self._steps + 1)
-        losses = [self._losses.for_manager(manager) for manager in self._managers]
-        if not (self._due and any(losses) and self._losses.can_join(run_context.original_args.fetches)):
+        losses = [self._losses.for_manager(manager) for manager in self._managers] if self._due else []
+        looks = self._ranges is not None and self._ranges.is_due(self._steps + 1)
+        if not ((any(losses) or looks) and self._losses.can_join(run_context.original_args.fetches)):
             return None
-        return tf.compat.v1.train.SessionRunArgs(losses)
+        ranges, fed = self._ranges.fetches(run_context.session) if looks and self._ranges else ({}, {})
+        return tf.compat.v1.train.SessionRunArgs({"losses": losses, "ranges": ranges}, feed_dict=fed)
 
     def after_run(
         self, run_context: tf.compat.v1.train.SessionRunContext, run_values: tf.compat.v1.train.SessionRunValues
@@ -150,13 +182,16 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
         Args:
             run_context: The `session.run` call that has ended.
-            run_values: The values of the losses, if `before_run` asked for them.
+            run_values: The values of what `before_run` asked for, if it did.
         """
         self._steps += 1
+        results = run_values.results or {"losses": None, "ranges": {}}
+        if self._ranges is not None and results["ranges"]:
+            self._look(run_context.session, self._ranges, results["ranges"])
         if not self._due:
             return
         try:
-            if self._report(run_context.session, run_values.results):
+            if self._report(run_context.session, results["losses"]):
                 run_context.request_stop()
         except LossScaleStuckError:
             # MonitoredSession does not call the `end` of its hooks after an error.
@@ -208,6 +243,15 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             for manager, status, values in zip(self._managers, fetched["statuses"], losses, strict=True)
         ]
         return any(stops)
+
+    def _look(self, session: tf.compat.v1.Session, ranges: GraphRanges, fetched: Mapping[str, Any]) -> None:
+        step = self._steps if self._global_step is None else int(session.run(self._fetches["global_step"])[0])
+        look = ranges.look(step, fetched)
+        if self._writer is None:
+            return
+        values = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in look.scalars().items()]
+        values += [tensorboard.summary_value(tag, histogram) for tag, histogram in look.tagged()]
+        self._writer.add_summary(tf.compat.v1.Summary(value=values), look.step)
 
     def _with_values(self, fetched: list[Any]) -> list[OverflowReport]:
         return [OverflowReport(report.names, *counts) for report, counts in zip(self._overflows, fetched, strict=True)]

@@ -1,12 +1,15 @@
 """Records the losses and steps that are built in a graph, so that a monitor finds them without the optimizer."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfmp.core.gradients.arithmetic import values_of
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
 from tfmp.core.storage.graph_registry import GraphList
+from tfmp.types import Gradients
 
 
 class RecordedLoss(NamedTuple):
@@ -33,8 +36,25 @@ class RecordedStep(NamedTuple):
     overflow_counts: OverflowCounts
 
 
+class RecordedGradients(NamedTuple):
+    """The gradients of a step that was built in a graph, on one replica.
+
+    Attributes:
+        manager: The manager that decides the loss scale of the step.
+        names: The names of the variables.
+        grads: Their gradients, tensors that can be fetched.
+        loss_scale: The factor of the gradients; None if they are unscaled.
+    """
+
+    manager: LossScaleManager
+    names: Sequence[str]
+    grads: Gradients
+    loss_scale: tf.Tensor | None
+
+
 _LOSSES: GraphList[RecordedLoss] = GraphList("losses")
 _STEPS: GraphList[RecordedStep] = GraphList("steps")
+_GRADIENTS: GraphList[RecordedGradients] = GraphList("gradients")
 
 
 def record_loss(manager: LossScaleManager, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
@@ -46,11 +66,18 @@ def record_loss(manager: LossScaleManager, loss: Any) -> None:  # noqa: ANN401 -
         manager: The manager whose scale multiplies the loss.
         loss: The unscaled loss.
     """
-    with tf.init_scope():
-        graph = tf.compat.v1.get_default_graph()
-        is_of_graph = tf.is_tensor(loss) and getattr(loss, "graph", None) is graph
-        if not tf.executing_eagerly() and is_of_graph and graph.is_fetchable(loss):
-            _LOSSES.append(RecordedLoss(manager, loss))
+    if _can_be_fetched(loss):
+        _LOSSES.append(RecordedLoss(manager, loss))
+
+
+def record_gradients(recorded: RecordedGradients) -> None:
+    """Record the gradients of a step that is built at the top level of a graph, where they can be fetched.
+
+    Args:
+        recorded: The gradients. Those inside a conditional, a loop or a `tf.function` are not recorded.
+    """
+    if all(map(_can_be_fetched, values_of(recorded.grads))):
+        _GRADIENTS.append(recorded)
 
 
 def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> None:
@@ -76,6 +103,15 @@ def losses_of_graph() -> list[RecordedLoss]:
         [True]
     """
     return _LOSSES.items()
+
+
+def gradients_of_graph(manager: LossScaleManager) -> list[RecordedGradients]:
+    """Return the gradients of the steps that were built in the current graph for a manager.
+
+    Args:
+        manager: The manager that decides the loss scale of the steps.
+    """
+    return [recorded for recorded in _GRADIENTS.items() if recorded.manager is manager]
 
 
 def managers_of_graph() -> list[LossScaleManager]:
@@ -111,3 +147,10 @@ def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]
         []
     """
     return [counts.report() for counts in overflow_counts_of_graph(manager)]
+
+
+def _can_be_fetched(value: Any) -> bool:  # noqa: ANN401 - whatever converts to a tensor
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+        is_of_graph = tf.is_tensor(value) and getattr(value, "graph", None) is graph
+        return not tf.executing_eagerly() and is_of_graph and graph.is_fetchable(value)

@@ -14,7 +14,14 @@ from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
-from tfmp.core.step.graph_records import overflow_counts_of_graph, record_loss, record_step
+from tfmp.core.step.gradient_ranges import GradientRanges
+from tfmp.core.step.graph_records import (
+    RecordedGradients,
+    overflow_counts_of_graph,
+    record_gradients,
+    record_loss,
+    record_step,
+)
 from tfmp.core.step.result import StepResult
 from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.tracing import without_autograph
@@ -114,6 +121,8 @@ class LossScaler:
         self.worker_average = WorkerAverage(manager, is_distributed, aggregation_dtype)
         #: The numbers of overflowed values in the gradient of each variable.
         self.overflow_counts = AllOverflowCounts()
+        #: The powers of two of gradients; None unless somebody wants to see them.
+        self.gradient_ranges: GradientRanges | None = None
 
     def distribution(self) -> Distribution:
         """Return the distribution of the step that is being built: how its replicas act together."""
@@ -218,7 +227,15 @@ class LossScaler:
         local_check = self._check(step.grads, check, known)
         result = self._agree(step, local_check, distribution)
         done = self._apply_or_count(step, check, local_check, result.applied, distribution)
-        return done, result
+        return tf.group(done, *self._record_ranges(step, distribution)), result
+
+    def _record_ranges(self, step: Step, distribution: Distribution) -> list[tf.Operation]:
+        """Return the ops that let monitors see the powers of two of the gradients; none if nobody asked for them."""
+        loss_scale = None if step.scaling is Scaling.UNSCALED else step.loss_scale
+        record_gradients(RecordedGradients(self._manager, step.adapter.names, step.grads, loss_scale))
+        if self.gradient_ranges is None:
+            return []
+        return [self.gradient_ranges.record(step.adapter.names, step.grads, loss_scale, distribution)]
 
     def _reduce(self, step: Step, distribution: Distribution) -> Gradients:
         """Sum the gradients over replicas, or average them over workers, unless the optimizer does so itself later."""

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.step.gradient_ranges import GradientRanges
 from tfmp.core.step.scaler import LossScaler
 
 
@@ -94,3 +95,31 @@ class StepProperties:
             (['w:0'], [[1, 0, 0]], [1])
         """
         return self._scaler.overflow_reports()
+
+    def record_gradient_ranges(self) -> GradientRanges:
+        """Let the steps that are built from now on record the powers of two of their gradients when asked.
+
+        A step is recorded only after a call of the object's `request`; all others cost nothing but a look at a flag.
+        This is for eager code and `tf.function`; a `tf.function` that was traced before does not record. In TF1 graphs,
+        `tfmp.LossScaleLoggingHook` fetches the gradients themselves.
+
+        Returns:
+            The object through which steps are requested and read, the same at each call.
+
+        Example:
+            >>> import tfmp
+            >>> scaler = tfmp.GradScaler()
+            >>> ranges = scaler.record_gradient_ranges()
+            >>> w = tf.Variable([0.5, 3.0])
+            >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+            >>> ranges.request()
+            >>> with tf.GradientTape() as tape:
+            ...     loss = scaler.scale(tf.reduce_sum(w ** 2))
+            >>> _ = scaler.step(optimizer, zip(tape.gradient(loss, [w]), [w]))
+            >>> _ = scaler.update()
+            >>> tfmp.RangeHistogram(ranges.read()[0].counts[0])
+            <RangeHistogram of 2 values, 2^0..2^2>
+        """
+        if self._scaler.gradient_ranges is None:
+            self._scaler.gradient_ranges = GradientRanges()
+        return self._scaler.gradient_ranges

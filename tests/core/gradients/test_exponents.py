@@ -1,0 +1,203 @@
+"""Counts by powers of two equal those of NumPy, bit by bit, wherever they are computed."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gradient_forms import TYPES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfmp.core.gradients.exponents import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    NUM_COUNTS,
+    OTHER_COUNTS,
+    exponent_counts,
+)
+from tfmp.types import Gradient
+
+_NUM_EXPONENTS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
+#: The exponents of the smallest subnormal and of the largest number.
+_RANGES = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127), "float64": (-1074, 1023)}
+_MODES: dict[str, Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]]] = {
+    "eager": lambda function: function,
+    "function": tf.function,
+    "xla": functools.partial(tf.function, jit_compile=True),
+}
+
+in_every_mode = pytest.mark.parametrize("mode", _MODES)
+of_every_type = pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.name)
+
+
+def _expected(array: np.ndarray) -> list[int]:
+    """Return the counts of an array of any floating-point type, which NumPy finds in a copy in float64."""
+    with np.errstate(invalid="ignore"):  # of signaling NaN
+        values = np.float64(array).ravel()
+    finite = values[np.isfinite(values) & (values != 0)]
+    # NumPy's mantissas are from 0.5 to 1.
+    exponents = np.frexp(finite)[1].astype(np.int64) - 1
+    is_below, is_above = exponents < LOWEST_EXPONENT, exponents > HIGHEST_EXPONENT
+    in_bins = exponents[~is_below & ~is_above] - LOWEST_EXPONENT
+    others = [(values == 0).sum(), np.isinf(values).sum(), np.isnan(values).sum(), is_below.sum(), is_above.sum()]
+    return [*np.bincount(in_bins, minlength=_NUM_EXPONENTS).tolist(), *map(int, others)]
+
+
+def _bits(dtype: tf.DType, integers: np.ndarray) -> np.ndarray:
+    """Return the values whose bits are the lowest ones of these integers."""
+    unsigned = {2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
+    return integers.astype(unsigned).view(dtype.as_numpy_dtype)
+
+
+def _random_bits(dtype: tf.DType, shape: Sequence[int]) -> np.ndarray:
+    return _bits(dtype, np.random.default_rng(0).integers(0, 2**64, shape, np.uint64))
+
+
+def _arrays(dtype: tf.DType) -> list[np.ndarray]:
+    """Return arrays of several shapes that need each way to count, and all of them together."""
+    kind = dtype.as_numpy_dtype
+    smallest, largest = _RANGES[dtype.name]
+    powers = np.ldexp(1.0, np.arange(smallest, largest + 1)).astype(kind)
+    mantissa_bits = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}[dtype.name]
+    mantissas = np.random.default_rng(1).integers(0, 2**mantissa_bits, 400, np.uint64)
+    infinity = np.array([np.inf]).astype(kind).view(f"uint{8 * dtype.size}")[0].astype(np.uint64)
+    return [
+        _bits(dtype, np.arange(2**16, dtype=np.uint64)) if dtype.size == 2 else _random_bits(dtype, [5, 4001]),
+        np.concatenate([powers, -powers]),
+        _bits(dtype, mantissas),  # subnormal numbers
+        _bits(dtype, mantissas + infinity),  # NaN
+        np.array([[0.0, -0.0], [-0.0, 0.0]]).astype(kind),
+        np.array([1.0, -0.0, np.inf, -np.inf, -np.inf]).astype(kind),
+        np.zeros([2, 0, 3], kind),
+        np.array(-0.75).astype(kind),
+    ]
+
+
+@in_every_mode
+@of_every_type
+def test_every_column_equals_numpys(dtype: tf.DType, mode: str) -> None:
+    arrays = _arrays(dtype)
+    counts = _MODES[mode](exponent_counts)([tf.constant(array) for array in arrays])
+    assert counts.dtype == tf.int64
+    assert counts.numpy().tolist() == [_expected(array) for array in arrays]
+
+
+@pytest.mark.graph
+@of_every_type
+def test_every_column_equals_numpys_in_a_graph(dtype: tf.DType, session: tf.compat.v1.Session) -> None:
+    arrays = _arrays(dtype)
+    # The shapes of half of them are unknown.
+    fed = [tf.compat.v1.placeholder(dtype, array.shape if index % 2 else None) for index, array in enumerate(arrays)]
+    counts = exponent_counts(fed)
+    assert counts.shape.as_list() == [len(arrays), NUM_COUNTS]
+    found = session.run(counts, dict(zip(fed, arrays, strict=True)))
+    assert found.tolist() == [_expected(array) for array in arrays]
+
+
+@pytest.mark.graph
+@of_every_type
+def test_constants_of_a_graph_are_counted_alike(dtype: tf.DType, session: tf.compat.v1.Session) -> None:
+    # TensorFlow computes what depends on constants only once, before the graph runs.
+    arrays = _arrays(dtype)[4:6]
+    counts = exponent_counts([tf.constant(array) for array in arrays])
+    assert session.run(counts).tolist() == [_expected(array) for array in arrays]
+
+
+@of_every_type
+def test_every_power_of_two_has_its_own_column(dtype: tf.DType) -> None:
+    smallest, largest = _RANGES[dtype.name]
+    exponents = np.arange(smallest, largest + 1)
+    powers = np.ldexp(1.0, exponents).astype(dtype.as_numpy_dtype)
+    expected = np.zeros([NUM_COUNTS], np.int64)
+    expected[exponents[(exponents >= LOWEST_EXPONENT) & (exponents <= HIGHEST_EXPONENT)] - LOWEST_EXPONENT] = 1
+    if dtype == tf.float64:
+        expected[-2:] = [1074 - 150, 1023 - 127]
+    assert exponent_counts([tf.constant(powers)]).numpy().tolist() == [expected.tolist()]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
+@of_every_type
+def test_shape_may_be_unknown_while_a_function_is_traced(dtype: tf.DType, jit_compile: bool) -> None:
+    @tf.function(input_signature=[[tf.TensorSpec(None, dtype)]], jit_compile=jit_compile)
+    def counted(tensors: list[tf.Tensor]) -> tf.Tensor:
+        counts = exponent_counts(tensors)
+        assert counts.shape.as_list() == [1, NUM_COUNTS]
+        return counts
+
+    # XLA compiles a function once for each shape.
+    for array in [*_arrays(dtype)[:1], *_arrays(dtype)[-2:]]:
+        assert counted([tf.constant(array)]).numpy().tolist() == [_expected(array)]
+
+
+def _forms(dtype: tf.DType) -> tuple[list[Gradient], list[list[int]]]:
+    """Return gradients of several forms, and their counts."""
+    rows = tf.cast([[1.0, 0.0], [-4.0, np.inf], [1.0, np.nan]], dtype)
+    # Rows of the same index are not added.
+    sparse = tf.IndexedSlices(rows, tf.constant([3, 0, 3]), tf.constant([9, 2]))
+    none = [0] * NUM_COUNTS
+    return [None, sparse, rows[:1], None], [
+        none,
+        _expected(np.array([1.0, 0.0, -4.0, np.inf, 1.0, np.nan])),
+        _expected(np.array([1.0, 0.0])),
+        none,
+    ]
+
+
+@in_every_mode
+@of_every_type
+def test_rows_of_indexed_slices_are_counted_and_none_has_no_values(dtype: tf.DType, mode: str) -> None:
+    grads, expected = _forms(dtype)
+    assert _MODES[mode](lambda: exponent_counts(grads))().numpy().tolist() == expected
+
+
+@pytest.mark.graph
+@of_every_type
+def test_forms_of_gradients_are_counted_alike_in_a_graph(dtype: tf.DType, session: tf.compat.v1.Session) -> None:
+    grads, expected = _forms(dtype)
+    assert session.run(exponent_counts(grads)).tolist() == expected
+
+
+def test_types_may_differ_within_a_list() -> None:
+    tensors = [tf.constant([2.0, 0.0], dtype) for dtype in TYPES]
+    assert exponent_counts(tensors).numpy().tolist() == [_expected(np.array([2.0, 0.0]))] * len(TYPES)
+
+
+def test_columns_after_the_exponents_are_named() -> None:
+    assert OTHER_COUNTS == ("zero", "infinite", "nan", "below", "above")
+    values = tf.constant([0.0] + [np.inf] * 2 + [np.nan] * 3 + [1e-100] * 4 + [1e100] * 5, tf.float64)
+    assert exponent_counts([values]).numpy()[0, -5:].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64], ids=lambda dtype: dtype.name)
+def test_other_types_are_refused(dtype: tf.DType) -> None:
+    message = f"^powers of two are counted in floating-point tensors, got one of {dtype.name}.$"
+    for tensor in (tf.zeros([2], dtype), tf.IndexedSlices(tf.zeros([1, 2], dtype), tf.constant([0]))):
+        with pytest.raises(TypeError, match=message):
+            exponent_counts([tf.constant(1.0), tensor])
+
+
+#: Bits of float32: any, and those of special values with more or less of the mantissa set.
+_FLOAT32_BITS = st.one_of(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**23 + 2),
+    st.integers(2**31, 2**31 + 2**23 + 2),
+    st.sampled_from([0, 2**31, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F800001, 0x7FC00000, 0x00800000, 0x007FFFFF]),
+)
+
+
+@in_every_mode
+def test_any_bits_of_float32_are_counted_as_numpy_does(mode: str) -> None:
+    counted = _MODES[mode](lambda values: exponent_counts([values]))
+    # One shape, so that a function is traced once.
+    size = 16
+
+    @settings(deadline=None, max_examples=100)
+    @given(st.lists(_FLOAT32_BITS, min_size=size, max_size=size))
+    def counts_alike(bits: list[int]) -> None:
+        array = np.array(bits, np.uint32).view(np.float32)
+        assert counted(tf.constant(array)).numpy().tolist() == [_expected(array)]
+
+    counts_alike()

@@ -1,0 +1,360 @@
+"""The powers of two of gradients are recorded on the steps that were asked for, and on no others."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import kerases
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.core.distribute import SingleProcess
+from tfmp.core.step.gradient_ranges import GradientRanges
+from tfmp.types import Gradient
+
+_MODES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "eager": lambda function: function,
+    "function": tf.function,
+    "xla": functools.partial(tf.function, jit_compile=True),
+}
+in_every_mode = pytest.mark.parametrize("mode", _MODES)
+
+#: What is recorded of a step: for each variable, how many values have which exponent; and the factor of the gradients.
+_Found = tuple[list[dict[str, int]], float]
+
+
+def _found(ranges: GradientRanges) -> list[_Found]:
+    return [
+        ([tfmp.RangeHistogram(row).to_dict() for row in recorded.counts], recorded.scaled_by)
+        for recorded in ranges.read()
+    ]
+
+
+def _sgd() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(0.5)
+
+
+class _V1:
+    """Steps of a wrapped TF1 optimizer, which unscales gradients before they are checked."""
+
+    scaled_by = 1.0
+
+    def __init__(self, scale: float = 1024, **settings: Any) -> None:
+        self.opt = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(scale), **settings)
+        self.weight = tf.Variable([1.0, 2.0], name="kernel")
+
+    def take(self, grad: tf.Tensor) -> None:
+        self.opt.minimize(lambda: tf.reduce_sum(self.weight * grad), var_list=[self.weight])
+
+
+class _Keras:
+    """Steps of a wrapped optimizer of a Keras. That of Keras 3 checks gradients before they are unscaled."""
+
+    def __init__(self, keras: Any, **settings: Any) -> None:
+        self.scaled_by = 1024.0 if keras.__version__.startswith("3.") else 1.0
+        self.opt = tfmp.LossScaleOptimizer(kerases.optimizer(keras), tfmp.FixedLossScaleManager(1024), **settings)
+        self.weight = kerases.variable(keras, [1.0, 2.0])
+        self.opt.build([self.weight])
+
+    def take(self, grad: tf.Tensor) -> None:
+        kerases.take_step(self.opt, [self.weight], [grad])
+
+
+class _Scaler:
+    """Steps of a `GradScaler`."""
+
+    scaled_by = 1.0
+
+    def __init__(self) -> None:
+        self.opt = tfmp.GradScaler(1024)
+        self.weight = tf.Variable([1.0, 2.0], name="kernel")
+        self._optimizer = _sgd()
+
+    def take(self, grad: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = self.opt.scale(tf.reduce_sum(self.weight * grad))
+        self.opt.step(self._optimizer, [(tape.gradient(loss, self.weight), self.weight)])
+        self.opt.update()
+
+
+_HOSTS: dict[str, Callable[[], Any]] = {
+    "v1": _V1,
+    "scaler": _Scaler,
+    **{name: functools.partial(_Keras, keras) for name, keras in kerases.installed().items()},
+}
+with_every_host = pytest.mark.parametrize("host", _HOSTS)
+
+
+@in_every_mode
+@with_every_host
+def test_only_the_step_after_a_request_is_recorded(host: str, mode: str) -> None:
+    training = _HOSTS[host]()
+    ranges = training.opt.record_gradient_ranges()
+    assert training.opt.record_gradient_ranges() is ranges
+    step = _MODES[mode](training.take)
+    step(tf.constant([1.0, 1.0]))
+    assert ranges.read() == []
+    ranges.request()
+    assert ranges.read() == []
+    step(tf.constant([4.0, -0.75]))
+    shift = int(math.log2(training.scaled_by))
+    expected = [([{str(shift - 1): 1, str(shift + 2): 1}], training.scaled_by)]
+    assert _found(ranges) == expected
+    # Later steps leave what was recorded, until the next one is asked for.
+    step(tf.constant([0.0, 1.0]))
+    assert _found(ranges) == expected
+    ranges.request()
+    assert ranges.read() == []
+    step(tf.constant([0.0, 1.0]))
+    assert _found(ranges) == [([{str(shift): 1, "zero": 1}], training.scaled_by)]
+
+
+@in_every_mode
+@with_every_host
+def test_step_that_overflows_is_recorded_too(host: str, mode: str) -> None:
+    training = _HOSTS[host]()
+    ranges = training.opt.record_gradient_ranges()
+    ranges.request()
+    _MODES[mode](training.take)(tf.constant([math.inf, math.nan]))
+    assert _found(ranges) == [([{"infinite": 1, "nan": 1}], training.scaled_by)]
+
+
+@with_every_host
+def test_training_is_the_same_with_requests_as_without(host: str) -> None:
+    weights = []
+    for recorded in (False, True):
+        training = _HOSTS[host]()
+        step = tf.function(training.take)
+        for grad in ([1.0, -3.0], [math.inf, 1.0], [0.5, 0.25]):
+            if recorded:
+                training.opt.record_gradient_ranges().request()
+            step(tf.constant(grad))
+        weights.append(training.weight.numpy().tolist())
+    assert weights == [[0.25, 3.375]] * 2
+
+
+@with_every_host
+def test_request_in_eager_code_reaches_the_next_call_of_a_function(host: str) -> None:
+    training = _HOSTS[host]()
+    ranges = training.opt.record_gradient_ranges()
+    traced = []
+
+    @tf.function
+    def step(grad: tf.Tensor) -> None:
+        traced.append(grad)
+        training.take(grad)
+
+    seen = []
+    for power in range(6):
+        if power % 2:
+            ranges.request()
+        step(tf.constant([2.0**power, 0.0]))
+        seen += [counts for (counts,), _ in _found(ranges)] if power % 2 else []
+    shift = int(math.log2(training.scaled_by))
+    assert seen == [{str(shift + power): 1, "zero": 1} for power in (1, 3, 5)]
+    # Once to make variables, once more without.
+    assert len(traced) <= 2
+
+
+def test_function_that_was_traced_before_does_not_record() -> None:
+    training = _V1()
+    step = tf.function(training.take)
+    step(tf.constant([1.0, 1.0]))
+    ranges = training.opt.record_gradient_ranges()
+    ranges.request()
+    step(tf.constant([1.0, 1.0]))
+    assert ranges.read() == []
+
+
+def test_names_are_those_of_the_variables() -> None:
+    for make in _HOSTS.values():
+        training = make()
+        ranges = training.opt.record_gradient_ranges()
+        ranges.request()
+        training.take(tf.constant([1.0, 1.0]))
+        (recorded,) = ranges.read()
+        assert [name.partition(":")[0] for name in recorded.names] == ["kernel"]
+        assert recorded.counts.shape == (1, 283)
+        assert recorded.counts.dtype == np.int64
+
+
+def test_gradients_that_the_user_unscaled_are_recorded_unscaled() -> None:
+    scaler, weight, optimizer = tfmp.GradScaler(2.0**10), tf.Variable([1.0, 2.0]), _sgd()
+    ranges = scaler.record_gradient_ranges()
+    ranges.request()
+    with tf.GradientTape() as tape:
+        loss = scaler.scale(tf.reduce_sum(weight * [8.0, 2.0**-20]))
+    (grad,) = scaler.unscale(optimizer, tape.gradient(loss, [weight]))
+    scaler.step(optimizer, [(tf.clip_by_value(grad, -1.0, 1.0), weight)])
+    scaler.update()
+    assert _found(ranges) == [([{"-20": 1, "0": 1}], 1.0)]
+
+
+@kerases.for_every_keras()
+def test_factor_is_the_scale_of_the_recorded_step(keras: Any) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(2.0**20, 1, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    opt, weight = tfmp.LossScaleOptimizer(kerases.optimizer(keras), manager), kerases.variable(keras, [1.0, 2.0])
+    opt.build([weight])
+    ranges = opt.record_gradient_ranges()
+    seen = []
+    for grad in ([1.0, 2.0], [math.inf, 1.0], [1.0, 2.0]):
+        ranges.request()
+        kerases.take_step(opt, [weight], [tf.constant(grad)])
+        seen += _found(ranges)
+    if keras.__version__.startswith("2."):
+        assert seen == [([{"0": 1, "1": 1}], 1.0), ([{"0": 1, "infinite": 1}], 1.0), ([{"0": 1, "1": 1}], 1.0)]
+        return
+    assert seen == [
+        ([{"20": 1, "21": 1}], 2.0**20),
+        ([{"21": 1, "infinite": 1}], 2.0**21),
+        ([{"20": 1, "21": 1}], 2.0**20),
+    ]
+
+
+@in_every_mode
+def test_every_list_of_variables_has_a_record_of_its_own(mode: str) -> None:
+    opt = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8))
+    ranges = opt.record_gradient_ranges()
+    first, second = tf.Variable([1.0, 2.0], name="first"), tf.Variable(1.0, name="second")
+
+    def steps(variables: Sequence[tf.Variable]) -> Callable[[tf.Tensor], Any]:
+        def take(grad: tf.Tensor) -> None:
+            opt.minimize(lambda: tf.add_n([tf.reduce_sum(each * grad) for each in variables]), var_list=variables)
+
+        return _MODES[mode](take)
+
+    of_first, of_both = steps([first]), steps([first, second])
+    ranges.request()
+    of_first(tf.constant(2.0))
+    assert [recorded.names for recorded in ranges.read()] == [["first:0"]]
+    of_both(tf.constant(4.0))
+    assert [recorded.names for recorded in ranges.read()] == [["first:0"], ["first:0", "second:0"]]
+    # The gradients for `first` in the second step are 4 for each of its values.
+    assert _found(ranges) == [([{"1": 2}], 1.0), ([{"2": 2}, {"2": 1}], 1.0)]
+    ranges.request()
+    assert ranges.read() == []
+    of_both(tf.constant(8.0))
+    assert _found(ranges) == [([{"3": 2}, {"3": 1}], 1.0)]
+
+
+def _take_of_forms(mode: str, grads: Sequence[Gradient]) -> list[_Found]:
+    """Take a step with a `GradScaler` and these gradients of the scaled loss, and return what is recorded."""
+    scaler, optimizer = tfmp.GradScaler(2), _sgd()
+    variables = [tf.Variable(tf.zeros([4, 2]), name=f"v{index}") for index in range(len(grads))]
+    ranges = scaler.record_gradient_ranges()
+
+    def step() -> None:
+        scaler.scale(tf.constant(1.0))
+        scaler.step(optimizer, list(zip(grads, variables, strict=True)))
+        scaler.update()
+
+    ranges.request()
+    _MODES[mode](step)()
+    return _found(ranges)
+
+
+@in_every_mode
+def test_variables_without_a_gradient_keep_their_row(mode: str) -> None:
+    grad = tf.fill([4, 2], 2.0)
+    assert _take_of_forms(mode, [None, grad, None, -4 * grad, None]) == [([{}, {"0": 8}, {}, {"2": 8}, {}], 1.0)]
+
+
+@in_every_mode
+def test_rows_of_sparse_gradients_are_counted(mode: str) -> None:
+    rows = tf.constant([[2.0, 8.0], [0.0, 2.0**-20]])
+    sparse = tf.IndexedSlices(rows, tf.constant([3, 0]), tf.constant([4, 2]))
+    expected = {"-21": 1, "0": 1, "2": 1, "zero": 1}
+    assert _take_of_forms(mode, [sparse, None, tf.ones([4, 2])]) == [([expected, {}, {"-1": 8}], 1.0)]
+
+
+@in_every_mode
+def test_gather_of_a_table_is_recorded_as_its_rows(mode: str) -> None:
+    opt = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8))
+    table, bias = tf.Variable(tf.ones([100, 3]), name="table"), tf.Variable(1.0, name="bias")
+    ranges = opt.record_gradient_ranges()
+    ranges.request()
+
+    def take(indices: tf.Tensor) -> None:
+        opt.minimize(lambda: tf.reduce_sum(tf.gather(table, indices)) * 4.0, var_list=[table, bias])
+
+    _MODES[mode](take)(tf.constant([7, 2]))
+    assert _found(ranges) == [([{"2": 6}, {}], 1.0)]
+
+
+@in_every_mode
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [(tf.float16, -24), (tf.bfloat16, -133), (tf.float32, -149)],
+    ids=["float16", "bfloat16", "float32"],
+)
+def test_subnormal_gradients_are_recorded_as_they_are(dtype: tf.DType, exponent: int, mode: str) -> None:
+    ranges = GradientRanges()
+    ranges.request()
+    values = np.ldexp(1.0, [exponent, exponent + 1, 0]).astype(dtype.as_numpy_dtype)
+
+    # As in the optimizers: AutoGraph does not convert what tfmp builds.
+    @tf.autograph.experimental.do_not_convert
+    def record(grad: tf.Tensor) -> None:
+        ranges.record(["kernel"], [grad], None, SingleProcess())
+
+    _MODES[mode](record)(tf.constant(values))
+    assert _found(ranges) == [([{str(exponent): 1, str(exponent + 1): 1, "0": 1}], 1.0)]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@with_every_host
+def test_counts_are_sums_over_replicas(host: str, mode: str, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        training = _HOSTS[host]()
+    ranges = training.opt.record_gradient_ranges()
+
+    def of_replica() -> None:
+        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        training.take(tf.stack([1.0, 4 * replica]))
+
+    step = _MODES[mode](lambda: two_replicas.run(of_replica))
+    step()
+    assert ranges.read() == []
+    ranges.request()
+    assert ranges.read() == []
+    step()
+    # An optimizer of Keras 2 sums gradients before they are checked: each replica has [2, 4] then.
+    sums_first = host in ("keras2", "tf_keras")
+    assert _found(ranges) == [([{"1": 2, "2": 2} if sums_first else {"0": 2, "2": 1, "zero": 1}], 1.0)]
+
+
+@in_every_mode
+def test_windows_end_is_what_is_recorded(mode: str) -> None:
+    training = _V1(accumulation_steps=3)
+    ranges = training.opt.record_gradient_ranges()
+    step = _MODES[mode](training.take)
+    ranges.request()
+    for grad in ([1.0, 0.0], [2.0, 0.0]):
+        step(tf.constant(grad))
+        assert ranges.read() == []
+    step(tf.constant([9.0, 3.0]))
+    # The means are 4 and 1.
+    assert _found(ranges) == [([{"0": 1, "2": 1}], 1.0)]
+    # A request in the middle of a window records the end of that window.
+    for grad in ([1.0, 1.0], [1.0, 1.0]):
+        step(tf.constant(grad))
+    ranges.request()
+    step(tf.constant([1.0, 1.0]))
+    assert _found(ranges) == [([{"0": 2}], 1.0)]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@kerases.for_every_keras()
+def test_windows_end_of_a_keras_optimizer_is_what_is_recorded(keras: Any, mode: str) -> None:
+    training = _Keras(keras, accumulation_steps=2)
+    ranges = training.opt.record_gradient_ranges()
+    step = _MODES[mode](training.take)
+    ranges.request()
+    step(tf.constant([1.0, 0.0]))
+    assert ranges.read() == []
+    step(tf.constant([3.0, 0.0]))
+    ((rows, scaled_by),) = _found(ranges)
+    assert rows == [{str(1 + int(math.log2(scaled_by))): 1, "zero": 1}]

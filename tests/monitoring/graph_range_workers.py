@@ -1,0 +1,67 @@
+"""Trains under Horovod with a hook that looks at ranges, and prints what each worker's hook has found.
+
+    PYTHONPATH=. horovodrun -np 2 python tests/monitoring/graph_range_workers.py
+
+Each worker also prints what `tfmp.exponent_counts` sums over the workers, and with `--v1-behavior` without eager code.
+"""
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+import tfmp
+
+tf1 = tf.compat.v1
+
+
+def _found(hook: tfmp.LossScaleLoggingHook) -> dict[str, Any]:
+    look = hook.ranges.last
+    kinds = {
+        kind: {name: each.to_dict() for name, each in histograms.items()}
+        for kind, histograms in look.histograms.items()
+    }
+    return {"step": look.step, "loss_scale": look.loss_scale, **kinds}
+
+
+def _train(rank: int) -> dict[str, Any]:
+    """Train for three steps; the factor of the loss is 4 on the first worker and 8 on the second."""
+    with tf.Graph().as_default():
+        w = tf1.get_variable("w", initializer=[1.0, 2.0])
+        factor = tf1.placeholder_with_default([4.0 * (rank + 1), 0.0], [2])
+        loss = tf.reduce_sum(tfmp.probe(w * factor, "product"))
+        opt = tfmp.LossScaleOptimizer(
+            tf1.train.GradientDescentOptimizer(0.0), tfmp.FixedLossScaleManager(16), is_distributed=True
+        )
+        train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())
+        hook = tfmp.LossScaleLoggingHook(ranges_every_n_steps=2)
+        with tf1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as session:
+            for _ in range(3):
+                session.run(train_op)
+    return _found(hook)
+
+
+def _counts(rank: int) -> list[dict[str, int]]:
+    tensors = [tf.constant([1.0, 2.0**rank]), None]
+    if tf.executing_eagerly():
+        rows = tfmp.exponent_counts(tensors, is_distributed=True).numpy()
+    else:
+        with tf.Graph().as_default(), tf1.Session() as session:
+            tensors[0] = tf.constant([1.0, 2.0**rank])
+            rows = session.run(tfmp.exponent_counts(tensors, is_distributed=True))
+    return [tfmp.RangeHistogram(row).to_dict() for row in rows]
+
+
+def _main() -> None:
+    if "--v1-behavior" in sys.argv:
+        tf1.disable_v2_behavior()
+    hvd = importlib.import_module("horovod.tensorflow")
+    hvd.init()
+    for way, state in (("counts", _counts(hvd.rank())), ("hook", _train(hvd.rank()))):
+        print(f"STATE {way}/{hvd.rank()}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
+
+
+if __name__ == "__main__":
+    _main()

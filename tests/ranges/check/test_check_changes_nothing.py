@@ -1,0 +1,173 @@
+"""check_precision leaves models of every Keras, and the random generators, as they were."""
+
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checked_models import called, check, data, overflowing_within, state, stateful_model
+from kerases import for_every_keras, skip_before
+
+import tfmp
+
+# The random initializers of Keras 2.15 warn.
+pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
+
+
+def _trained(keras: ModuleType, policy: str = "float32") -> Any:
+    keras.utils.set_random_seed(1)
+    model = stateful_model(keras, policy)
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=True)
+    return _fit(model)
+
+
+def _fit(model: Any) -> Any:
+    # In Keras 2, Dropout has no state of its own.
+    tf.random.set_seed(2)
+    model.fit(*data(), batch_size=4, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize(("loss_fn", "policy"), [(None, "float32"), ("mse", "mixed_float16")])
+@for_every_keras()
+def test_trained_model_is_as_before(keras: ModuleType, loss_fn: str | None, policy: str) -> None:
+    model = _trained(keras, policy)
+    before = state(model)
+    report = check(model, loss_fn, [data(1), data(2)])
+    assert state(model) == before
+    assert (before["optimizer"], report.batches) != ([], 2)
+
+
+@for_every_keras()
+def test_layers_that_are_kept_in_float32_are_as_before(keras: ModuleType) -> None:
+    layers = [keras.layers.Dense(4), overflowing_within(keras)(name="inside"), keras.layers.Dense(1)]
+    model = called(keras.Sequential([keras.Input([4]), *layers]))
+    before = state(model)
+    assert check(model, "mse", [data()]).keep_float32 == ["inside"]
+    assert state(model) == before
+
+
+@for_every_keras()
+def test_training_goes_on_as_without_a_check(keras: ModuleType) -> None:
+    model, twin = _trained(keras), _trained(keras)
+    check(model, None, [data(1)])
+    for one, other in zip(_fit(model).get_weights(), _fit(twin).get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@for_every_keras()
+def test_two_checks_find_the_same(keras: ModuleType) -> None:
+    model = _trained(keras)
+    first, second = (check(model, None, [data(1)]) for _ in range(2))
+    assert first.to_json() == second.to_json()
+
+
+class _Interrupted(Exception):  # noqa: N818 - not an error of the check
+    pass
+
+
+@for_every_keras()
+def test_error_of_the_loss_leaves_the_model_as_before(keras: ModuleType) -> None:
+    model, calls = _trained(keras), list[str]()
+    before, expected = state(model), check(model, "mse", [data(1)]).to_json()
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        calls.append(outputs.dtype.name)
+        if len(calls) == last:
+            raise _Interrupted
+        return (tf.cast(outputs, tf.float32) - labels) ** 2
+
+    # The calls are those in float32, in float32 for the comparison, and in float16.
+    for last in (1, 2, 3):
+        calls.clear()
+        with pytest.raises(_Interrupted):
+            check(model, loss, [data(1)])
+        assert calls == ["float32", "float32", "float16"][:last]
+        assert state(model) == before
+    assert check(model, "mse", [data(1)]).to_json() == expected
+
+
+@for_every_keras()
+def test_error_of_a_layer_leaves_the_model_as_before(keras: ModuleType) -> None:
+    class Refusing(keras.layers.Layer):  # type: ignore[name-defined]
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            if x.dtype == tf.float16:
+                raise _Interrupted
+            return x
+
+    layers = [keras.layers.Dense(4), Refusing(), keras.layers.Dense(1)]
+    model = called(keras.Sequential([keras.Input([4]), *layers]))
+    before = state(model)
+    with pytest.raises(_Interrupted):
+        check(model, "mse", [data()])
+    assert state(model) == before
+
+
+def _random_numbers(keras: ModuleType) -> list[Any]:
+    ours = [keras.random.normal([2])] if keras.__version__.startswith("3.") else []
+    tensors = [*ours, tf.random.normal([2]), tf.random.uniform([2]), tf.random.get_global_generator().normal([2])]
+    return [random.random(), float(np.random.rand()), *(tensor.numpy().tolist() for tensor in tensors)]
+
+
+@for_every_keras()
+def test_next_random_numbers_are_those_without_a_check(keras: ModuleType) -> None:
+    skip_before((3, 10), keras, "its global generator takes no seed")
+    model = stateful_model(keras)
+
+    def numbers(between: Callable[[], object]) -> list[Any]:
+        keras.utils.set_random_seed(7)
+        tf.random.set_global_generator(tf.random.Generator.from_seed(7))
+        first = _random_numbers(keras)
+        between()
+        return [*first, *_random_numbers(keras)]
+
+    expected = numbers(lambda: None)
+    assert numbers(lambda: check(model, "mse", [data()])) == expected
+
+    def interrupted() -> None:
+        def loss(labels: Any, outputs: Any) -> Any:
+            raise _Interrupted
+
+        with pytest.raises(_Interrupted):
+            check(model, loss, [data()])
+
+    assert numbers(interrupted) == expected
+
+
+@for_every_keras()
+def test_model_of_two_replicas_is_checked_and_as_before(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        model = stateful_model(keras)
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
+    twin = stateful_model(keras)
+    twin.set_weights(model.get_weights())
+    # Keras 2 makes its metrics when the compiled loss is used first.
+    model.evaluate(*data(1), verbose=0)
+    before = state(model)
+    report, expected = check(model, "mse", [data(1)]), check(twin, "mse", [data(1)])
+    assert state(model) == before
+    assert check(model, None, [data(1)]).loss == pytest.approx(expected.loss, rel=1e-6)
+    assert report.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert report.suggested_loss_scale == expected.suggested_loss_scale
+    for layer in expected.layers:
+        assert report[layer.name].activations == layer.activations
+        assert report[layer.name].weight_gradients.exponents == layer.weight_gradients.exponents
+
+
+@for_every_keras()
+def test_optimizer_that_scales_the_loss_is_left_alone(keras: ModuleType) -> None:
+    model = stateful_model(keras)
+    model.compile(
+        tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.01), tfmp.FixedLossScaleManager(1024)), "mse", run_eagerly=True
+    )
+    _fit(model)
+    before = state(model)
+    report = check(model, None, [data(1)])
+    assert state(model) == before
+    assert report.loss == check(model, "mse", [data(1)]).loss

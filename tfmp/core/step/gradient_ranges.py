@@ -1,0 +1,135 @@
+"""Counts, on the device, the powers of two of each gradient on the steps that somebody asks for."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core.distribute import Distribution
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.exponents import NUM_COUNTS, exponent_counts
+from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.types import Gradient, Gradients
+
+
+class RecordedRanges(NamedTuple):
+    """The powers of two of the gradients of a step.
+
+    Attributes:
+        names: The names of the variables, or their paths in Keras 3.
+        counts: A row of `tfmp.exponent_counts` for each variable, summed over the replicas.
+        scaled_by: The factor of the gradients that were counted: the loss scale if they were counted before they were
+            unscaled, otherwise 1.
+    """
+
+    names: list[str]
+    counts: np.ndarray
+    scaled_by: float
+
+
+class GradientRanges(NotCheckpointed):
+    """The powers of two of the gradients of the last step that was recorded.
+
+    A step is recorded if `request` was called before it. On other steps nothing is computed.
+
+    Example:
+        >>> import tfmp
+        >>> w = tf.Variable([1.0, 2.0], name="w")
+        >>> opt = tfmp.LossScaleOptimizer(
+        ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
+        >>> ranges = opt.record_gradient_ranges()
+        >>> ranges.request()
+        >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, 0.25]), var_list=[w])
+        >>> recorded, = ranges.read()
+        >>> recorded.names, tfmp.RangeHistogram(recorded.counts[0])
+        (['w:0'], <RangeHistogram of 2 values, 2^-2..2^0>)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._requested = False
+        self._each: list[_Record] = []
+
+    def request(self) -> None:
+        """Record the next step; in eager code or between the calls of a `tf.function`.
+
+        With several lists of variables, the next step of each is recorded.
+        """
+        self._requested = True
+        for record in self._each:
+            record.state.create().due.assign(True)
+
+    def record(
+        self, names: Sequence[str], grads: Gradients, loss_scale: tf.Tensor | None, distribution: Distribution
+    ) -> tf.Operation:
+        """Count the gradients of the step that is being built, if it is one that was asked for.
+
+        Args:
+            names: The names of the variables.
+            grads: This replica's gradients.
+            loss_scale: The factor of the gradients; None if they are unscaled.
+            distribution: How the replicas act together.
+
+        Returns:
+            The op that does this; None in eager mode.
+        """
+        state = self._state_of(names)
+        present = [grad for grad in grads if grad is not None]
+        dtypes = [values.dtype for values in arithmetic.values_of(present)]
+        scaled_by = tf.ones([]) if loss_scale is None else loss_scale
+
+        def count(integers: Gradients) -> tf.Operation:
+            here = iter(_bitcast(integers, dtypes))
+            counts_here = exponent_counts([None if grad is None else next(here) for grad in grads])
+            counts = distribution.total(counts_here, "gradient_ranges")
+            return distribution.once(lambda: state.assign(_State(tf.constant(False), counts, tf.identity(scaled_by))))
+
+        # As integers: within XLA the conditional is a loop that multiplies what it is given by 1, and a floating-point
+        # multiplication replaces subnormal numbers by 0.
+        integers = _bitcast(present, [_INTEGERS[dtype.size] for dtype in dtypes])
+        return distribution.conditional_update(state.read().due, integers, count, lambda _: tf.no_op())
+
+    def read(self) -> list[RecordedRanges]:
+        """Return what the step recorded that was requested last, for each list of variables; in eager code.
+
+        The list is empty as long as no step was taken since the request.
+        """
+        states = [(record.names, record.state.read()) for record in self._each]
+        return [
+            RecordedRanges(list(names), state.counts.numpy(), float(state.scaled_by))
+            for names, state in states
+            if state.counts.numpy().any() and not bool(state.due)
+        ]
+
+    def _state_of(self, names: Sequence[str]) -> "StateVariables[_State]":
+        for record in self._each:
+            if record.names == tuple(names):
+                return record.state
+        initial = _State(np.bool_(self._requested), np.zeros([len(names), NUM_COUNTS], np.int64), np.float32(1))
+        self._each.append(_Record(tuple(names), StateVariables(initial, saved=False)))
+        return self._each[-1].state
+
+
+#: The types of integers by their size in bytes.
+_INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+class _State(NamedTuple):
+    due: tf.Tensor
+    counts: tf.Tensor
+    scaled_by: tf.Tensor
+
+
+class _Record(NamedTuple):
+    names: tuple[str, ...]
+    state: "StateVariables[_State]"
+
+
+def _bitcast(grads: Gradients, dtypes: Sequence[tf.DType]) -> list[Gradient]:
+    """Return the bits of the gradients as values of other types of the same size."""
+    return [
+        arithmetic.map_values(functools.partial(tf.bitcast, type=dtype), grad)
+        for grad, dtype in zip(grads, dtypes, strict=True)
+    ]

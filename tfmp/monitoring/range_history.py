@@ -1,0 +1,117 @@
+"""What monitors saw of the ranges of values during a training."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from tfmp.ranges import plots
+from tfmp.ranges.histogram import RangeHistogram, RangeShares
+
+#: The kinds of values that the loss scale multiplies.
+GRADIENTS = ("gradients", "activation_gradients")
+
+
+class RangeLook(NamedTuple):
+    """What was seen at one step.
+
+    Attributes:
+        step: The number of the step.
+        loss_scale: The loss scale of that step.
+        histograms: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of
+            the weights) and "weights"; where activations were looked at, too, "activations" and
+            "activation_gradients". Gradients are unscaled.
+    """
+
+    step: int
+    loss_scale: float
+    histograms: Mapping[str, Mapping[str, RangeHistogram]]
+
+    @property
+    def shares(self) -> RangeShares:
+        """What float16 keeps of all gradients at this loss scale."""
+        found = [each for kind in GRADIENTS for each in self.histograms.get(kind, {}).values()]
+        total = sum(found, start=RangeHistogram())
+        return total.shares(scale=self.loss_scale)
+
+    def tagged(self) -> Iterator[tuple[str, RangeHistogram]]:
+        """Yield the histograms with their names in TensorBoard."""
+        for kind, histograms in self.histograms.items():
+            for name, histogram in histograms.items():
+                yield f"{kind}/{name}", histogram
+
+    def scalars(self) -> dict[str, float]:
+        """Return the shares that a monitor shows as numbers, by their names in logs and in TensorBoard."""
+        return {f"gradients_{kind}": getattr(self.shares, kind) for kind in ("zero", "lost", "subnormal")}
+
+
+def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) -> dict[str, RangeHistogram]:
+    """Return histograms by the names of variables or probes, without the ":0" of TensorFlow's names.
+
+    Args:
+        names: The names. What has the same name, such as the copies of a variable on replicas, is counted together.
+        counts: A row of `tfmp.exponent_counts` for each.
+    """
+    found: dict[str, RangeHistogram] = {}
+    for name, row in zip(names, counts, strict=True):
+        plain = name.partition(":")[0]
+        found[plain] = found.get(plain, RangeHistogram()) + RangeHistogram(row)
+    return found
+
+
+class RangeHistory:
+    """The ranges of values that a callback or a hook has seen, the oldest first.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> history = RangeHistory()
+        >>> kernel = RangeHistogram.of(tf.constant([2.0**-28, 1.0]))
+        >>> history.add(RangeLook(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
+        >>> history.last.scalars()
+        {'gradients_zero': 0.0, 'gradients_lost': 0.5, 'gradients_subnormal': 0.0}
+    """
+
+    def __init__(self) -> None:
+        #: What was seen last, with its histograms; None before the first look. Of all others the shares are kept.
+        self.last: RangeLook | None = None
+        self._steps: list[int] = []
+        self._loss_scales: list[float] = []
+        self._shares: list[RangeShares] = []
+
+    def add(self, look: RangeLook) -> None:
+        """Add what was seen.
+
+        Args:
+            look: What was seen.
+        """
+        self.last = look
+        self._steps.append(look.step)
+        self._loss_scales.append(look.loss_scale)
+        self._shares.append(look.shares)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return the steps, the loss scales and the shares of gradients as lists that JSON can hold."""
+        shares = {f"gradients_{kind}": [getattr(each, kind) for each in self._shares] for kind in RangeShares._fields}
+        return {"step": list(self._steps), "loss_scale": list(self._loss_scales), **shares}
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the loss scale and the shares of gradients over the steps, and heat maps of the last look below.
+
+        Args:
+            path: The file, whose suffix tells its format: .png, .svg or .pdf.
+
+        Raises:
+            ImportError: Matplotlib is not installed.
+            OSError: The file cannot be written.
+            ValueError: Nothing was seen yet.
+        """
+        look = self.last
+        if look is None:
+            raise ValueError("there is nothing to draw yet: no step was looked at.")
+        maps = {}
+        for kind, histograms in look.histograms.items():
+            in_gradients = kind in GRADIENTS
+            title = kind.replace("_", " ") + (f", loss scale {look.loss_scale:g}" if in_gradients else "")
+            maps[title] = (histograms, look.loss_scale if in_gradients else 1.0)
+        plots.heat_maps(path, maps, plots.Course(self._steps, self._loss_scales, self._shares))

@@ -1,0 +1,70 @@
+"""Compares the gradients of a float16 pass with those of a float32 pass, layer by layer."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class GradientAgreement(NamedTuple):
+    """How far a layer's gradients in float16 are from those in float32.
+
+    Attributes:
+        cosine: The cosine of the angle between both; 1 if they have the same direction, NaN if one is 0.
+        relative_error: The norm of the difference, divided by the norm in float32.
+    """
+
+    cosine: float
+    relative_error: float
+
+
+class GradientComparison:
+    """Sums, over batches, what the agreement of each layer is computed from.
+
+    Example:
+        >>> comparison = GradientComparison()
+        >>> comparison.add({"dense": [np.array([3.0, 4.0])]}, {"dense": [np.array([3.0, 4.5])]})
+        >>> comparison.agreement("dense").relative_error
+        0.1
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, np.ndarray] = {}
+
+    def add(
+        self, in_float32: Mapping[str, Sequence[np.ndarray]], in_float16: Mapping[str, Sequence[np.ndarray]]
+    ) -> None:
+        """Add the gradients of one batch.
+
+        Args:
+            in_float32: The gradients by layer, a list for its variables.
+            in_float16: The same in float16, unscaled.
+        """
+        for name, grads in in_float32.items():
+            sums = sum(map(_sums, grads, in_float16[name]), start=np.zeros(4))
+            self._sums[name] = self._sums.get(name, np.zeros(4)) + sums
+
+    def names(self) -> Iterable[str]:
+        """Return the names of the layers."""
+        return self._sums.keys()
+
+    def agreement(self, name: str) -> GradientAgreement | None:
+        """Return how far the gradients of a layer are from each other; None if there are none to compare.
+
+        Args:
+            name: The name of the layer.
+        """
+        if name not in self._sums or self._sums[name][0] == 0:
+            return None
+        of_float32, of_float16, dot, difference = map(float, self._sums[name])
+        norms = math.sqrt(of_float32) * math.sqrt(of_float16)
+        return GradientAgreement(dot / norms if norms else math.nan, math.sqrt(difference / of_float32))
+
+
+def _sums(in_float32: np.ndarray, in_float16: np.ndarray) -> np.ndarray:
+    if not np.isfinite(in_float16).all():
+        return np.array([np.sum(in_float32 * in_float32), math.nan, math.nan, math.inf])
+    difference = in_float32 - in_float16
+    pairs = ((in_float32, in_float32), (in_float16, in_float16), (in_float32, in_float16), (difference, difference))
+    return np.array([np.sum(one * other) for one, other in pairs])

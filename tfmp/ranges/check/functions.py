@@ -1,0 +1,94 @@
+"""Checks functions of raw TensorFlow, in eager code, through their probes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.gradients import arithmetic
+from tfmp.ranges.check.passes import Named, Pass, PassTensors, Precision, measurements, pass_of
+from tfmp.ranges.probes import Probe, recorded_probes
+from tfmp.types import Gradients
+
+
+class Functions:
+    """A function that computes a loss, and perhaps another one that does so in float16.
+
+    Args:
+        in_float32: Takes a batch; returns the loss.
+        in_float16: The same, in float16; None if there is none.
+        variables: The variables to differentiate by; by default those that the loss depends on.
+    """
+
+    keeps_float32 = False
+
+    def __init__(
+        self,
+        in_float32: Callable[[Any], tf.Tensor],
+        in_float16: Callable[[Any], tf.Tensor] | None,
+        variables: Sequence[tf.Variable] | None,
+    ) -> None:
+        self._in_float32 = in_float32
+        self._in_float16 = in_float16
+        self._variables = variables
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether there is a function that computes in float16."""
+        return self._in_float16 is not None
+
+    def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the function takes
+        """Run a batch forward and backward.
+
+        Args:
+            batch: The batch.
+            precision: How to compute; no probe can be kept in float32.
+        """
+        function = self._in_float16 if precision.dtype == "float16" and self._in_float16 else self._in_float32
+        with recorded_probes() as probes, tf.GradientTape(persistent=False) as tape:
+            loss = tf.reduce_mean(arithmetic.widen(tf.convert_to_tensor(function(batch))))
+            scaled = loss * precision.loss_scale
+        variables = list(tape.watched_variables() if self._variables is None else self._variables)
+        grads = tape.gradient(scaled, [*(probe.tensor for probe in probes), *variables])
+        tensors = tensors_of_probes(loss, probes, variables, grads)
+        return pass_of(
+            tf.nest.map_structure(lambda tensor: tensor.numpy(), measurements(tensors)), precision.loss_scale
+        )
+
+
+def tensors_of_probes(
+    loss: tf.Tensor, probes: Sequence[Probe], variables: Sequence[tf.Variable], grads: Gradients
+) -> PassTensors:
+    """Return the tensors of a pass through probes.
+
+    Args:
+        loss: The loss, not scaled.
+        probes: The probes.
+        variables: The trained variables.
+        grads: The gradients of the scaled loss, for the probes and then for the variables.
+    """
+    names = [variable.name.partition(":")[0] for variable in variables]
+    return PassTensors(
+        loss=loss,
+        inputs={},
+        outputs=by_name((probe.name, probe.tensor) for probe in probes),
+        output_gradients=by_name(zip((probe.name for probe in probes), grads, strict=False)),
+        weights=by_name(zip(names, map(tf.convert_to_tensor, variables), strict=True)),
+        weight_gradients=by_name(zip(names, grads[len(probes) :], strict=True)),
+    )
+
+
+def by_name(named: Iterable[tuple[str, Any]]) -> Named:
+    """Return the tensors of each name, in the order of the names' first use.
+
+    Args:
+        named: Names with tensors.
+
+    Example:
+        >>> by_name([("a", 1), ("b", 2), ("a", 3)])
+        {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[str, list[Any]] = {}
+    for name, tensor in named:
+        found.setdefault(name, []).append(tensor)
+    return found

@@ -1,0 +1,155 @@
+"""One pass of a batch through a model, forward and backward: its tensors by name, and what is measured of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients.exponents import exponent_counts
+from tfmp.ranges.histogram import RangeHistogram
+from tfmp.types import Gradient
+
+#: Tensors by the name of their layer, probe or variable, in the order in which the model reaches them.
+Named = Mapping[str, Sequence[Gradient]]
+
+
+class Precision(NamedTuple):
+    """How a model is to compute in a pass.
+
+    Attributes:
+        dtype: "float16" or "float32"; None for the types in which the model is trained.
+        loss_scale: The factor of the loss.
+        keep_float32: The names of layers that compute in float32 although the others compute in float16.
+    """
+
+    dtype: Literal["float16", "float32"] | None
+    loss_scale: float
+    keep_float32: frozenset[str] = frozenset()
+
+
+#: float32 has room enough for gradients as they are.
+IN_FLOAT32 = Precision("float32", loss_scale=1.0)
+
+
+class PassTensors(NamedTuple):
+    """The tensors of a pass.
+
+    Attributes:
+        loss: The loss, before it is scaled, a float32 scalar.
+        inputs: What layers take.
+        outputs: What layers return, or probes.
+        output_gradients: The gradients of the scaled loss for the outputs.
+        weights: The trained variables.
+        weight_gradients: The gradients of the scaled loss for these.
+    """
+
+    loss: tf.Tensor
+    inputs: Named
+    outputs: Named
+    output_gradients: Named
+    weights: Named
+    weight_gradients: Named
+
+
+class Measured(NamedTuple):
+    """What is measured of the tensors of one name.
+
+    Attributes:
+        histogram: Their values by powers of two.
+        largest: The largest magnitude; NaN if a value is.
+    """
+
+    histogram: RangeHistogram
+    largest: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether no value is infinite or NaN."""
+        return self.histogram.nonfinite == 0
+
+
+class Pass(NamedTuple):
+    """What is measured in a pass.
+
+    Attributes:
+        loss: The loss, before it is scaled.
+        inputs: What layers take, by the layer's name.
+        outputs: What layers return, or probes.
+        output_gradients: Their gradients, scaled.
+        weights: The trained variables.
+        weight_gradients: Their gradients, scaled.
+        gradients: The gradients for the variables as arrays, unscaled, in float64.
+    """
+
+    loss: float
+    inputs: dict[str, Measured]
+    outputs: dict[str, Measured]
+    output_gradients: dict[str, Measured]
+    weights: dict[str, Measured]
+    weight_gradients: dict[str, Measured]
+    gradients: dict[str, list[np.ndarray]]
+
+
+class Subject(Protocol):
+    """Something that can be checked: a model of Keras, functions, or the tensors of a graph."""
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether it can compute in float16."""
+
+    @property
+    def keeps_float32(self) -> bool:
+        """Whether layers of it can stay in float32 while the others compute in float16."""
+
+    def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the user's code takes
+        """Run a batch forward and backward.
+
+        Args:
+            batch: The batch, as the user gave it.
+            precision: How to compute.
+        """
+
+
+def measurements(tensors: PassTensors) -> dict[str, Any]:
+    """Return the tensors of what `pass_of` needs; in a graph they are fetched.
+
+    Args:
+        tensors: The tensors of the pass.
+    """
+    measured = {
+        kind: {name: _measurement(found) for name, found in getattr(tensors, kind).items()}
+        for kind in PassTensors._fields[1:]
+    }
+    gradients = {name: list(map(_dense, grads)) for name, grads in tensors.weight_gradients.items()}
+    return {"loss": tensors.loss, "gradients": gradients, **measured}
+
+
+def pass_of(values: Mapping[str, Any], loss_scale: float) -> Pass:
+    """Return a pass from the values of what `measurements` returned.
+
+    Args:
+        values: The values, as NumPy arrays.
+        loss_scale: The factor of the loss in this pass.
+    """
+    measured = {
+        kind: {name: Measured(RangeHistogram(counts), float(largest)) for name, (counts, largest) in found.items()}
+        for kind, found in values.items()
+        if kind not in ("loss", "gradients")
+    }
+    gradients = {
+        name: [np.asarray(grad, np.float64) / loss_scale for grad in grads]
+        for name, grads in values["gradients"].items()
+    }
+    return Pass(loss=float(values["loss"]), gradients=gradients, **measured)
+
+
+def _measurement(tensors: Sequence[Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
+    counts = exponent_counts(tensors) if tensors else exponent_counts([None])
+    return tf.reduce_sum(counts, axis=0), reductions.max_abs(tensors)
+
+
+def _dense(grad: Gradient) -> tf.Tensor:
+    # A variable without a gradient stays in its place, as an empty tensor.
+    return tf.zeros([0]) if grad is None else arithmetic.widen(arithmetic.densify(grad))

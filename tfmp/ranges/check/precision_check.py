@@ -1,0 +1,271 @@
+"""check_precision: what float16 would do to a model, before the training."""
+
+import dataclasses
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core import settings
+from tfmp.optional import installed
+from tfmp.ranges.check.comparison import GradientAgreement, GradientComparison
+from tfmp.ranges.check.functions import Functions
+from tfmp.ranges.check.graph import GraphLoss
+from tfmp.ranges.check.keras_models import KerasModel
+from tfmp.ranges.check.passes import IN_FLOAT32, Pass, Precision, Subject
+from tfmp.ranges.check.random_state import global_seed_unchanged
+from tfmp.ranges.check.suggestions import bfloat16_needs_scaling, reason_to_keep_float32, suggested_loss_scale
+from tfmp.ranges.check.totals import Totals
+from tfmp.ranges.report import LayerPrecision, PrecisionReport
+from tfmp.which_keras import keras_of
+
+_logger = logging.getLogger("tfmp")
+
+#: Sums of float32 values round at about this many powers of two below the largest value.
+_FLOAT32_BITS = 23
+
+
+def check_precision(
+    model: Any,  # noqa: ANN401 - a model of any Keras, a function or a tensor
+    loss_fn: Callable[..., Any] | str | None = None,
+    batches: Iterable[Any] = (),
+    *,
+    num_batches: int = 8,
+    tolerance: float = 0.3,
+    variables: Sequence[tf.Variable] | None = None,
+    in_float16: Callable[..., tf.Tensor] | tf.Tensor | None = None,
+    session: tf.compat.v1.Session | None = None,
+    progress: bool = True,
+) -> PrecisionReport:
+    """Find out what float16 would do to a model: which loss scale it needs, and which layers cannot take part.
+
+    The model is run in float32, forward and backward, because float16 has already lost what one wants to see. The
+    powers of two of its activations and gradients tell the loss scale, and which activations are too large. Then the
+    same batches are run in float16 at that scale, and the gradients for the weights are compared layer by layer.
+
+    Nothing of the model is changed: neither its weights nor its optimizer, types, random state or moving statistics.
+    Layers that draw random numbers, such as Dropout, are run as in inference, so that two checks find the same. Other
+    layers run as in training.
+
+    The rule:
+
+        loss scale        2**(12 - e), if the largest gradient is from 2**e to 2**(e + 1): three bits below overflow
+        keep in float32   a layer whose inputs, outputs or weights reach 65520; then, in float16, the first layer that
+                          returns infinities or NaN for finite inputs, until there is none
+        far off           a layer whose gradients differ from those in float32 by more than `tolerance` of their norm
+
+    Args:
+        model: One of three:
+
+            * a model of Keras 3, Keras 2.15 or tf_keras that is built;
+            * a function of raw TensorFlow for eager code. It takes the inputs of a batch and returns the outputs for
+              `loss_fn`; without `loss_fn` it takes the batch and returns the loss. What it passes through `tfmp.probe`
+              is looked at;
+            * the loss of a TF1 graph, a tensor. The probes of the graph are looked at.
+        loss_fn: A function of the labels and of the model's outputs that returns the loss, of any shape; its mean is
+            taken. For Keras also a name of a loss; None takes the loss that the model is compiled with.
+        batches: What `fit` takes from a dataset: pairs of inputs and labels, or triples with the weights of the
+            examples. For a graph, `feed_dict`s; None if the graph reads its own input.
+        num_batches: The largest number of batches that are taken.
+        tolerance: The relative difference of gradients from which on a layer is far off.
+        variables: The variables to differentiate by, for functions and graphs; by default all that the loss depends
+            on, or all trained variables of the graph.
+        in_float16: For functions and graphs: the function, or the loss of the same graph, that computes the same in
+            float16. Without it nothing is compared. Models of Keras need none.
+        session: The session that runs the graph; by default the current one.
+        progress: Whether to show progress, as a bar if tqdm is installed, otherwise as lines of the log.
+
+    Returns:
+        The report.
+
+    Raises:
+        TypeError: `model` is neither of the three.
+        ValueError: There are no batches; the loss in float32 is infinite or NaN; there are no gradients; the model of
+            Keras is not built, has no loss, or has layers that compute in integers; or a setting is out of range.
+
+    Example:
+        >>> import keras, tfmp
+        >>> keras.utils.set_random_seed(1)
+        >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+        >>> report = tfmp.check_precision(model, "mse", [(tf.ones([16, 4]), tf.zeros([16, 1]))], progress=False)
+        >>> report.keep_float32, report.far_off, report.bfloat16_needs_scaling
+        ([], [], False)
+        >>> report.suggested_loss_scale > 1
+        True
+
+    Source: the histograms over powers of two of NVCaffe ("Training with mixed precision", GTC 2017); the comparison of
+    gradients was proposed in NVIDIA apex, issue 226.
+    """
+    tolerance = settings.positive("tolerance", tolerance)
+    num_batches = settings.count("num_batches", num_batches)
+    subject = _subject(model, loss_fn, variables, in_float16, session)
+    taken = list(itertools.islice(iter(batches), num_batches))
+    if not taken:
+        raise ValueError("batches is empty: pass a few batches, as the training would take them.")
+    with global_seed_unchanged():
+        return _Check(subject, taken, tolerance, progress).report()
+
+
+def _subject(
+    model: Any,  # noqa: ANN401 - checked here
+    loss_fn: Callable[..., Any] | str | None,
+    variables: Sequence[tf.Variable] | None,
+    in_float16: Any,  # noqa: ANN401 - a function or a tensor
+    session: tf.compat.v1.Session | None,
+) -> Subject:
+    keras = keras_of(model, "layers.Layer")
+    if keras is not None:
+        return KerasModel(keras, model, loss_fn)
+    if isinstance(model, tf.Tensor) and hasattr(model, "graph") and not tf.executing_eagerly():
+        found = session or tf.compat.v1.get_default_session()
+        if found is None:
+            raise ValueError("the loss is a tensor of a graph, and there is no session: pass session.")
+        return GraphLoss(model, in_float16, variables, found)
+    if not callable(model):
+        raise TypeError(
+            "model must be a model of Keras, a function, or the loss of a TF1 graph, got "
+            f"{model!r} of type {type(model).__name__}."
+        )
+    return Functions(_loss_of(model, loss_fn), in_float16 and _loss_of(in_float16, loss_fn), variables)
+
+
+def _loss_of(
+    function: Callable[..., tf.Tensor], loss_fn: Callable[..., Any] | str | None
+) -> Callable[[Any], tf.Tensor]:
+    """Return a function of a batch that computes the loss."""
+    if loss_fn is None:
+        return function
+    if isinstance(loss_fn, str):
+        raise TypeError(f"loss_fn must be a function, since the model is one, got {loss_fn!r}.")
+
+    def loss(batch: Any) -> tf.Tensor:  # noqa: ANN401 - whatever the functions take
+        inputs, labels = batch
+        return loss_fn(labels, function(inputs))
+
+    return loss
+
+
+class _Check:
+    """The passes of one check.
+
+    Args:
+        subject: What is checked.
+        batches: The batches.
+        tolerance: The relative difference of gradients from which on a layer is far off.
+        progress: Whether to show progress.
+    """
+
+    def __init__(self, subject: Subject, batches: Sequence[Any], tolerance: float, progress: bool) -> None:
+        self._subject = subject
+        self._batches = batches
+        self._tolerance = tolerance
+        self._progress = progress
+        self._totals = Totals()
+        self._comparison = GradientComparison()
+        #: Why layers are kept in float32, by their names.
+        self._kept: dict[str, str] = {}
+
+    def report(self) -> PrecisionReport:
+        """Run all passes and return the report."""
+        losses = [self._measure(batch) for batch in self._shown("float32")]
+        gradients = self._totals.all_gradients()
+        if gradients.exponents is None:
+            raise ValueError("the loss has no gradients other than 0: there is nothing that float16 could lose.")
+        scale = suggested_loss_scale(gradients)
+        for name in self._totals.names():
+            reason = reason_to_keep_float32(name, self._totals.of)
+            if reason is not None:
+                self._kept[name] = reason
+        in_float16 = (
+            [self._compare(batch, scale) for batch in self._shown("float16")] if self._subject.has_float16 else []
+        )
+        return PrecisionReport(
+            layers=[self._layer(name, scale) for name in self._totals.names()],
+            suggested_loss_scale=scale,
+            bfloat16_needs_scaling=bfloat16_needs_scaling(gradients),
+            batches=len(self._batches),
+            loss=sum(losses) / len(losses),
+            float16_loss=sum(in_float16) / len(in_float16) if in_float16 else None,
+        )
+
+    def _shown(self, precision: str) -> Iterable[Any]:
+        """Yield the batches, and show which of them is run."""
+        if self._progress and installed("tqdm"):
+            from tqdm import tqdm
+
+            return tqdm(self._batches, desc=f"check_precision, {precision}", unit="batch", leave=False)
+        if self._progress:
+            _logger.info("check_precision: %d batches in %s", len(self._batches), precision)
+        return self._batches
+
+    def _measure(self, batch: Any) -> float:  # noqa: ANN401 - whatever the user's code takes
+        seen = self._subject.run(batch, IN_FLOAT32)
+        if not math.isfinite(seen.loss):
+            raise ValueError(f"the loss is {seen.loss} in float32 already, which no precision or loss scale can mend.")
+        self._totals.add(seen)
+        return seen.loss
+
+    def _compare(self, batch: Any, scale: float) -> float:  # noqa: ANN401 - whatever the user's code takes
+        """Run a batch in float32 and in float16, and compare their gradients; return the loss in float16."""
+        in_float32 = self._subject.run(batch, IN_FLOAT32)
+        while True:
+            in_float16 = self._subject.run(batch, Precision("float16", scale, frozenset(self._kept)))
+            name = self._first_overflowing(in_float16)
+            if name is None:
+                self._comparison.add(in_float32.gradients, in_float16.gradients)
+                return in_float16.loss
+            self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"
+
+    def _first_overflowing(self, seen: Pass) -> str | None:
+        """Return the first layer that may still be kept in float32 and returns infinities or NaN for finite inputs."""
+        if not self._subject.keeps_float32:
+            return None
+        # A layer within another one returns first: it comes first among the outputs.
+        for name, measured in seen.outputs.items():
+            took_finite = name not in seen.inputs or seen.inputs[name].finite
+            if not measured.finite and took_finite and name not in self._kept:
+                return name
+        return None
+
+    def _layer(self, name: str, scale: float) -> LayerPrecision:
+        totals = self._totals
+        agreement = self._comparison.agreement(name)
+        outputs = totals.of["outputs"].get(name)
+        layer = LayerPrecision(
+            name=name,
+            activations=totals.histogram("outputs", name),
+            largest_activation=outputs.largest if outputs else 0.0,
+            activation_gradients=totals.histogram("output_gradients", name),
+            weights=totals.histogram("weights", name),
+            weight_gradients=totals.histogram("weight_gradients", name),
+            keep_float32=self._kept.get(name),
+            cosine=agreement and agreement.cosine,
+            relative_error=agreement and agreement.relative_error,
+        )
+        return dataclasses.replace(layer, far_off=self._why_far_off(layer, agreement, scale))
+
+    def _why_far_off(self, layer: LayerPrecision, agreement: GradientAgreement | None, scale: float) -> str | None:
+        if agreement is None or agreement.relative_error <= self._tolerance:
+            return None
+        if not math.isfinite(agreement.relative_error):
+            return "its gradients overflow"
+        off = f"its gradients differ by {agreement.relative_error:.2g} of their norm"
+        own, highest = layer.weight_gradients.exponents, self._totals.all_gradients().exponents
+        if own and highest and highest[1] - own[1] > _FLOAT32_BITS:
+            return (
+                f"{off}, but they are at most 2^{own[1] + 1} where others reach 2^{highest[1]}: they may well be 0 but "
+                "for the rounding of float32"
+            )
+        lost = layer.gradients.shares(scale=scale)
+        if lost.lost + lost.subnormal > self._tolerance * (1 - lost.zero):
+            return (
+                f"{off}, since even at the scale {lost.lost:.0%} of its gradients vanish and {lost.subnormal:.0%} lose "
+                "bits"
+            )
+        kept = layer.activations.shares()
+        if kept.lost + kept.subnormal > self._tolerance * (1 - kept.zero):
+            return f"{off}, since {kept.lost:.0%} of its activations vanish and {kept.subnormal:.0%} lose bits"
+        return f"{off}, by the rounding of float16 here or in the layers behind it"

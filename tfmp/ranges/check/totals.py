@@ -1,0 +1,50 @@
+"""Sums what is measured in several batches."""
+
+from tfmp.ranges.check.passes import Measured, Pass
+from tfmp.ranges.histogram import RangeHistogram
+
+#: What is measured by name in each pass.
+KINDS = ("inputs", "outputs", "output_gradients", "weights", "weight_gradients")
+
+
+class Totals:
+    """What was measured in all batches, by kind and then by name."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, dict[str, Measured]] = {kind: {} for kind in KINDS}
+
+    def add(self, seen: Pass) -> None:
+        """Add a batch.
+
+        Args:
+            seen: What was measured in it.
+        """
+        for kind, totals in self.of.items():
+            for name, measured in getattr(seen, kind).items():
+                if name not in totals:
+                    totals[name] = measured
+                elif kind != "weights":  # which are the same in all batches
+                    totals[name] = _together(totals[name], measured)
+
+    def histogram(self, kind: str, name: str) -> RangeHistogram:
+        """Return what was counted of a layer; nothing if it has no such tensors.
+
+        Args:
+            kind: What was measured, one of `KINDS`.
+            name: The name of the layer.
+        """
+        found = self.of[kind].get(name)
+        return RangeHistogram() if found is None else found.histogram
+
+    def all_gradients(self) -> RangeHistogram:
+        """Return the histogram of all gradients, those of activations and those of weights."""
+        measured = [*self.of["output_gradients"].values(), *self.of["weight_gradients"].values()]
+        return sum((each.histogram for each in measured), start=RangeHistogram())
+
+    def names(self) -> list[str]:
+        """Return the names of layers, probes and variables, in the order in which they were reached."""
+        return list(dict.fromkeys(name for kind in ("outputs", "weights") for name in self.of[kind]))
+
+
+def _together(one: Measured, other: Measured) -> Measured:
+    return Measured(one.histogram + other.histogram, max(one.largest, other.largest))
