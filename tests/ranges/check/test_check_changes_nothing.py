@@ -114,7 +114,7 @@ def _random_numbers(keras: ModuleType) -> list[Any]:
 
 @for_every_keras()
 def test_next_random_numbers_are_those_without_a_check(keras: ModuleType) -> None:
-    skip_before((3, 10), keras, "its global generator takes no seed")
+    skip_before((3, 13), keras, "its global generator takes no seed")
     model = stateful_model(keras)
 
     def numbers(between: Callable[[], object]) -> list[Any]:
