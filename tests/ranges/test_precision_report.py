@@ -237,3 +237,15 @@ def test_no_progress_shows_nothing(
     with caplog.at_level(logging.DEBUG, "tfmp"):
         _check(progress=False)
     assert (capsys.readouterr(), caplog.messages) == (("", ""), [])
+
+
+def test_loss_scale_of_a_picture_must_be_positive(tmp_path: Any) -> None:
+    w = tf.Variable(2.0)
+    with pytest.raises(ValueError, match="loss_scale must be greater than 0, got 0"):
+        tfmp.check_precision(lambda x: x * w, None, [tf.ones([2])], progress=False).plot(tmp_path / "a.png", 0)
+
+
+def test_no_line_of_the_table_ends_in_blanks() -> None:
+    w = tf.Variable(2.0)
+    lines = str(tfmp.check_precision(lambda x: x * w, None, [tf.ones([2])], progress=False)).splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []

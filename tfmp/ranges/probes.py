@@ -29,11 +29,11 @@ _thread = threading.local()
 def probe(x: tf.Tensor, name: str) -> tf.Tensor:
     """Name an activation, so that `tfmp.check_precision` and the logging hook can look at it and at its gradient.
 
-    The value is not changed. In eager code and in a `tf.function` the probe costs nothing, except while
-    `tfmp.check_precision` runs the code. In a TF1 graph it is an identity op, and nothing is computed from it unless
-    somebody looks. The layers of a Keras model need no probes, because they are looked at by their names.
+    The value is not changed. In eager code the probe costs nothing, except while `tfmp.check_precision` runs the code.
+    In a TF1 graph it is an identity op, and nothing is computed from it unless somebody looks. The layers of a Keras
+    model need no probes, because they are looked at by their names.
 
-    A probe is not seen within a loop or a conditional of a graph, or within a `tf.function` that was traced before.
+    A probe is not seen within a `tf.function`, or within a loop or a conditional of a graph.
 
     Args:
         x: The activation, of a floating-point type and any shape.
@@ -59,11 +59,14 @@ def probe(x: tf.Tensor, name: str) -> tf.Tensor:
         given = x.dtype.name if isinstance(x, tf.Tensor | tf.Variable) else type(x).__name__
         raise TypeError(f"a probe takes a tensor of a floating-point type, got {given} for {name!r}.")
     recorder: list[Probe] | None = getattr(_thread, "recorder", None)
-    if recorder is None and (tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function):
+    in_eager_code = tf.executing_eagerly()
+    if not in_eager_code and tf.compat.v1.get_default_graph().building_function:
+        return x
+    if in_eager_code and recorder is None:
         return x
     # A tensor of its own: `x` may also be used without the probe.
     found = Probe(name, tf.identity(x))
-    if recorder is not None:
+    if recorder is not None and in_eager_code:
         recorder.append(found)
     elif found.tensor.graph.is_fetchable(found.tensor):
         _PROBES.append(found)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfmp.core import settings
 from tfmp.ranges.histogram import RangeHistogram
 
 
@@ -150,10 +151,11 @@ class PrecisionReport:
         Raises:
             ImportError: Matplotlib is not installed.
             OSError: The file cannot be written.
+            ValueError: `loss_scale` is not greater than 0.
         """
         from tfmp.ranges import plots
 
-        scale = self.suggested_loss_scale if loss_scale is None else loss_scale
+        scale = settings.positive("loss_scale", self.suggested_loss_scale if loss_scale is None else loss_scale)
         plots.heat_maps(
             path,
             {
@@ -207,7 +209,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         )
         return "  ".join([first, *others]).rstrip()
 
-    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+    return "\n".join([line(header), "  ".join("-" * width for width in widths).rstrip(), *map(line, rows)])
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field

@@ -146,3 +146,15 @@ def test_quantized_model_is_refused(keras: ModuleType) -> None:
 def test_name_that_is_no_loss_is_refused(keras: ModuleType) -> None:
     with pytest.raises(ValueError, match="no_such_loss"):
         check(dense_model(keras), "no_such_loss", [data()])
+
+
+def test_in_float16_with_other_variables_is_refused_with_a_reason() -> None:
+    w, half = tf.Variable(2.0, name="w"), tf.Variable(2.0, dtype=tf.float16, name="half")
+    with pytest.raises(ValueError, match="w"):
+        check(lambda x: x * w, None, [tf.ones([2])], in_float16=lambda x: tf.cast(x, tf.float16) * half)
+
+
+def test_gradients_that_are_infinite_in_float32_are_an_error() -> None:
+    w = tf.Variable(0.0, name="w")
+    with pytest.raises(ValueError, match="gradients are infinite or NaN in float32 already, first those of w"):
+        check(lambda x: tf.sqrt(w * x), None, [tf.constant(1.0)])

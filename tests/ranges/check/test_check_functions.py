@@ -191,3 +191,19 @@ def test_next_random_numbers_and_variables_are_those_without_a_check() -> None:
     before = [variable.numpy().tolist() for variable in (net.kernel, net.scale)]
     assert numbers(0) == numbers(1) == numbers(2)
     assert [variable.numpy().tolist() for variable in (net.kernel, net.scale)] == before
+
+
+def test_function_traced_during_the_check() -> None:
+    w = tf.Variable(2.0, name="w")
+
+    @tf.function
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        return tfmp.probe(x * w, "within")
+
+    assert "w" in [layer.name for layer in tfmp.check_precision(loss, None, [tf.constant(3.0)], progress=False).layers]
+
+
+def test_weights_of_examples_for_functions() -> None:
+    w = tf.Variable(2.0)
+    batch = (tf.ones([2]), tf.zeros([2]), tf.constant([1.0, 3.0]))
+    assert tfmp.check_precision(lambda x: x * w, lambda y, out: (out - y) ** 2, [batch], progress=False).loss == 8

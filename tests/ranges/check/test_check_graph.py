@@ -179,3 +179,12 @@ def test_loss_that_is_infinite_is_refused(session: tf.compat.v1.Session) -> None
     session.run(v.initializer)
     with pytest.raises(ValueError, match=r"the loss is inf in float32 already"):
         _check(v / 0.0, None, [None])
+
+
+def test_session_is_enough_outside_of_the_graph() -> None:
+    with tf.Graph().as_default() as graph:
+        v = tf.compat.v1.get_variable("v", [], initializer=tf.compat.v1.ones_initializer())
+        loss = v * 3.0
+        session = tf.compat.v1.Session(graph=graph)
+        session.run(v.initializer)
+    assert tfmp.check_precision(loss, None, [None], session=session, progress=False).loss == 3

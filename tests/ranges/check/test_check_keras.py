@@ -18,7 +18,7 @@ from checked_models import (
     stateful_model,
     with_given_weights,
 )
-from kerases import for_every_keras, skip_before
+from kerases import for_every_keras
 
 import tfmp
 
@@ -384,8 +384,6 @@ def _recording(keras: ModuleType, seen: dict[str, list[str]]) -> type:
 @pytest.mark.parametrize("policy", ["float32", "float16", "mixed_float16", "mixed_bfloat16"])
 @for_every_keras()
 def test_ranges_are_those_of_float32_whatever_the_types_of_the_model(keras: ModuleType, policy: str) -> None:
-    if policy != "float32":
-        skip_before((3, 10), keras, "models made of layers in mixed precision hold operations that cast to float16")
     (x, y), model, plain = data(), dense_model(keras, policy), dense_model(keras)
     if policy == "float16":
         for weight in (*plain.weights, *model.weights):
@@ -398,8 +396,10 @@ def test_ranges_are_those_of_float32_whatever_the_types_of_the_model(keras: Modu
         found = report[layer.name]
         assert found.activations == layer.activations
         assert found.activation_gradients == layer.activation_gradients
-        assert found.relative_error == pytest.approx(layer.relative_error, rel=0.5)
-        if policy != "float16":
+        if policy == "float16":
+            # The gradients for variables in float16 are in float16 in either run.
+            assert found.relative_error < 1e-3
+        else:
             assert found == layer
 
 

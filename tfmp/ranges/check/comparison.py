@@ -40,7 +40,16 @@ class GradientComparison:
         Args:
             in_float32: The gradients by layer, a list for its variables.
             in_float16: The same in float16, unscaled.
+
+        Raises:
+            ValueError: There are no gradients in float16 for a layer.
         """
+        missing = [name for name in in_float32 if name not in in_float16]
+        if missing:
+            raise ValueError(
+                f"the loss in float16 does not depend on {', '.join(missing)}, as that in float32 does: both must use "
+                "the same variables."
+            )
         for name, grads in in_float32.items():
             sums = sum(map(_sums, grads, in_float16[name]), start=np.zeros(4))
             self._sums[name] = self._sums.get(name, np.zeros(4)) + sums

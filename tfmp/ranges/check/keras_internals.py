@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from tfmp.which_keras import is_keras2
 
+_HALF = ("float16", "bfloat16")
+
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
 
@@ -65,11 +67,14 @@ def called_through(layer: _Layer, around: Callable[..., Any]) -> Iterator[None]:
     # Not by `setattr`, with which Keras tracks what it is given. A class whose `call` is a property (tfmp.Recompute)
     # does not look here, so its calls are not seen.
     call, own = layer.call, layer.__dict__
+    # The layers that Keras 2 makes of functions of TensorFlow have a `call` of their own.
+    before = {name: value for name, value in own.items() if name == "call"}
     own["call"] = tf.autograph.experimental.do_not_convert(lambda *args, **kwargs: around(call, *args, **kwargs))
     try:
         yield
     finally:
         del own["call"]
+        own.update(before)
 
 
 @contextlib.contextmanager
@@ -90,12 +95,23 @@ def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None
         finally:
             layer._set_dtype_policy(own)
         return
-    own = layer._dtype_policy
-    layer._dtype_policy = keras.DTypePolicy(policy)
+    own, new = layer._dtype_policy, keras.DTypePolicy(policy)
+    # Keras casts variables if the policy says that their type is another one than that of the computation.
+    new._variable_dtype = layer.variable_dtype
+    # Before 3.10, a model holds operations that cast the inputs of its layers, which the layers do themselves as well.
+    # A sequential model has a functional one for that.
+    operations = getattr(getattr(layer, "_functional", None) or layer, "operations", ())
+    casts = [each for each in operations if type(each).__name__ == "Cast" and each.dtype in _HALF]
+    types_of_casts = [each.dtype for each in casts]
+    layer._dtype_policy = new
     try:
+        for each in casts:
+            each.dtype = "float32"
         yield
     finally:
         layer._dtype_policy = own
+        for each, dtype in zip(casts, types_of_casts, strict=True):
+            each.dtype = dtype
 
 
 @contextlib.contextmanager
@@ -103,7 +119,8 @@ def _variables_cast(keras: ModuleType, layer: _Layer) -> Iterator[None]:
     """Let Keras 2 cast the variables that a layer reads, as it does for layers made under a mixed policy.
 
     These layers make variables that cast themselves. A layer that was made under float32 has plain variables instead,
-    which are replaced in its attributes, and in lists among these, by ones that cast themselves.
+    which are replaced in its attributes, and in lists, tuples and dictionaries among these, by ones that cast
+    themselves.
     """
     module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.autocast_variable")
     # They read their variables in float32, and cast the result themselves.
@@ -120,34 +137,58 @@ def _variables_cast(keras: ModuleType, layer: _Layer) -> Iterator[None]:
             # Names that begin so are Keras' own lists, such as those of all weights.
             if name.startswith("_") and not isinstance(value, tf.Variable):
                 continue
-            cast = [*map(casting, value)] if isinstance(value, list) else casting(value)
-            if cast is not value and not (isinstance(value, list) and all(map(_is, cast, value))):
+            if any(id(each) in own for each in _held(value)):
                 replaced[name] = value
-                attributes[name] = cast
+                attributes[name] = _mapped(casting, value)
     try:
         yield
     finally:
         attributes.update(replaced)
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _held(value: Any) -> list[Any]:  # noqa: ANN401 - whatever stands in an attribute
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - whatever stands in an attribute
+    if isinstance(value, dict):
+        return {key: function(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [*map(function, value)]
+    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
 
 
 @contextlib.contextmanager
-def state_unchanged(keras: ModuleType, model: _Layer) -> Iterator[None]:
-    """Keep moving statistics and seeds as they are.
+def state_unchanged(keras: ModuleType, model: _Layer) -> Iterator[list[Any]]:
+    """Keep moving statistics and seeds as they are; yield what to differentiate by, one for each trained variable.
 
     Args:
         keras: The package that the model is of.
         model: The model.
     """
-    if not is_keras2(keras):
-        with keras.StatelessScope(collect_losses=True):
-            yield
+    if is_keras2(keras):
+        with _values_unchanged(model.non_trainable_variables):
+            yield list(model.trainable_variables)
         return
-    with _values_unchanged(model.non_trainable_variables):
-        yield
+    # All variables get a value in the scope: without one, Keras finds None in it for the regularizers of weights.
+    values = {id(each): tf.convert_to_tensor(each.value) for each in model.variables}
+    state = [(each, values[id(each)]) for each in model.variables]
+    with keras.StatelessScope(state, collect_losses=True):
+        yield [values[id(each)] for each in model.trainable_variables]
+
+
+def loss_of_name(keras: ModuleType, name: str) -> Callable[..., tf.Tensor]:
+    """Return the loss that `compile` makes of a name, which computes in float32 and takes the weights of examples.
+
+    Args:
+        keras: The package whose losses are meant.
+        name: The name, such as "mse".
+    """
+    found = keras.losses.get(name)
+    # The class that Keras makes of a function is public in Keras 3 only as the base of other losses.
+    return found if isinstance(found, keras.losses.Loss) else keras.losses.MeanSquaredError.__bases__[0](found)
 
 
 def compiled_loss(keras: ModuleType, model: _Layer, **kwargs: Any) -> tf.Tensor | None:  # noqa: ANN401 - what Keras takes

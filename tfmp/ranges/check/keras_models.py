@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.ranges.check import keras_internals
-from tfmp.ranges.check.functions import by_name
+from tfmp.ranges.check.functions import by_name, weighted_mean
 from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
 
 #: An object of any Keras.
@@ -40,7 +41,8 @@ class KerasModel:
     def __init__(self, keras: ModuleType, model: _Keras, loss_fn: Callable[..., Any] | str | None) -> None:
         self._keras = keras
         self._model = model
-        self._loss_fn = keras.losses.get(loss_fn)
+        self._loss_fn = keras_internals.loss_of_name(keras, loss_fn) if isinstance(loss_fn, str) else loss_fn
+        self._is_named = isinstance(loss_fn, str)
         self._layers = _layers(keras, model)
         _validate(model, self._layers, self._loss_fn)
         self._names = _names(keras, model)
@@ -56,28 +58,16 @@ class KerasModel:
             batch: Inputs and labels, and perhaps the weights of the examples, as in `fit`.
             precision: How to compute.
         """
-        inputs: list[tuple[str, tf.Tensor]] = []
-        outputs: list[tuple[str, tf.Tensor]] = []
-
-        def called(layer: _Keras, call: Callable[..., Any], *args: _Keras, **kwargs: _Keras) -> _Keras:
-            if kwargs.get("training") and keras_internals.draws_random_numbers(layer):
-                # Dropout would draw another mask in float16 than in float32.
-                kwargs["training"] = False
-            returned = call(*args, **kwargs)
-            name = self._names.get(id(layer))
-            # Keras 2 also calls layers in a graph that it throws away, to learn the shapes of their results.
-            if name is not None and tf.executing_eagerly():
-                inputs.extend((name, tensor) for tensor in _floating((args, kwargs)))
-                outputs.extend((name, tensor) for tensor in _floating(returned))
-            return returned
-
-        with self._prepared(precision, called):
+        calls = _Calls(self._names)
+        with self._prepared(precision, calls) as sources:
             with tf.GradientTape() as tape:
+                tape.watch([source for source in sources if not isinstance(source, tf.Variable)])
                 loss = self._loss(batch)
                 scaled = loss * precision.loss_scale
-            variables = [_value(variable) for variable in self._model.trainable_variables]
+            # Layers may be called again while the gradients are computed, in order to compute activations again.
+            inputs, outputs = list(calls.inputs), list(calls.outputs)
             with keras_internals.on_first_replica(self._keras, self._model):
-                grads = tape.gradient(scaled, [*(tensor for _, tensor in outputs), *variables])
+                grads = tape.gradient(scaled, [*(tensor for _, tensor in outputs), *sources])
         names = [self._names[id(self._layer_of_variable[id(each)])] for each in self._model.trainable_variables]
         of_outputs, of_variables = grads[: len(outputs)], grads[len(outputs) :]
         tensors = PassTensors(
@@ -85,7 +75,7 @@ class KerasModel:
             inputs=by_name(inputs),
             outputs=by_name(outputs),
             output_gradients=by_name((name, grad) for (name, _), grad in zip(outputs, of_outputs, strict=True)),
-            weights=by_name(zip(names, map(tf.convert_to_tensor, variables), strict=True)),
+            weights=by_name(zip(names, map(tf.convert_to_tensor, sources), strict=True)),
             weight_gradients=by_name(zip(names, of_variables, strict=True)),
         )
         return pass_of(
@@ -93,12 +83,15 @@ class KerasModel:
         )
 
     @contextlib.contextmanager
-    def _prepared(self, precision: Precision, called: Callable[..., Any]) -> Iterator[None]:
-        """Let the layers compute in the types of a pass and be called through a function, and keep the model's state.
+    def _prepared(self, precision: Precision, calls: "_Calls") -> Iterator[list[Any]]:
+        """Let the layers compute in the types of a pass, see their calls, and keep the model's state.
 
         Args:
             precision: How to compute.
-            called: Takes a layer, its own `call`, and what it is called with; returns what the layer is to return.
+            calls: Sees the calls.
+
+        Yields:
+            What to differentiate by, one for each trained variable.
         """
         in_float32 = self._kept_in_float32(precision)
         with contextlib.ExitStack() as changed:
@@ -106,9 +99,8 @@ class KerasModel:
                 if precision.dtype is not None:
                     policy = "float32" if id(layer) in in_float32 else "mixed_float16"
                     changed.enter_context(keras_internals.computing_in(self._keras, layer, policy))
-                changed.enter_context(keras_internals.called_through(layer, functools.partial(called, layer)))
-            changed.enter_context(keras_internals.state_unchanged(self._keras, self._model))
-            yield
+                changed.enter_context(keras_internals.called_through(layer, functools.partial(calls.call, layer)))
+            yield changed.enter_context(keras_internals.state_unchanged(self._keras, self._model))
 
     def _kept_in_float32(self, precision: Precision) -> set[int]:
         if precision.dtype != "float16":
@@ -129,13 +121,79 @@ class KerasModel:
             if loss is None:
                 raise ValueError(f"the model {self._model.name!r} was compiled without a loss, and adds none.")
             return arithmetic.widen(loss)
-        if isinstance(self._loss_fn, self._keras.losses.Loss):
-            values = self._loss_fn(y, outputs, sample_weight=weights)
-        else:
-            values = arithmetic.widen(tf.convert_to_tensor(self._loss_fn(y, outputs)))
-            values = values if weights is None else values * tf.cast(weights, values.dtype)
         added = [tf.cast(loss, tf.float32) for loss in self._model.losses]
-        return tf.add_n([tf.reduce_mean(arithmetic.widen(values)), *added])
+        return tf.add_n([*self._loss_terms(self._loss_fn, y, outputs, weights), *added])
+
+    def _loss_terms(self, loss_fn: Callable[..., Any], y: _Keras, outputs: _Keras, weights: _Keras) -> list[tf.Tensor]:
+        """Return what a loss makes of the outputs, as float32 scalars."""
+        if not isinstance(loss_fn, self._keras.losses.Loss):
+            return [weighted_mean(loss_fn(y, outputs), weights)]
+        if not self._is_named:
+            return [arithmetic.widen(loss_fn(y, outputs, sample_weight=weights))]
+        # As `compile` has it, one name is for each of several outputs.
+        targets, flat = tf.nest.flatten(y), tf.nest.flatten(outputs)
+        each = tf.nest.flatten(weights) if len(tf.nest.flatten(weights)) == len(flat) else [weights] * len(flat)
+        return [
+            arithmetic.widen(loss_fn(target, output, sample_weight=weight))
+            for target, output, weight in zip(targets, flat, each, strict=True)
+        ]
+
+
+class _Calls:
+    """What layers take and return in a pass.
+
+    Args:
+        names: The names of the layers to look at, by their ids.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self.inputs: list[tuple[str, tf.Tensor]] = []
+        self.outputs: list[tuple[str, tf.Tensor]] = []
+        #: How many layers are being called that were told not to train.
+        self._not_training = 0
+
+    def call(self, layer: _Keras, call: Callable[..., Any], *args: _Keras, **kwargs: _Keras) -> _Keras:
+        """Call a layer.
+
+        Args:
+            layer: The layer.
+            call: Its own `call`.
+            *args: What it is called with.
+            **kwargs: What it is called with.
+        """
+        draws = keras_internals.draws_random_numbers(layer)
+        positional: Sequence[Any] = args
+        if draws:
+            # Dropout would draw another mask in float16 than in float32.
+            positional, kwargs = _with_training(call, args, kwargs, was=True, now=False)
+        elif self._not_training:
+            # The layers within it that draw no numbers train all the same.
+            positional, kwargs = _with_training(call, args, kwargs, was=False, now=True)
+        self._not_training += draws
+        try:
+            returned = call(*positional, **kwargs)
+        finally:
+            self._not_training -= draws
+        name = self._names.get(id(layer))
+        # Keras 2 also calls layers in a graph that it throws away, to learn the shapes of their results.
+        if name is not None and tf.executing_eagerly():
+            self.inputs.extend((name, tensor) for tensor in _floating((args, kwargs)))
+            self.outputs.extend((name, tensor) for tensor in _floating(returned))
+        return returned
+
+
+def _with_training(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, was: bool, now: bool
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments of a call with another value of `training`, if they have it with the value it was."""
+    parameters = inspect.signature(call).parameters
+    if "training" not in parameters:
+        return args, kwargs
+    position = list(parameters).index("training")
+    if position < len(args) and args[position] is was:
+        return [*args[:position], now, *args[position + 1 :]], kwargs
+    return args, {**kwargs, "training": now} if kwargs.get("training") is was else kwargs
 
 
 def _validate(model: _Keras, layers: Sequence[_Keras], loss_fn: Callable[..., Any] | None) -> None:
@@ -177,7 +235,12 @@ def _names(keras: ModuleType, model: _Keras) -> dict[int, str]:
     paths.setdefault(id(model), [model.name])
     looked_at = {key: path for key, path in paths.items() if key in owners or not isinstance(by_id[key], keras.Model)}
     last = Counter(path[-1] for path in looked_at.values())
-    return {key: path[-1] if last[path[-1]] == 1 else "/".join(path) for key, path in looked_at.items()}
+    names = {key: path[-1] if last[path[-1]] == 1 else "/".join(path) for key, path in looked_at.items()}
+    numbers: Counter[str] = Counter()
+    for key, name in names.items():
+        numbers[name] += 1
+        names[key] = name if numbers[name] == 1 else f"{name} ({numbers[name]})"
+    return names
 
 
 def _layers_by_variable(layers: Sequence[_Keras]) -> dict[int, _Keras]:
@@ -193,12 +256,9 @@ def _floating(nest: _Keras) -> list[tf.Tensor]:
     return [each for each in tf.nest.flatten(nest) if isinstance(each, tf.Tensor) and each.dtype.is_floating]
 
 
-def _tensor(value: _Keras) -> tf.Tensor | None:
+def _tensor(value: _Keras) -> _Keras:
     """Return a part of a batch as a tensor; float64 as float32, as `fit` does."""
-    tensor = None if value is None else tf.convert_to_tensor(value)
-    return tf.cast(tensor, tf.float32) if tensor is not None and tensor.dtype == tf.float64 else tensor
-
-
-def _value(variable: _Keras) -> _Keras:
-    # A variable of Keras 3 holds one of TensorFlow, by which tapes differentiate.
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    if value is None:
+        return None
+    tensor = value if tf.is_tensor(value) else tf.convert_to_tensor(value)
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float64 else tensor

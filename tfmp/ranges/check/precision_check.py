@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.optional import installed
 from tfmp.ranges.check.comparison import GradientAgreement, GradientComparison
-from tfmp.ranges.check.functions import Functions
+from tfmp.ranges.check.functions import Functions, weighted_mean
 from tfmp.ranges.check.graph import GraphLoss
 from tfmp.ranges.check.keras_models import KerasModel
 from tfmp.ranges.check.passes import IN_FLOAT32, Pass, Precision, Subject
@@ -66,13 +66,14 @@ def check_precision(
               is looked at;
             * the loss of a TF1 graph, a tensor. The probes of the graph are looked at.
         loss_fn: A function of the labels and of the model's outputs that returns the loss, of any shape; its mean is
-            taken. For Keras also a name of a loss; None takes the loss that the model is compiled with.
+            taken. For Keras also a loss of Keras or its name, as for `compile`; None takes the loss that the model is
+            compiled with.
         batches: What `fit` takes from a dataset: pairs of inputs and labels, or triples with the weights of the
             examples. For a graph, `feed_dict`s; None if the graph reads its own input.
         num_batches: The largest number of batches that are taken.
         tolerance: The relative difference of gradients from which on a layer is far off.
         variables: The variables to differentiate by, for functions and graphs; by default all that the loss depends
-            on, or all trained variables of the graph.
+            on, or all trained variables of the graph. Those of both functions or losses must be the same.
         in_float16: For functions and graphs: the function, or the loss of the same graph, that computes the same in
             float16. Without it nothing is compared. Models of Keras need none.
         session: The session that runs the graph; by default the current one.
@@ -119,7 +120,7 @@ def _subject(
     keras = keras_of(model, "layers.Layer")
     if keras is not None:
         return KerasModel(keras, model, loss_fn)
-    if isinstance(model, tf.Tensor) and hasattr(model, "graph") and not tf.executing_eagerly():
+    if tf.is_symbolic_tensor(model):
         found = session or tf.compat.v1.get_default_session()
         if found is None:
             raise ValueError("the loss is a tensor of a graph, and there is no session: pass session.")
@@ -142,8 +143,8 @@ def _loss_of(
         raise TypeError(f"loss_fn must be a function, since the model is one, got {loss_fn!r}.")
 
     def loss(batch: Any) -> tf.Tensor:  # noqa: ANN401 - whatever the functions take
-        inputs, labels = batch
-        return loss_fn(labels, function(inputs))
+        inputs, labels, *weights = batch
+        return weighted_mean(loss_fn(labels, function(inputs)), weights[0] if weights else None)
 
     return loss
 
@@ -172,6 +173,11 @@ class _Check:
         """Run all passes and return the report."""
         losses = [self._measure(batch) for batch in self._shown("float32")]
         gradients = self._totals.all_gradients()
+        if gradients.nonfinite:
+            raise ValueError(
+                f"gradients are infinite or NaN in float32 already, first those of {self._first_nonfinite_gradient()}, "
+                "which no precision or loss scale can mend."
+            )
         if gradients.exponents is None:
             raise ValueError("the loss has no gradients other than 0: there is nothing that float16 could lose.")
         scale = suggested_loss_scale(gradients)
@@ -212,12 +218,26 @@ class _Check:
         """Run a batch in float32 and in float16, and compare their gradients; return the loss in float16."""
         in_float32 = self._subject.run(batch, IN_FLOAT32)
         while True:
-            in_float16 = self._subject.run(batch, Precision("float16", scale, frozenset(self._kept)))
+            in_float16 = self._run_in_float16(batch, scale)
             name = self._first_overflowing(in_float16)
             if name is None:
                 self._comparison.add(in_float32.gradients, in_float16.gradients)
                 return in_float16.loss
             self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"
+
+    def _run_in_float16(self, batch: Any, scale: float) -> Pass:  # noqa: ANN401 - whatever the user's code takes
+        try:
+            return self._subject.run(batch, Precision("float16", scale, frozenset(self._kept)))
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(f"the model runs in float32, but not in float16: {error}") from error
+
+    def _first_nonfinite_gradient(self) -> str:
+        kinds = ("output_gradients", "weight_gradients")
+        # The backward pass begins at the end of the model.
+        found = [
+            name for name in self._totals.names() for kind in kinds if self._totals.histogram(kind, name).nonfinite
+        ]
+        return found[-1]
 
     def _first_overflowing(self, seen: Pass) -> str | None:
         """Return the first layer that may still be kept in float32 and returns infinities or NaN for finite inputs."""
