@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 
 import example_processes
+import keras
 import pytest
 
 
+# On a CPU, TensorFlow 2.15 multiplies float16 matrices hundreds of times slower than float32 matrices.
+@pytest.mark.skipif(not keras.__version__.startswith("3."), reason="takes many minutes on TensorFlow 2.15")
 def test_branch_learns_in_float16_only_with_the_suggested_scale(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")

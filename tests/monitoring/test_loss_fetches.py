@@ -59,7 +59,7 @@ def test_loss_is_fetched_at_reported_steps_alone() -> None:
         train_op, _, loss = _train_op([1] * 6)
         runs = _Runs(tfmp.LossScaleLoggingHook(every_n_steps=3))
         _run(runs, tf.group(train_op), 6)
-        assert runs.asked == [[[loss]], None, None, [[loss]], None, None]
+        assert [asked and asked["losses"] for asked in runs.asked] == [[[loss]], None, None, [[loss]], None, None]
 
 
 @pytest.mark.graph

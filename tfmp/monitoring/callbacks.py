@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
+from tfmp.core.log import visible_logger
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.script_lines import line_of_call
 from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.fit_ranges import FitRanges
-from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.range_history import RangeHistory
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes

@@ -1,6 +1,6 @@
 """Fetches the ranges of weights, gradients and probes together with a step of a TF1 graph."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.step.graph_records import gradients_of_graph, losses_of_graph
+from tfmp.core.step.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
 from tfmp.monitoring.range_history import RangeHistory, RangeLook, histograms_by_name
 from tfmp.ranges.probes import probes_of_graph
 from tfmp.types import Gradient
@@ -24,9 +24,6 @@ class GraphRanges:
 
     Args:
         every_n_steps: The number of steps between two looks.
-
-    Raises:
-        ValueError: `every_n_steps` is not a positive whole number.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -42,8 +39,11 @@ class GraphRanges:
         Raises:
             ValueError: The graph has no gradients of such steps that can be fetched.
         """
-        recorded = gradients_of_graph(manager)
-        if not recorded:
+        self._next = self._every_n_steps
+        # Under Estimator each replica makes a manager of its own, of which the first one alone takes steps.
+        others = [each for each in managers_of_graph() if each is not manager]
+        recorded = [each for each in gradients_of_graph() if not _is_among(each.manager, others)]
+        if not any(each.manager is manager for each in recorded):
             raise ValueError(
                 "ranges_every_n_steps is given, and the graph has no gradients that a hook can fetch: it cannot fetch "
                 "those of steps inside of a tf.function, a loop or a conditional, such as windows of micro-batches."
@@ -59,19 +59,19 @@ class GraphRanges:
         weights = [
             (variable.op.name, tf.convert_to_tensor(variable)) for variable in tf.compat.v1.trainable_variables()
         ]
-        kinds = {"gradients": gradients, "weights": weights, **_probe_kinds(manager, self._fed_scale)}
+        kinds = {"gradients": gradients, "weights": weights, **_probe_kinds(others, self._fed_scale)}
         with tf.name_scope("tfmp_ranges"):
             self._names = {kind: [name for name, _ in named] for kind, named in kinds.items()}
             counts = {kind: exponent_counts([tensor for _, tensor in named]) for kind, named in kinds.items() if named}
             self._fetches = _summed_over_workers(counts)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is one to look at.
+        """Return whether a step is one to look at. A call that takes no step is not, and the next one is then due.
 
         Args:
             step: The number of the step, from 1.
         """
-        return step % self._every_n_steps == 0
+        return step >= self._next
 
     def fetches(self, session: tf.compat.v1.Session) -> tuple[Mapping[str, tf.Tensor], Mapping[tf.Tensor, float]]:
         """Return what is to be fetched together with a step, and what must be fed for that.
@@ -83,13 +83,15 @@ class GraphRanges:
         self._scale = float(session.run(self._manager_scale))
         return self._fetches, {self._fed_scale: self._scale}
 
-    def look(self, step: int, fetched: Mapping[str, Any]) -> RangeLook:
+    def look(self, call: int, step: int, fetched: Mapping[str, Any]) -> RangeLook:
         """Return what a step shows.
 
         Args:
+            call: The number of the `session.run` call that took the step, from 1.
             step: The number of the step, for pictures.
             fetched: The values of what `fetches` returned.
         """
+        self._next = (call // self._every_n_steps + 1) * self._every_n_steps
         histograms = {
             kind: histograms_by_name(names, fetched[kind]) for kind, names in self._names.items() if kind in fetched
         }
@@ -101,11 +103,11 @@ class GraphRanges:
         return look
 
 
-def _probe_kinds(manager: LossScaleManager, loss_scale: tf.Tensor) -> dict[str, list[tuple[str, Gradient]]]:
+def _probe_kinds(others: Sequence[LossScaleManager], loss_scale: tf.Tensor) -> dict[str, list[tuple[str, Gradient]]]:
     probes = probes_of_graph()
     if not probes:
         return {}
-    losses = [recorded.loss for recorded in losses_of_graph() if recorded.manager is manager]
+    losses = [each.loss for each in losses_of_graph() if not _is_among(each.manager, others)]
     scaled = [arithmetic.scale(loss, loss_scale) for loss in losses]
     grads = tf.gradients(scaled, [probe.tensor for probe in probes]) if scaled else []
     # The graph may hold other models, too, such as one for evaluation.
@@ -126,3 +128,7 @@ def _summed_over_workers(counts: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor
         return dict(counts)
     total = Horovod(horovod).total
     return {kind: total(each, f"ranges_{kind}") for kind, each in counts.items()}
+
+
+def _is_among(manager: LossScaleManager, others: Sequence[LossScaleManager]) -> bool:
+    return any(manager is other for other in others)

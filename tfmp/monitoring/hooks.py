@@ -6,13 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import settings
+from tfmp.core.log import visible_logger
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.step.graph_records import managers_of_graph, overflow_reports_of_graph
 from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.graph_ranges import GraphRanges
-from tfmp.monitoring.log import visible_logger
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.range_history import RangeHistory
@@ -246,7 +246,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
     def _look(self, session: tf.compat.v1.Session, ranges: GraphRanges, fetched: Mapping[str, Any]) -> None:
         step = self._steps if self._global_step is None else int(session.run(self._fetches["global_step"])[0])
-        look = ranges.look(step, fetched)
+        look = ranges.look(self._steps, step, fetched)
         if self._writer is None:
             return
         values = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in look.scalars().items()]

@@ -14,7 +14,8 @@ from tfmp.ranges.histogram import RangeHistogram, RangeShares
 #: Histograms by name, and the factor at which float16 has to hold the values.
 HeatMap = tuple[Mapping[str, RangeHistogram], float]
 
-_BOUNDS = (FLOAT16.lowest, FLOAT16.lowest_normal, FLOAT16.highest + 1)
+# What is at least half of the smallest number is rounded to that number.
+_BOUNDS = (FLOAT16.lowest - 1, FLOAT16.lowest_normal, FLOAT16.highest + 1)
 _WORDS = ("becomes 0", "subnormal", "float16 keeps all bits", "infinite")
 
 

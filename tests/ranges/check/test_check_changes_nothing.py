@@ -13,9 +13,6 @@ from kerases import for_every_keras, skip_before
 
 import tfmp
 
-# The random initializers of Keras 2.15 warn.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
-
 
 def _trained(keras: ModuleType, policy: str = "float32") -> Any:
     keras.utils.set_random_seed(1)

@@ -12,9 +12,6 @@ from kerases import for_every_keras, skip_before
 
 import tfmp
 
-# The random initializers of Keras 2.15 warn.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
-
 _BATCHES = [tf.constant(1.0)]
 
 
@@ -158,3 +155,8 @@ def test_gradients_that_are_infinite_in_float32_are_an_error() -> None:
     w = tf.Variable(0.0, name="w")
     with pytest.raises(ValueError, match="gradients are infinite or NaN in float32 already, first those of w"):
         check(lambda x: tf.sqrt(w * x), None, [tf.constant(1.0)])
+
+
+def test_graph_that_reads_its_own_input_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="would give in_float16 other batches than the loss in float32"):
+        check(lambda x: x, None, [None, None], in_float16=lambda x: x)

@@ -207,3 +207,36 @@ def test_weights_of_examples_for_functions() -> None:
     w = tf.Variable(2.0)
     batch = (tf.ones([2]), tf.zeros([2]), tf.constant([1.0, 3.0]))
     assert tfmp.check_precision(lambda x: x * w, lambda y, out: (out - y) ** 2, [batch], progress=False).loss == 8
+
+
+def test_gradients_whose_terms_cancel_are_far_off_by_the_rounding_of_the_terms() -> None:
+    w = tf.Variable(2.0**-20, name="w")
+
+    def in_float16(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.cast(x, tf.float16) * tf.cast(w + 1.0, tf.float16), tf.float32)
+
+    # In float32 the gradient is the sum of 1 + 2**-12 and -1; in float16 the first is rounded to 1.
+    x = tf.constant([1 + 2.0**-12, -1 + 2.0**-9])
+    report = tfmp.check_precision(
+        lambda x: x * (w + 1.0), None, [x], in_float16=lambda x: in_float16(x * [1.0, 1.25]), progress=False
+    )
+    assert report["w"].far_off is not None
+    assert "they are sums whose terms cancel" in report["w"].far_off
+
+
+def test_scale_is_halved_until_gradients_do_not_overflow_in_float16() -> None:
+    w = tf.Variable(1.0, name="w")
+
+    @tf.custom_gradient
+    def overflowing_above_2_13(x: tf.Tensor) -> Any:
+        # A backward pass whose intermediate result is 32 times its own.
+        return tf.identity(x), lambda upstream: upstream * 32.0 / 32.0
+
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(overflowing_above_2_13(x * tf.cast(w, x.dtype)), tf.float32)
+
+    report = tfmp.check_precision(
+        loss, None, [tf.ones([])], in_float16=lambda x: loss(tf.cast(x, tf.float16)), progress=False
+    )
+    # 2**12 * 2**5 is infinite in float16, and 2**10 * 2**5 is not.
+    assert (report.suggested_loss_scale, report.far_off) == (2**10, [])

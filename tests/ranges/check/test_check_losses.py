@@ -11,9 +11,6 @@ from kerases import for_every_keras, skip_before
 
 import tfmp
 
-# The random initializers of Keras 2.15 warn.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
-
 # The losses of tf_keras are those of Keras 2.15.
 for_one_keras_of_each_kind = for_every_keras("keras3", "keras2")
 

@@ -11,9 +11,6 @@ from kerases import for_every_keras
 
 import tfmp
 
-# Keras 2.15, of an initializer without a seed.
-pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
-
 
 @for_every_keras()
 def test_operations_between_layers_are_as_before(keras: ModuleType) -> None:

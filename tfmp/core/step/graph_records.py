@@ -105,13 +105,9 @@ def losses_of_graph() -> list[RecordedLoss]:
     return _LOSSES.items()
 
 
-def gradients_of_graph(manager: LossScaleManager) -> list[RecordedGradients]:
-    """Return the gradients of the steps that were built in the current graph for a manager.
-
-    Args:
-        manager: The manager that decides the loss scale of the steps.
-    """
-    return [recorded for recorded in _GRADIENTS.items() if recorded.manager is manager]
+def gradients_of_graph() -> list[RecordedGradients]:
+    """Return the gradients of the steps that were built in the current graph, in the order of building."""
+    return _GRADIENTS.items()
 
 
 def managers_of_graph() -> list[LossScaleManager]:

@@ -1,7 +1,7 @@
 """Compares the gradients of a float16 pass with those of a float32 pass, layer by layer."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,19 +44,15 @@ class GradientComparison:
         Raises:
             ValueError: There are no gradients in float16 for a layer.
         """
-        missing = [name for name in in_float32 if name not in in_float16]
+        missing = [name for name, grads in in_float32.items() if _shapes(grads) != _shapes(in_float16.get(name, []))]
         if missing:
             raise ValueError(
-                f"the loss in float16 does not depend on {', '.join(missing)}, as that in float32 does: both must use "
+                f"the loss in float16 does not depend on {', '.join(missing)} as that in float32 does: both must use "
                 "the same variables."
             )
         for name, grads in in_float32.items():
             sums = sum(map(_sums, grads, in_float16[name]), start=np.zeros(4))
             self._sums[name] = self._sums.get(name, np.zeros(4)) + sums
-
-    def names(self) -> Iterable[str]:
-        """Return the names of the layers."""
-        return self._sums.keys()
 
     def agreement(self, name: str) -> GradientAgreement | None:
         """Return how far the gradients of a layer are from each other; None if there are none to compare.
@@ -69,6 +65,10 @@ class GradientComparison:
         of_float32, of_float16, dot, difference = map(float, self._sums[name])
         norms = math.sqrt(of_float32) * math.sqrt(of_float16)
         return GradientAgreement(dot / norms if norms else math.nan, math.sqrt(difference / of_float32))
+
+
+def _shapes(grads: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    return [grad.shape for grad in grads]
 
 
 def _sums(in_float32: np.ndarray, in_float16: np.ndarray) -> np.ndarray:

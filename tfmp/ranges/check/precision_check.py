@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import settings
+from tfmp.core.log import visible_logger
 from tfmp.optional import installed
 from tfmp.ranges.check.comparison import GradientAgreement, GradientComparison
 from tfmp.ranges.check.functions import Functions, weighted_mean
@@ -22,10 +22,8 @@ from tfmp.ranges.check.totals import Totals
 from tfmp.ranges.report import LayerPrecision, PrecisionReport
 from tfmp.which_keras import keras_of
 
-_logger = logging.getLogger("tfmp")
-
-#: Sums of float32 values round at about this many powers of two below the largest value.
-_FLOAT32_BITS = 23
+#: Lost gradients are off by their own norm. What is off by more is rounding of terms that are larger than their sum.
+_CANCELLED = 2.0
 
 
 def check_precision(
@@ -52,7 +50,8 @@ def check_precision(
 
     The rule:
 
-        loss scale        2**(12 - e), if the largest gradient is from 2**e to 2**(e + 1): three bits below overflow
+        loss scale        2**(12 - e), if the largest gradient is from 2**e to 2**(e + 1): three bits below overflow;
+                          half of that as long as gradients overflow in float16, but at least 1
         keep in float32   a layer whose inputs, outputs or weights reach 65520; then, in float16, the first layer that
                           returns infinities or NaN for finite inputs, until there is none
         far off           a layer whose gradients differ from those in float32 by more than `tolerance` of their norm
@@ -69,7 +68,7 @@ def check_precision(
             taken. For Keras also a loss of Keras or its name, as for `compile`; None takes the loss that the model is
             compiled with.
         batches: What `fit` takes from a dataset: pairs of inputs and labels, or triples with the weights of the
-            examples. For a graph, `feed_dict`s; None if the graph reads its own input.
+            examples. For a graph, `feed_dict`s; `[None] * n` if the graph reads its own input.
         num_batches: The largest number of batches that are taken.
         tolerance: The relative difference of gradients from which on a layer is far off.
         variables: The variables to differentiate by, for functions and graphs; by default all that the loss depends
@@ -83,9 +82,10 @@ def check_precision(
         The report.
 
     Raises:
-        TypeError: `model` is neither of the three.
-        ValueError: There are no batches; the loss in float32 is infinite or NaN; there are no gradients; the model of
-            Keras is not built, has no loss, or has layers that compute in integers; or a setting is out of range.
+        TypeError: `model` is none of the three, or a setting is no number.
+        ValueError: There are no batches; the loss or a gradient is infinite or NaN in float32; there are no gradients;
+            the model of Keras is not built, has no loss, or has layers that compute in integers; the model cannot be
+            run in float16; or a setting is out of range.
 
     Example:
         >>> import keras, tfmp
@@ -102,10 +102,15 @@ def check_precision(
     """
     tolerance = settings.positive("tolerance", tolerance)
     num_batches = settings.count("num_batches", num_batches)
-    subject = _subject(model, loss_fn, variables, in_float16, session)
     taken = list(itertools.islice(iter(batches), num_batches))
     if not taken:
         raise ValueError("batches is empty: pass a few batches, as the training would take them.")
+    if in_float16 is not None and any(batch is None for batch in taken):
+        raise ValueError(
+            "a graph that reads its own input would give in_float16 other batches than the loss in float32: pass "
+            "feed_dicts, or leave out in_float16."
+        )
+    subject = _subject(model, loss_fn, variables, in_float16, session)
     with global_seed_unchanged():
         return _Check(subject, taken, tolerance, progress).report()
 
@@ -165,6 +170,7 @@ class _Check:
         self._tolerance = tolerance
         self._progress = progress
         self._totals = Totals()
+        self._scale = 1.0
         self._comparison = GradientComparison()
         #: Why layers are kept in float32, by their names.
         self._kept: dict[str, str] = {}
@@ -180,17 +186,15 @@ class _Check:
             )
         if gradients.exponents is None:
             raise ValueError("the loss has no gradients other than 0: there is nothing that float16 could lose.")
-        scale = suggested_loss_scale(gradients)
         for name in self._totals.names():
             reason = reason_to_keep_float32(name, self._totals.of)
             if reason is not None:
                 self._kept[name] = reason
-        in_float16 = (
-            [self._compare(batch, scale) for batch in self._shown("float16")] if self._subject.has_float16 else []
-        )
+        self._scale = suggested_loss_scale(self._totals.all_gradients(without=self._kept))
+        in_float16 = self._compare() if self._subject.has_float16 else []
         return PrecisionReport(
-            layers=[self._layer(name, scale) for name in self._totals.names()],
-            suggested_loss_scale=scale,
+            layers=[self._layer(name) for name in self._totals.names()],
+            suggested_loss_scale=self._scale,
             bfloat16_needs_scaling=bfloat16_needs_scaling(gradients),
             batches=len(self._batches),
             loss=sum(losses) / len(losses),
@@ -204,7 +208,7 @@ class _Check:
 
             return tqdm(self._batches, desc=f"check_precision, {precision}", unit="batch", leave=False)
         if self._progress:
-            _logger.info("check_precision: %d batches in %s", len(self._batches), precision)
+            visible_logger().info("check_precision: %d batches in %s", len(self._batches), precision)
         return self._batches
 
     def _measure(self, batch: Any) -> float:  # noqa: ANN401 - whatever the user's code takes
@@ -214,21 +218,39 @@ class _Check:
         self._totals.add(seen)
         return seen.loss
 
-    def _compare(self, batch: Any, scale: float) -> float:  # noqa: ANN401 - whatever the user's code takes
-        """Run a batch in float32 and in float16, and compare their gradients; return the loss in float16."""
-        in_float32 = self._subject.run(batch, IN_FLOAT32)
-        while True:
-            in_float16 = self._run_in_float16(batch, scale)
-            name = self._first_overflowing(in_float16)
-            if name is None:
-                self._comparison.add(in_float32.gradients, in_float16.gradients)
-                return in_float16.loss
-            self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"
+    def _compare(self) -> list[float]:
+        """Run all batches in float32 and in float16, and compare their gradients; return the losses in float16.
 
-    def _run_in_float16(self, batch: Any, scale: float) -> Pass:  # noqa: ANN401 - whatever the user's code takes
+        Whenever a layer turns out to overflow, or the loss scale to be too high, all begins anew.
+        """
+        while True:
+            self._comparison, losses = GradientComparison(), list[float]()
+            for batch in self._shown("float16"):
+                in_float32, in_float16 = self._subject.run(batch, IN_FLOAT32), self._run_in_float16(batch)
+                if self._has_changed(in_float16):
+                    break
+                self._comparison.add(in_float32.gradients, in_float16.gradients)
+                losses.append(in_float16.loss)
+            else:
+                return losses
+
+    def _has_changed(self, seen: Pass) -> bool:
+        """Keep one more layer in float32, or halve the scale, if a pass in float16 shows that it must be so."""
+        name = self._first_overflowing(seen)
+        if name is not None:
+            self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"
+            return True
+        # Where an activation is not finite, a lower scale does not help.
+        are_finite = all(measured.finite for measured in seen.outputs.values()) and math.isfinite(seen.loss)
+        if are_finite and self._scale > 1 and not all(each.finite for each in seen.weight_gradients.values()):
+            self._scale /= 2
+            return True
+        return False
+
+    def _run_in_float16(self, batch: Any) -> Pass:  # noqa: ANN401 - whatever the user's code takes
         try:
-            return self._subject.run(batch, Precision("float16", scale, frozenset(self._kept)))
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            return self._subject.run(batch, Precision("float16", self._scale, frozenset(self._kept)))
+        except (TypeError, ValueError, tf.errors.OpError) as error:
             raise ValueError(f"the model runs in float32, but not in float16: {error}") from error
 
     def _first_nonfinite_gradient(self) -> str:
@@ -250,7 +272,7 @@ class _Check:
                 return name
         return None
 
-    def _layer(self, name: str, scale: float) -> LayerPrecision:
+    def _layer(self, name: str) -> LayerPrecision:
         totals = self._totals
         agreement = self._comparison.agreement(name)
         outputs = totals.of["outputs"].get(name)
@@ -265,21 +287,17 @@ class _Check:
             cosine=agreement and agreement.cosine,
             relative_error=agreement and agreement.relative_error,
         )
-        return dataclasses.replace(layer, far_off=self._why_far_off(layer, agreement, scale))
+        return dataclasses.replace(layer, far_off=self._why_far_off(layer, agreement))
 
-    def _why_far_off(self, layer: LayerPrecision, agreement: GradientAgreement | None, scale: float) -> str | None:
+    def _why_far_off(self, layer: LayerPrecision, agreement: GradientAgreement | None) -> str | None:
         if agreement is None or agreement.relative_error <= self._tolerance:
             return None
         if not math.isfinite(agreement.relative_error):
             return "its gradients overflow"
         off = f"its gradients differ by {agreement.relative_error:.2g} of their norm"
-        own, highest = layer.weight_gradients.exponents, self._totals.all_gradients().exponents
-        if own and highest and highest[1] - own[1] > _FLOAT32_BITS:
-            return (
-                f"{off}, but they are at most 2^{own[1] + 1} where others reach 2^{highest[1]}: they may well be 0 but "
-                "for the rounding of float32"
-            )
-        lost = layer.gradients.shares(scale=scale)
+        if agreement.relative_error > _CANCELLED:
+            return f"{off}: they are sums whose terms cancel, and the rounding of the terms is larger than what is left"
+        lost = layer.gradients.shares(scale=self._scale)
         if lost.lost + lost.subnormal > self._tolerance * (1 - lost.zero):
             return (
                 f"{off}, since even at the scale {lost.lost:.0%} of its gradients vanish and {lost.subnormal:.0%} lose "

@@ -1,5 +1,9 @@
 """Sums what is measured in several batches."""
 
+from collections.abc import Collection
+
+import numpy as np
+
 from tfmp.ranges.check.passes import Measured, Pass
 from tfmp.ranges.histogram import RangeHistogram
 
@@ -36,10 +40,16 @@ class Totals:
         found = self.of[kind].get(name)
         return RangeHistogram() if found is None else found.histogram
 
-    def all_gradients(self) -> RangeHistogram:
-        """Return the histogram of all gradients, those of activations and those of weights."""
-        measured = [*self.of["output_gradients"].values(), *self.of["weight_gradients"].values()]
-        return sum((each.histogram for each in measured), start=RangeHistogram())
+    def all_gradients(self, without: Collection[str] = ()) -> RangeHistogram:
+        """Return the histogram of all gradients, those of activations and those of weights.
+
+        Args:
+            without: The names of layers to leave out, unless no gradient other than 0 would be left.
+        """
+        kinds = (self.of["output_gradients"], self.of["weight_gradients"])
+        left = [each.histogram for kind in kinds for name, each in kind.items() if name not in without]
+        found = sum(left, start=RangeHistogram())
+        return found if found.exponents or not without else self.all_gradients()
 
     def names(self) -> list[str]:
         """Return the names of layers, probes and variables, in the order in which they were reached."""
@@ -47,4 +57,5 @@ class Totals:
 
 
 def _together(one: Measured, other: Measured) -> Measured:
-    return Measured(one.histogram + other.histogram, max(one.largest, other.largest))
+    # np.maximum, unlike max, is NaN if either is.
+    return Measured(one.histogram + other.histogram, float(np.maximum(one.largest, other.largest)))
