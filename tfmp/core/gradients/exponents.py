@@ -180,8 +180,11 @@ def _counts_of_fields(as_integers: tf.Tensor, bits: _Bits) -> tf.Tensor:
 
 
 def _bincount(indices: tf.Tensor, size: int) -> tf.Tensor:
-    # The op itself: tf.math.bincount would first look for the largest index.
-    return tf.raw_ops.DenseBincount(input=indices, size=tf.cast(size, indices.dtype), weights=tf.zeros([0], tf.int64))
+    # The op itself: tf.math.bincount would first look for the largest index. It counts in int32, for which it also
+    # has kernels for GPUs, so a tensor may have up to 2**31 - 1 values.
+    size_as_index, no_weights = tf.cast(size, indices.dtype), tf.zeros([0], tf.int32)
+    counts = tf.raw_ops.DenseBincount(input=indices, size=size_as_index, weights=no_weights)
+    return tf.cast(counts, tf.int64)
 
 
 def _laid_out(bits: _Bits, of_exponents: tf.Tensor, zero: tf.Tensor, infinite: tf.Tensor, nan: tf.Tensor) -> tf.Tensor:

@@ -19,7 +19,8 @@ class RecordedRanges(NamedTuple):
 
     Attributes:
         names: The names of the variables, or their paths in Keras 3.
-        counts: A row of `tfmp.exponent_counts` for each variable, summed over the replicas.
+        counts: A row of `tfmp.exponent_counts` for each variable, summed over the replicas. Where replicas average
+            their gradients before the step (Keras 2, Horovod), each counts the same means.
         scaled_by: The factor of the gradients that were counted: the loss scale if they were counted before they were
             unscaled, otherwise 1.
     """

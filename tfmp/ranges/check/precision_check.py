@@ -44,9 +44,10 @@ def check_precision(
     powers of two of its activations and gradients tell the loss scale, and which activations are too large. Then the
     same batches are run in float16 at that scale, and the gradients for the weights are compared layer by layer.
 
-    Nothing of the model is changed: neither its weights nor its optimizer, types, random state or moving statistics.
-    Layers that draw random numbers, such as Dropout, are run as in inference, so that two checks find the same. Other
-    layers run as in training.
+    Nothing of a model of Keras is changed: neither its weights nor its optimizer, types, random state or moving
+    statistics. Functions are called as they are, and a TF1 graph gets the ops that count. Layers of Keras that draw
+    random numbers, such as Dropout, are run as in inference, so that two checks find the same. Other layers run as in
+    training.
 
     The rule:
 
