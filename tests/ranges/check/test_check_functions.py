@@ -224,6 +224,15 @@ def test_gradients_whose_terms_cancel_are_far_off_by_the_rounding_of_the_terms()
     assert "they are sums whose terms cancel" in report["w"].far_off
 
 
+def test_variables_of_one_name_are_told_apart() -> None:
+    one, two = (tf.Variable(value, name="kernel") for value in (2.0, 4.0))
+    report = tfmp.check_precision(lambda x: x * one + two, None, [tf.ones([])], progress=False)
+    assert [(layer.name, layer.weights.exponents) for layer in report.layers] == [
+        ("kernel", (1, 1)),
+        ("kernel (2)", (2, 2)),
+    ]
+
+
 def test_scale_is_halved_until_gradients_do_not_overflow_in_float16() -> None:
     w = tf.Variable(1.0, name="w")
 

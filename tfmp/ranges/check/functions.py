@@ -1,5 +1,6 @@
 """Checks functions of raw TensorFlow, in eager code, through their probes."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ def tensors_of_probes(
         variables: The trained variables.
         grads: The gradients of the scaled loss, for the probes and then for the variables.
     """
-    names = [variable.name.partition(":")[0] for variable in variables]
+    names = _told_apart(variable.name.partition(":")[0] for variable in variables)
     return PassTensors(
         loss=loss,
         inputs={},
@@ -76,6 +77,16 @@ def tensors_of_probes(
         weights=by_name(zip(names, map(tf.convert_to_tensor, variables), strict=True)),
         weight_gradients=by_name(zip(names, grads[len(probes) :], strict=True)),
     )
+
+
+def _told_apart(names: Iterable[str]) -> list[str]:
+    """Return names such that no two are the same: the second "kernel" becomes "kernel (2)"."""
+    numbers: Counter[str] = Counter()
+    told_apart = []
+    for name in names:
+        numbers[name] += 1
+        told_apart.append(name if numbers[name] == 1 else f"{name} ({numbers[name]})")
+    return told_apart
 
 
 def by_name(named: Iterable[tuple[str, Any]]) -> Named:
