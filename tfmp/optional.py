@@ -62,7 +62,7 @@ def require_tensorflow() -> None:
     Example:
         >>> require_tensorflow()
     """
-    if importlib.util.find_spec("tensorflow") is None:
+    if not installed("tensorflow"):
         raise ImportError(
             "tfmp needs TensorFlow 2.15 or newer, which is not installed: pip install tensorflow, or tensorflow-cpu "
             "(tfmp's extras of these names bring them too)."

@@ -49,7 +49,7 @@ def _check(settings: options.Options, documents: Sequence[corpus.Document]) -> N
         for dtype in (tf.float32, tf.float16):
             with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
                 outputs = modeling.bert(features, dataclasses.replace(whole, dtype=dtype))
-            losses[dtype.name] = modeling.pretraining_loss(outputs, features)
+            losses[dtype.name] = tf.add_n(modeling.mean_losses(outputs, features))
         session.run(tf1.global_variables_initializer())
         checkpoint = tf.train.latest_checkpoint(str(settings.model_dir))
         if checkpoint is not None:

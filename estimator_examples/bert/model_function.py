@@ -64,9 +64,7 @@ def _training_spec(
     settings: optimization.OptimizerSettings,
     watching: Watching,
 ) -> tf.estimator.EstimatorSpec:
-    losses, weights = modeling.word_losses(outputs, features)
-    mlm_loss = tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
-    nsp_loss = tf.reduce_mean(modeling.next_losses(outputs, features))
+    mlm_loss, nsp_loss = modeling.mean_losses(outputs, features)
     # The manager and its variables must be made in Estimator's graph, so the whole training step is built here.
     training = optimization.build_training(mlm_loss + nsp_loss, settings)
     fetches = _step_fetches(training, mlm_loss, nsp_loss)

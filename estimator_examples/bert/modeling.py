@@ -116,10 +116,10 @@ def word_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tuple[tf.Te
     return losses, weights
 
 
-def pretraining_loss(outputs: Outputs, features: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Compute the sum of the mean losses of masked words and next sentences, a float32 scalar."""
+def mean_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute the mean losses of masked words and of next sentences, float32 scalars."""
     losses, weights = word_losses(outputs, features)
-    return tf.reduce_sum(losses * weights) / tf.reduce_sum(weights) + tf.reduce_mean(next_losses(outputs, features))
+    return tf.reduce_sum(losses * weights) / tf.reduce_sum(weights), tf.reduce_mean(next_losses(outputs, features))
 
 
 def next_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -177,7 +177,8 @@ def test_picture_holds_values_far_beyond_float16(tmp_path: Path) -> None:
     wide = _histogram({"-150": 1, "127": 1, "0": 1, "above": 1, "below": 1, "infinite": 1, "nan": 1})
     layer = tfmp.LayerPrecision("wide", wide, math.inf, wide, wide, wide)
     for scale in (1.0, 2.0**96):
-        _report(layers=[layer]).plot(tmp_path / "wide.png", scale)
+        _report(layers=[layer]).plot(tmp_path / f"{scale:g}.png", scale)
+        assert (tmp_path / f"{scale:g}.png").stat().st_size > 1000
 
 
 def test_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tfmp.core.script_lines import line_of_call
 from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.fit_ranges import FitRanges
 from tfmp.monitoring.overflow_messages import OverflowMessages
-from tfmp.monitoring.range_history import RangeHistory
+from tfmp.monitoring.range_history import RangeHistory, history_of
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.optimizers.base import LossScaleOptimizer
 from tfmp.ranges import tensorboard
@@ -147,9 +147,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         Raises:
             ValueError: `ranges_every_n_steps` was not given.
         """
-        if self._ranges is None:
-            raise ValueError("no ranges are looked at: pass ranges_every_n_steps to LossScaleCallback.")
-        return self._ranges.history
+        return history_of(self._ranges, "LossScaleCallback")
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch.

@@ -42,7 +42,7 @@ class GraphRanges:
         self._next = self._every_n_steps
         # Under Estimator each replica makes a manager of its own, of which the first one alone takes steps.
         others = [each for each in managers_of_graph() if each is not manager]
-        recorded = [each for each in gradients_of_graph() if not _is_among(each.manager, others)]
+        recorded = [each for each in gradients_of_graph() if each.manager not in others]
         if not any(each.manager is manager for each in recorded):
             raise ValueError(
                 "ranges_every_n_steps is given, and the graph has no gradients that a hook can fetch: it cannot fetch "
@@ -107,7 +107,7 @@ def _probe_kinds(others: Sequence[LossScaleManager], loss_scale: tf.Tensor) -> d
     probes = probes_of_graph()
     if not probes:
         return {}
-    losses = [each.loss for each in losses_of_graph() if not _is_among(each.manager, others)]
+    losses = [each.loss for each in losses_of_graph() if each.manager not in others]
     scaled = [arithmetic.scale(loss, loss_scale) for loss in losses]
     grads = tf.gradients(scaled, [probe.tensor for probe in probes]) if scaled else []
     # The graph may hold other models, too, such as one for evaluation.
@@ -128,7 +128,3 @@ def _summed_over_workers(counts: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor
         return dict(counts)
     total = Horovod(horovod).total
     return {kind: total(each, f"ranges_{kind}") for kind, each in counts.items()}
-
-
-def _is_among(manager: LossScaleManager, others: Sequence[LossScaleManager]) -> bool:
-    return any(manager is other for other in others)

@@ -15,7 +15,7 @@ from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.graph_ranges import GraphRanges
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
 from tfmp.monitoring.overflow_messages import OverflowMessages
-from tfmp.monitoring.range_history import RangeHistory
+from tfmp.monitoring.range_history import RangeHistory, history_of
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.ranges import tensorboard
@@ -118,9 +118,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         Raises:
             ValueError: `ranges_every_n_steps` was not given.
         """
-        if self._ranges is None:
-            raise ValueError("no ranges are looked at: pass ranges_every_n_steps to LossScaleLoggingHook.")
-        return self._ranges.history
+        return history_of(self._ranges, "LossScaleLoggingHook")
 
     def begin(self) -> None:
         """Add the operations that the reports fetch to the graph, before the session finalizes it."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -58,6 +58,29 @@ def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) ->
         plain = name.partition(":")[0]
         found[plain] = found.get(plain, RangeHistogram()) + RangeHistogram(row)
     return found
+
+
+class Looks(Protocol):
+    """What looks at ranges for a monitor."""
+
+    @property
+    def history(self) -> "RangeHistory":
+        """What was seen."""
+
+
+def history_of(looks: Looks | None, monitor: str) -> "RangeHistory":
+    """Return what a monitor has seen.
+
+    Args:
+        looks: What looks at ranges for it; None if nothing does.
+        monitor: The name of its class.
+
+    Raises:
+        ValueError: Nothing looks at ranges.
+    """
+    if looks is None:
+        raise ValueError(f"no ranges are looked at: pass ranges_every_n_steps to {monitor}.")
+    return looks.history
 
 
 class RangeHistory:

@@ -67,4 +67,4 @@ def test_layers_are_compared_by_name() -> None:
     comparison = GradientComparison()
     comparison.add({"a": [np.ones(1)], "b": [np.ones(1)]}, {"b": [np.zeros(1)], "a": [np.ones(1)]})
     assert [comparison.agreement(name) is not None for name in ("a", "b", "c")] == [True, True, False]
-    assert [comparison.agreement(name)[1] for name in ("a", "b")] == [0, 1]  # type: ignore[index]
+    assert [comparison.agreement(name)[1] for name in ("a", "b")] == [0, 1]  # type: ignore[index]  # not None, as asserted above

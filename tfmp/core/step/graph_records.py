@@ -76,7 +76,8 @@ def record_gradients(recorded: RecordedGradients) -> None:
     Args:
         recorded: The gradients. Those inside a conditional, a loop or a `tf.function` are not recorded.
     """
-    if all(map(_can_be_fetched, values_of(recorded.grads))):
+    # Eager code takes steps without building them: each would ask here again.
+    if not tf.executing_eagerly() and all(map(_can_be_fetched, values_of(recorded.grads))):
         _GRADIENTS.append(recorded)
 
 

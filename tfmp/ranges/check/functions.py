@@ -1,13 +1,13 @@
 """Checks functions of raw TensorFlow, in eager code, through their probes."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.ranges.check.passes import Named, Pass, PassTensors, Precision, measurements, pass_of
+from tfmp.ranges.check.names import by_name, told_apart
+from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
 from tfmp.ranges.probes import Probe, recorded_probes
 from tfmp.types import Gradients
 
@@ -68,7 +68,7 @@ def tensors_of_probes(
         variables: The trained variables.
         grads: The gradients of the scaled loss, for the probes and then for the variables.
     """
-    names = _told_apart(variable.name.partition(":")[0] for variable in variables)
+    names = told_apart(variable.name.partition(":")[0] for variable in variables)
     return PassTensors(
         loss=loss,
         inputs={},
@@ -77,32 +77,6 @@ def tensors_of_probes(
         weights=by_name(zip(names, map(tf.convert_to_tensor, variables), strict=True)),
         weight_gradients=by_name(zip(names, grads[len(probes) :], strict=True)),
     )
-
-
-def _told_apart(names: Iterable[str]) -> list[str]:
-    """Return names such that no two are the same: the second "kernel" becomes "kernel (2)"."""
-    numbers: Counter[str] = Counter()
-    told_apart = []
-    for name in names:
-        numbers[name] += 1
-        told_apart.append(name if numbers[name] == 1 else f"{name} ({numbers[name]})")
-    return told_apart
-
-
-def by_name(named: Iterable[tuple[str, Any]]) -> Named:
-    """Return the tensors of each name, in the order of the names' first use.
-
-    Args:
-        named: Names with tensors.
-
-    Example:
-        >>> by_name([("a", 1), ("b", 2), ("a", 3)])
-        {'a': [1, 3], 'b': [2]}
-    """
-    found: dict[str, list[Any]] = {}
-    for name, tensor in named:
-        found.setdefault(name, []).append(tensor)
-    return found
 
 
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from tfmp.which_keras import is_keras2
 
-_HALF = ("float16", "bfloat16")
+#: The half-precision types, as Keras names them.
+HALF = ("float16", "bfloat16")
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
@@ -101,7 +102,7 @@ def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None
     # Before 3.10, a model holds operations that cast the inputs of its layers, which the layers do themselves as well.
     # A sequential model has a functional one for that.
     operations = getattr(getattr(layer, "_functional", None) or layer, "operations", ())
-    casts = [each for each in operations if type(each).__name__ == "Cast" and each.dtype in _HALF]
+    casts = [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF]
     types_of_casts = [each.dtype for each in casts]
     layer._dtype_policy = new
     try:

@@ -12,13 +12,12 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.ranges.check import keras_internals
-from tfmp.ranges.check.functions import by_name, weighted_mean
+from tfmp.ranges.check.functions import weighted_mean
+from tfmp.ranges.check.names import by_name, told_apart
 from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
 
 #: An object of any Keras.
 _Keras: TypeAlias = Any
-
-_HALF = ("float16", "bfloat16")
 
 
 class KerasModel:
@@ -47,7 +46,7 @@ class KerasModel:
         _validate(model, self._layers, self._loss_fn)
         self._names = _names(keras, model)
         self._layer_of_variable = _layers_by_variable(self._layers)
-        computes_in_half = [layer for layer in self._layers if layer.compute_dtype in _HALF]
+        computes_in_half = [layer for layer in self._layers if layer.compute_dtype in keras_internals.HALF]
         # A model that computes in half precision already has layers that the user keeps in float32.
         self._may_be_half = {id(layer) for layer in computes_in_half or self._layers}
 
@@ -235,12 +234,8 @@ def _names(keras: ModuleType, model: _Keras) -> dict[int, str]:
     paths.setdefault(id(model), [model.name])
     looked_at = {key: path for key, path in paths.items() if key in owners or not isinstance(by_id[key], keras.Model)}
     last = Counter(path[-1] for path in looked_at.values())
-    names = {key: path[-1] if last[path[-1]] == 1 else "/".join(path) for key, path in looked_at.items()}
-    numbers: Counter[str] = Counter()
-    for key, name in names.items():
-        numbers[name] += 1
-        names[key] = name if numbers[name] == 1 else f"{name} ({numbers[name]})"
-    return names
+    names = (path[-1] if last[path[-1]] == 1 else "/".join(path) for path in looked_at.values())
+    return dict(zip(looked_at, told_apart(names), strict=True))
 
 
 def _layers_by_variable(layers: Sequence[_Keras]) -> dict[int, _Keras]:

@@ -80,7 +80,8 @@ class Pass(NamedTuple):
         output_gradients: Their gradients, scaled.
         weights: The trained variables.
         weight_gradients: Their gradients, scaled.
-        gradients: The gradients for the variables as arrays, unscaled, in float64.
+        loss_scale: The factor of the gradients.
+        scaled_gradients: The gradients for the variables as arrays.
     """
 
     loss: float
@@ -89,7 +90,16 @@ class Pass(NamedTuple):
     output_gradients: dict[str, Measured]
     weights: dict[str, Measured]
     weight_gradients: dict[str, Measured]
-    gradients: dict[str, list[np.ndarray]]
+    loss_scale: float
+    scaled_gradients: Mapping[str, Sequence[np.ndarray]]
+
+    @property
+    def gradients(self) -> dict[str, list[np.ndarray]]:
+        """The gradients for the variables as arrays, unscaled, in float64."""
+        return {
+            name: [np.asarray(grad, np.float64) / self.loss_scale for grad in grads]
+            for name, grads in self.scaled_gradients.items()
+        }
 
 
 class Subject(Protocol):
@@ -138,11 +148,8 @@ def pass_of(values: Mapping[str, Any], loss_scale: float) -> Pass:
         for kind, found in values.items()
         if kind not in ("loss", "gradients")
     }
-    gradients = {
-        name: [np.asarray(grad, np.float64) / loss_scale for grad in grads]
-        for name, grads in values["gradients"].items()
-    }
-    return Pass(loss=float(values["loss"]), gradients=gradients, **measured)
+    loss, gradients = float(values["loss"]), values["gradients"]
+    return Pass(loss=loss, loss_scale=loss_scale, scaled_gradients=gradients, **measured)
 
 
 def _measurement(tensors: Sequence[Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
