@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     strategies = {"1 device": None, "2 replicas": two_replicas()}
     figures: dict[str, dict[str, float]] = {}
     for name, training in _TRAININGS.items():

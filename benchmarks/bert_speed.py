@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # This module imports a package that `check_packages` has just looked for.
     from estimator_examples.bert import preparation
 
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     figures = {}
     with tempfile.TemporaryDirectory() as directory:

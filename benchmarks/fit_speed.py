@@ -55,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ArithmeticError: The losses of the contenders differ by more than the tolerance.
     """
     options = _parser().parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     memory = peak_memory.in_own_process(peaks, options)
     trainings = _trainings(options)
     weights = trainings["bare"].model.count_params()

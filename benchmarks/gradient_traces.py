@@ -137,8 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=_RECORDING, help="the file to write (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=_STEPS, help="the number of steps (default: %(default)s)")
     options = parser.parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     max_abs = [float(f"{value:.4g}") for value in record(options.steps)]
     print(f"largest gradients from {min(max_abs)} to {max(max_abs)}")
     kept = {name: conditions[name] for name in ("machine", "versions")}

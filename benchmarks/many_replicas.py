@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     _make_devices(max(options.replicas))
     replicas = [_measure_replicas(count, options) for count in options.replicas]
     print(f"\n{_replicas_text(replicas)}", flush=True)

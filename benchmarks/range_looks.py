@@ -43,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     looks = {
         f"{dtype}, {kind}": looks_in_reads(_values(kind, dtype, options.values), options.rounds)
         for dtype in _TYPES

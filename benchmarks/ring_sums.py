@@ -98,8 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     rings = [_simulate_ring(count, options.gradients) for count in _WORKERS]
     print(f"\n{_rings_text(rings)}\n\n{_scales_text(rings)}")
     report.write_json(options.json, {"conditions": conditions, "rings": rings})

@@ -193,8 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     traces = gradient_traces.traces(options.steps)
     max_abs = np.stack(list(traces.values()), axis=1).astype(np.float32)
     replays = {}

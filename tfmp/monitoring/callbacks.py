@@ -3,7 +3,6 @@
 import inspect
 import logging
 import sys
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,11 @@ from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.script_lines import line_of_call
 from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.fit_ranges import FitRanges
+from tfmp.monitoring.fit_summaries import FitSummaries
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.range_history import RangeHistory, history_of
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.optimizers.base import LossScaleOptimizer
-from tfmp.ranges import tensorboard
-from tfmp.ranges.histogram import RangeHistogram
 
 # TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback
 # derived from the base class of one Keras works in the `fit` of another Keras too: `fit` only calls its methods.
@@ -31,11 +29,6 @@ else:
     import keras
 
 _logger = logging.getLogger("tfmp")
-
-_SCALAR = tf.compat.v1.SummaryMetadata(
-    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
-    data_class=1,  # the value of DATA_CLASS_SCALAR, which TensorFlow does not export
-)
 
 
 class LossScaleCallback(keras.callbacks.Callback):
@@ -85,11 +78,13 @@ class LossScaleCallback(keras.callbacks.Callback):
             default there are none. A look counts the gradients of one step on the device; other steps only look at a
             flag. Each look adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs (the shares of
             gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits), NaN before
-            the first look. It also writes these and TensorBoard histograms, whose horizontal axis is the exponent, to
+            the first look (so where the progress bar shows means, see above, they stay NaN until the next epoch). It
+            also writes these and TensorBoard histograms, whose horizontal axis is the exponent, to
             `summary_dir`. See the property `ranges`.
         ranges_batch: Inputs and labels, as `fit` takes them. With them, each look also runs this batch forward and
             backward, in the types and at the loss scale of the training, to count activations and their gradients.
-            The model must be compiled with a loss.
+            The shares are then those of the gradients for weights and for activations together. The model must be
+            compiled with a loss.
         scaler: The `tfmp.GradScaler` of a model whose own `train_step` scales the loss. By default the callback reads
             the model's optimizer, which must then be a `tfmp.LossScaleOptimizer`.
 
@@ -126,8 +121,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._scaler = scaler
         self.params: dict[str, Any] = {}
         self._every_n_steps = settings.count("every_n_steps", every_n_steps)
-        self._summary_dir = summary_dir
-        self._writer: tf.summary.SummaryWriter | None = None
+        self._summaries = FitSummaries(summary_dir)
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._batches = 0
         if ranges_batch is not None and ranges_every_n_steps is None:
@@ -251,16 +245,15 @@ class LossScaleCallback(keras.callbacks.Callback):
         if self._ranges is None or self._opt is None:
             return
         look = self._ranges.after_steps(steps)
-        if look is not None and self._summary_dir is not None:
-            self._write(look.scalars(), look.tagged())
+        if look is not None:
+            self._summaries.write(self._summary_step(), look.scalars(), look.tagged())
 
     def _report(self, logs: dict[str, Any] | None) -> None:
         if self._opt is None:
             return
         manager = self._opt.manager
         status = _numbers(manager.get_status())
-        if self._summary_dir is not None:
-            self._write(status._asdict())
+        self._summaries.write(self._summary_step(), status._asdict())
         for sentence in self._overflow_messages.new_overflows(self._overflow_reports()):
             visible_logger().info("%s", sentence)
         losses = [float(logs["loss"])] if logs and "loss" in logs else []
@@ -282,19 +275,11 @@ class LossScaleCallback(keras.callbacks.Callback):
         for table in self._overflow_messages.summary_tables(self._overflow_reports()):
             visible_logger().info("%s", table)
 
-    def _write(self, scalars: Mapping[str, float], histograms: Iterable[tuple[str, RangeHistogram]] = ()) -> None:
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(self._summary_dir)
+    def _summary_step(self) -> int:
         # A train_step with a scaler may use several optimizers, so none of their `iterations` counts its steps.
         step = self._opt.iterations if self._scaler is None else self._opt.applied_steps
-        # record_if: Keras' TensorBoard callback sets for the whole of `fit` whether summaries are recorded.
-        with self._writer.as_default(int(step)), tf.summary.record_if(True):
-            for tag, value in scalars.items():
-                # This writes what tf.summary.scalar would write; that function needs TensorBoard to be installed.
-                tf.summary.write(tag, np.float32(value), metadata=_SCALAR)
-            for tag, histogram in histograms:
-                tf.summary.write(tag, tensorboard.buckets(histogram), metadata=tensorboard.HISTOGRAM_METADATA)
-        self._writer.flush()
+        # Of a variable with copies on replicas, int() makes no number.
+        return int(tf.convert_to_tensor(step))
 
     # Private API of Keras 2, which asks each callback for which batches it must be called. A callback whose base class
     # is that of Keras 3 would not have these methods.

@@ -55,7 +55,8 @@ class FitRanges:
             opt: Its optimizer or scaler.
 
         Raises:
-            ValueError: There is a batch, and the model has layers that compute in integers.
+            ValueError: There is a batch, and the model has layers that compute in integers or was compiled without a
+                loss.
         """
         self._model, self._opt = model, opt
         recording = opt.record_gradient_ranges()

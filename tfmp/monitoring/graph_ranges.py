@@ -88,7 +88,7 @@ class GraphRanges:
 
         Args:
             call: The number of the `session.run` call that took the step, from 1.
-            step: The number of the step, for pictures.
+            step: The number of the step among the attempted ones, from 1.
             fetched: The values of what `fetches` returned.
         """
         self._next = (call // self._every_n_steps + 1) * self._every_n_steps

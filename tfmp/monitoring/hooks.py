@@ -243,13 +243,13 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         return any(stops)
 
     def _look(self, session: tf.compat.v1.Session, ranges: GraphRanges, fetched: Mapping[str, Any]) -> None:
-        step = self._steps if self._global_step is None else int(session.run(self._fetches["global_step"])[0])
-        look = ranges.look(self._steps, step, fetched)
+        status, global_step = session.run([self._fetches["statuses"][0], self._fetches["global_step"]])
+        look = ranges.look(self._steps, int(status.applied_steps + status.skipped_steps), fetched)
         if self._writer is None:
             return
         values = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in look.scalars().items()]
         values += [tensorboard.summary_value(tag, histogram) for tag, histogram in look.tagged()]
-        self._writer.add_summary(tf.compat.v1.Summary(value=values), look.step)
+        self._writer.add_summary(tf.compat.v1.Summary(value=values), global_step[0] if global_step else self._steps)
 
     def _with_values(self, fetched: list[Any]) -> list[OverflowReport]:
         return [OverflowReport(report.names, *counts) for report, counts in zip(self._overflows, fetched, strict=True)]

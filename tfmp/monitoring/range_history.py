@@ -17,7 +17,8 @@ class RangeLook(NamedTuple):
     """What was seen at one step.
 
     Attributes:
-        step: The number of the step.
+        step: The number of the step among all that were attempted, applied or skipped, from 1. (In TensorBoard, looks
+            stand at the number of applied steps or `global_step`, as all summaries do.)
         loss_scale: The loss scale of that step.
         histograms: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of
             the weights) and "weights"; where activations were looked at, too, "activations" and

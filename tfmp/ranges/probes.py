@@ -23,6 +23,8 @@ class Probe(NamedTuple):
 
 
 _PROBES: GraphList[Probe] = GraphList("probes")
+# State of the module, because a probe is a call in the user's code, to which nothing could be passed; by thread,
+# because another thread may run the same code while one is checked.
 _thread = threading.local()
 
 

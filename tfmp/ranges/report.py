@@ -63,6 +63,7 @@ class PrecisionReport:
         batches: How many batches were run.
         loss: The mean of the losses in float32.
         float16_loss: That in float16; None if the model was not run in float16.
+        float16_error: Why the model cannot be run in float16, as TensorFlow or Keras says it; None if it can.
     """
 
     layers: Sequence[LayerPrecision]
@@ -71,6 +72,7 @@ class PrecisionReport:
     batches: int
     loss: float
     float16_loss: float | None
+    float16_error: str | None = None
 
     @property
     def keep_float32(self) -> list[str]:
@@ -174,7 +176,11 @@ class PrecisionReport:
         ]
         found += [f"Keep {layer.name} in float32: {layer.keep_float32}." for layer in self.layers if layer.keep_float32]
         found += [f"{layer.name} is far off in float16: {layer.far_off}." for layer in self.layers if layer.far_off]
-        if self.float16_loss is None:
+        if self.float16_error is not None:
+            found.append(
+                f"The model cannot be run in float16, so its gradients were not compared. {self.float16_error}"
+            )
+        elif self.float16_loss is None:
             found.append("The model was not run in float16: pass in_float16 to compare its gradients.")
         else:
             found.append(f"Loss: {self.loss:.6g} in float32, {self.float16_loss:.6g} in float16.")

@@ -54,6 +54,40 @@ def test_name_of_a_loss_is_refused_for_a_function() -> None:
         check(_times(1), "mse", _BATCHES)
 
 
+@pytest.mark.parametrize("loss_fn", [{"a": "mse"}, ["mse"], 3])
+def test_loss_that_is_no_function_is_refused(loss_fn: Any) -> None:
+    kind = type(loss_fn).__name__
+    with pytest.raises(
+        TypeError, match=rf"loss_fn must be a function, a loss of Keras or its name, .* of type {kind}\. "
+    ):
+        check(_times(1), loss_fn, _BATCHES)
+
+
+def test_arguments_of_other_kinds_of_models_are_refused() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loss = tf.constant(1.0)
+        with pytest.raises(ValueError, match=r"the loss of a graph needs no loss_fn: leave it out\."):
+            check(loss, "mse", [{}])
+    with pytest.raises(ValueError, match=r"a function needs no session: leave it out\."):
+        check(_times(1), None, _BATCHES, session=session)
+
+
+@for_every_keras()
+def test_arguments_for_functions_are_refused_for_a_model_of_keras(keras: ModuleType) -> None:
+    model = dense_model(keras)
+    with pytest.raises(ValueError, match=r"a model of Keras needs no variables and no in_float16: leave it out\."):
+        check(model, "mse", [data()], variables=[], in_float16=model)
+
+
+def test_error_of_a_function_in_float16_is_passed_on() -> None:
+    with pytest.raises(TypeError, match=r"^mine$"):
+        check(_times(1), None, _BATCHES, in_float16=_raise)
+
+
+def _raise(_: Any) -> tf.Tensor:
+    raise TypeError("mine")
+
+
 @pytest.mark.parametrize("batches", [(), [], iter([]), tf.data.Dataset.from_tensors(1.0).take(0)])
 def test_no_batches_are_refused(batches: Any) -> None:
     with pytest.raises(ValueError, match=r"batches is empty: pass a few batches, as the training would take them\."):

@@ -123,6 +123,56 @@ def test_inner_layer_that_overflows_is_named_and_not_the_one_that_holds_it(keras
     assert (report.loss, report.float16_loss) == (2, 2)
 
 
+# 90000 passes float16's limit in float32 already; 300 * 300 / 300 only on the way.
+@pytest.mark.parametrize("factors", [(1e5,), (300.0, 300.0, 1 / 300)])
+@for_every_keras()
+def test_overflow_between_two_layers_is_told_from_one_within_a_layer(
+    keras: ModuleType, factors: tuple[float, ...]
+) -> None:
+    class Net(keras.Model):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (_layer_of_ones(keras, name=name) for name in ("first", "second"))
+            self.last = _layer_of_ones(keras, name="last")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            hidden = self.first(x)
+            for factor in factors:
+                hidden = hidden * factor
+            return self.last(self.second(hidden) * 2**-10)
+
+    model, x = Net(), np.ones([2, 1], np.float32)
+    model(x)
+    report = check(model, _as_float32, [(x, np.ones([2, 1]))])
+    assert report.keep_float32[0] == "second"
+    assert "first" not in report.keep_float32
+    assert "last" not in report.keep_float32
+    assert (
+        "Keep second in float32: what it takes is infinite or NaN in float16, though no layer returned that: compute "
+        "in float32, too, what the model computes between the layers before it and this one."
+    ) in str(report)
+
+
+@for_every_keras()
+def test_model_that_cannot_run_in_float16_has_a_report_of_float32(keras: ModuleType) -> None:
+    class OnlyFloat32(keras.layers.Layer):  # type: ignore[name-defined]
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            if x.dtype == tf.float16:
+                raise TypeError("no float16, please")
+            return x
+
+    model = keras.Sequential([keras.Input([1]), _layer_of_ones(keras, name="first"), OnlyFloat32(name="only")])
+    model(np.ones([2, 1], np.float32))
+    before = state(model)
+    report = check(model, _as_float32, [(np.ones([2, 1]), np.ones([2, 1]))])
+    assert report.float16_error is not None
+    assert "no float16, please" in report.float16_error
+    assert (report.suggested_loss_scale, report.float16_loss, report["first"].relative_error) == (2**12, None, None)
+    assert "The model cannot be run in float16, so its gradients were not compared. TypeError: " in str(report)
+    assert "no float16, please" in report.to_dict()["float16_error"]
+    assert state(model) == before
+
+
 @for_every_keras()
 def test_layer_that_is_kept_takes_the_layers_within_with_it(keras: ModuleType) -> None:
     seen: list[str] = []

@@ -6,10 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.ranges.check.names import by_name, told_apart
-from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
-from tfmp.ranges.probes import Probe, recorded_probes
-from tfmp.types import Gradients
+from tfmp.ranges.check.passes import Pass, Precision, measurements, pass_of
+from tfmp.ranges.check.probe_tensors import tensors_of_probes
+from tfmp.ranges.probes import recorded_probes
 
 
 class Functions:
@@ -55,47 +54,3 @@ class Functions:
         return pass_of(
             tf.nest.map_structure(lambda tensor: tensor.numpy(), measurements(tensors)), precision.loss_scale
         )
-
-
-def tensors_of_probes(
-    loss: tf.Tensor, probes: Sequence[Probe], variables: Sequence[tf.Variable], grads: Gradients
-) -> PassTensors:
-    """Return the tensors of a pass through probes.
-
-    Args:
-        loss: The loss, not scaled.
-        probes: The probes.
-        variables: The trained variables.
-        grads: The gradients of the scaled loss, for the probes and then for the variables.
-    """
-    names = told_apart(variable.name.partition(":")[0] for variable in variables)
-    return PassTensors(
-        loss=loss,
-        inputs={},
-        outputs=by_name((probe.name, probe.tensor) for probe in probes),
-        output_gradients=by_name(zip((probe.name for probe in probes), grads, strict=False)),
-        weights=by_name(zip(names, map(tf.convert_to_tensor, variables), strict=True)),
-        weight_gradients=by_name(zip(names, grads[len(probes) :], strict=True)),
-    )
-
-
-def weighted_mean(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    """Return the mean of losses times the weights of their examples, as a float32 scalar.
-
-    Args:
-        values: The losses, of any shape.
-        weights: A weight for each of the first dimensions of the losses; None for 1.
-
-    Example:
-        >>> float(weighted_mean(tf.constant([1.0, 3.0]), tf.constant([[1.0], [0.0]])))
-        0.5
-    """
-    values = arithmetic.widen(tf.convert_to_tensor(values))
-    if weights is not None:
-        weights = tf.cast(weights, values.dtype)
-        while weights.shape.rank > values.shape.rank and weights.shape[-1] == 1:
-            weights = weights[..., 0]
-        while weights.shape.rank < values.shape.rank:
-            weights = weights[..., tf.newaxis]
-        values *= weights
-    return tf.cast(tf.reduce_mean(values), tf.float32)

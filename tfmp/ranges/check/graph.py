@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.ranges.check.functions import tensors_of_probes
 from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
+from tfmp.ranges.check.probe_tensors import tensors_of_probes
 from tfmp.ranges.probes import probes_of_graph
 
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.ranges.check import keras_internals
-from tfmp.ranges.check.functions import weighted_mean
 from tfmp.ranges.check.names import by_name, told_apart
 from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
+from tfmp.ranges.check.weighted_loss import weighted_mean
 
 #: An object of any Keras.
 _Keras: TypeAlias = Any

@@ -11,19 +11,22 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.core.log import visible_logger
 from tfmp.optional import installed
-from tfmp.ranges.check.comparison import GradientAgreement, GradientComparison
-from tfmp.ranges.check.functions import Functions, weighted_mean
+from tfmp.ranges.check.comparison import GradientComparison
+from tfmp.ranges.check.functions import Functions
 from tfmp.ranges.check.graph import GraphLoss
 from tfmp.ranges.check.keras_models import KerasModel
 from tfmp.ranges.check.passes import IN_FLOAT32, Pass, Precision, Subject
 from tfmp.ranges.check.random_state import global_seed_unchanged
-from tfmp.ranges.check.suggestions import bfloat16_needs_scaling, reason_to_keep_float32, suggested_loss_scale
+from tfmp.ranges.check.suggestions import (
+    bfloat16_needs_scaling,
+    reason_far_off,
+    reason_to_keep_float32,
+    suggested_loss_scale,
+)
 from tfmp.ranges.check.totals import Totals
+from tfmp.ranges.check.weighted_loss import weighted_mean
 from tfmp.ranges.report import LayerPrecision, PrecisionReport
 from tfmp.which_keras import keras_of
-
-#: Lost gradients are off by their own norm. What is off by more is rounding of terms that are larger than their sum.
-_CANCELLED = 2.0
 
 
 def check_precision(
@@ -80,13 +83,13 @@ def check_precision(
         progress: Whether to show progress, as a bar if tqdm is installed, otherwise as lines of the log.
 
     Returns:
-        The report.
+        The report. If the model cannot be run in float16, it tells so, and has what was found in float32.
 
     Raises:
-        TypeError: `model` is none of the three, or a setting is no number.
+        TypeError: `model` is none of the three, `loss_fn` is no loss, or a setting is no number.
         ValueError: There are no batches; the loss or a gradient is infinite or NaN in float32; there are no gradients;
-            the model of Keras is not built, has no loss, or has layers that compute in integers; the model cannot be
-            run in float16; or a setting is out of range.
+            the model of Keras is not built, has no loss, or has layers that compute in integers; an argument is given
+            that does not belong to such a model; or a setting is out of range.
 
     Example:
         >>> import keras, tfmp
@@ -103,6 +106,11 @@ def check_precision(
     """
     tolerance = settings.positive("tolerance", tolerance)
     num_batches = settings.count("num_batches", num_batches)
+    if not (loss_fn is None or isinstance(loss_fn, str) or callable(loss_fn)):
+        raise TypeError(
+            f"loss_fn must be a function, a loss of Keras or its name, got {loss_fn!r} of type "
+            f"{type(loss_fn).__name__}. For a loss of each output, compile the model with them and leave out loss_fn."
+        )
     taken = list(itertools.islice(iter(batches), num_batches))
     if not taken:
         raise ValueError("batches is empty: pass a few batches, as the training would take them.")
@@ -125,8 +133,10 @@ def _subject(
 ) -> Subject:
     keras = keras_of(model, "layers.Layer")
     if keras is not None:
+        _refuse("a model of Keras", variables=variables, in_float16=in_float16, session=session)
         return KerasModel(keras, model, loss_fn)
     if tf.is_symbolic_tensor(model):
+        _refuse("the loss of a graph", loss_fn=loss_fn)
         found = session or tf.compat.v1.get_default_session()
         if found is None:
             raise ValueError("the loss is a tensor of a graph, and there is no session: pass session.")
@@ -136,7 +146,15 @@ def _subject(
             "model must be a model of Keras, a function, or the loss of a TF1 graph, got "
             f"{model!r} of type {type(model).__name__}."
         )
+    _refuse("a function", session=session)
     return Functions(_loss_of(model, loss_fn), in_float16 and _loss_of(in_float16, loss_fn), variables)
+
+
+def _refuse(model: str, **arguments: object) -> None:
+    """Refuse arguments that would change nothing."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise ValueError(f"{model} needs no {' and no '.join(given)}: leave it out.")
 
 
 def _loss_of(
@@ -175,6 +193,8 @@ class _Check:
         self._comparison = GradientComparison()
         #: Why layers are kept in float32, by their names.
         self._kept: dict[str, str] = {}
+        #: Why the model could not be run in float16.
+        self._float16_error: str | None = None
 
     def report(self) -> PrecisionReport:
         """Run all passes and return the report."""
@@ -200,6 +220,7 @@ class _Check:
             batches=len(self._batches),
             loss=sum(losses) / len(losses),
             float16_loss=sum(in_float16) / len(in_float16) if in_float16 else None,
+            float16_error=self._float16_error,
         )
 
     def _shown(self, precision: str) -> Iterable[Any]:
@@ -222,12 +243,16 @@ class _Check:
     def _compare(self) -> list[float]:
         """Run all batches in float32 and in float16, and compare their gradients; return the losses in float16.
 
-        Whenever a layer turns out to overflow, or the loss scale to be too high, all begins anew.
+        Whenever a layer turns out to overflow, or the loss scale to be too high, all begins anew. If the model cannot
+        be run in float16, there is nothing to compare.
         """
         while True:
             self._comparison, losses = GradientComparison(), list[float]()
             for batch in self._shown("float16"):
                 in_float32, in_float16 = self._subject.run(batch, IN_FLOAT32), self._run_in_float16(batch)
+                if in_float16 is None:
+                    self._comparison = GradientComparison()
+                    return []
                 if self._has_changed(in_float16):
                     break
                 self._comparison.add(in_float32.gradients, in_float16.gradients)
@@ -241,6 +266,7 @@ class _Check:
         if name is not None:
             self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"
             return True
+        self._explain_overflow_between_layers(seen)
         # Where an activation is not finite, a lower scale does not help.
         are_finite = all(measured.finite for measured in seen.outputs.values()) and math.isfinite(seen.loss)
         if are_finite and self._scale > 1 and not all(each.finite for each in seen.weight_gradients.values()):
@@ -248,11 +274,15 @@ class _Check:
             return True
         return False
 
-    def _run_in_float16(self, batch: Any) -> Pass:  # noqa: ANN401 - whatever the user's code takes
+    def _run_in_float16(self, batch: Any) -> Pass | None:  # noqa: ANN401 - whatever the user's code takes
         try:
             return self._subject.run(batch, Precision("float16", self._scale, frozenset(self._kept)))
         except (TypeError, ValueError, tf.errors.OpError) as error:
-            raise ValueError(f"the model runs in float32, but not in float16: {error}") from error
+            if not self._subject.keeps_float32:
+                # The user wrote what computes in float16.
+                raise
+            self._float16_error = f"{type(error).__name__}: {error}"
+            return None
 
     def _first_nonfinite_gradient(self) -> str:
         kinds = ("output_gradients", "weight_gradients")
@@ -273,6 +303,18 @@ class _Check:
                 return name
         return None
 
+    def _explain_overflow_between_layers(self, seen: Pass) -> None:
+        """Say where an overflow comes from that happens after one layer has returned and before the next is called."""
+        if not self._subject.keeps_float32:
+            return
+        name = next((name for name, measured in seen.outputs.items() if not measured.finite), None)
+        # No layer has returned anything but finite values before.
+        if name in seen.inputs and not seen.inputs[name].finite:
+            self._kept[name] = (
+                "what it takes is infinite or NaN in float16, though no layer returned that: compute in float32, too, "
+                "what the model computes between the layers before it and this one"
+            )
+
     def _layer(self, name: str) -> LayerPrecision:
         totals = self._totals
         agreement = self._comparison.agreement(name)
@@ -288,23 +330,4 @@ class _Check:
             cosine=agreement and agreement.cosine,
             relative_error=agreement and agreement.relative_error,
         )
-        return dataclasses.replace(layer, far_off=self._why_far_off(layer, agreement))
-
-    def _why_far_off(self, layer: LayerPrecision, agreement: GradientAgreement | None) -> str | None:
-        if agreement is None or agreement.relative_error <= self._tolerance:
-            return None
-        if not math.isfinite(agreement.relative_error):
-            return "its gradients overflow"
-        off = f"its gradients differ by {agreement.relative_error:.2g} of their norm"
-        if agreement.relative_error > _CANCELLED:
-            return f"{off}: they are sums whose terms cancel, and the rounding of the terms is larger than what is left"
-        lost = layer.gradients.shares(scale=self._scale)
-        if lost.lost + lost.subnormal > self._tolerance * (1 - lost.zero):
-            return (
-                f"{off}, since even at the scale {lost.lost:.0%} of its gradients vanish and {lost.subnormal:.0%} lose "
-                "bits"
-            )
-        kept = layer.activations.shares()
-        if kept.lost + kept.subnormal > self._tolerance * (1 - kept.zero):
-            return f"{off}, since {kept.lost:.0%} of its activations vanish and {kept.subnormal:.0%} lose bits"
-        return f"{off}, by the rounding of float16 here or in the layers behind it"
+        return dataclasses.replace(layer, far_off=reason_far_off(layer, self._scale, self._tolerance))

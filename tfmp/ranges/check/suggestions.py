@@ -1,4 +1,4 @@
-"""What follows from ranges in float32: a loss scale, layers to keep in float32, whether bfloat16 needs scaling."""
+"""What follows from what was measured: a loss scale, layers to keep in float32, why gradients are far off."""
 
 import math
 from collections.abc import Mapping
@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from tfmp.ranges.check.passes import Measured
 from tfmp.ranges.half_types import BFLOAT16, FLOAT16
 from tfmp.ranges.histogram import RangeHistogram
+from tfmp.ranges.report import LayerPrecision
 
 #: The powers of two between the largest gradient, scaled, and the largest number of float16.
 HEADROOM_BITS = 3
 
 #: Beyond these the scaled loss itself, which is in float32, could overflow; below 1, a manager cannot scale.
 _LOWEST_SCALE, _HIGHEST_SCALE = 0, 96
+
+#: Lost gradients are off by their own norm. What is off by more is rounding of terms that are larger than their sum.
+_CANCELLED = 2.0
 
 
 def suggested_loss_scale(gradients: RangeHistogram) -> float:
@@ -58,3 +62,29 @@ def reason_to_keep_float32(name: str, of: Mapping[str, Mapping[str, Measured]]) 
         if largest >= FLOAT16.largest + 2.0 ** (FLOAT16.highest - 11):
             return f"{reach} {largest:.3g}, and float16 ends at {FLOAT16.largest:g}"
     return None
+
+
+def reason_far_off(layer: LayerPrecision, loss_scale: float, tolerance: float) -> str | None:
+    """Return why the gradients of a layer in float16 differ from those in float32; None if they hardly do.
+
+    Args:
+        layer: What was found of the layer.
+        loss_scale: The loss scale in float16.
+        tolerance: The relative difference from which on the layer is far off.
+    """
+    if layer.relative_error is None or layer.relative_error <= tolerance:
+        return None
+    if not math.isfinite(layer.relative_error):
+        return "its gradients overflow"
+    off = f"its gradients differ by {layer.relative_error:.2g} of their norm"
+    if layer.relative_error > _CANCELLED:
+        return f"{off}: they are sums whose terms cancel, and the rounding of the terms is larger than what is left"
+    lost = layer.gradients.shares(scale=loss_scale)
+    if lost.lost + lost.subnormal > tolerance * (1 - lost.zero):
+        return (
+            f"{off}, since even at the scale {lost.lost:.0%} of its gradients vanish and {lost.subnormal:.0%} lose bits"
+        )
+    kept = layer.activations.shares()
+    if kept.lost + kept.subnormal > tolerance * (1 - kept.zero):
+        return f"{off}, since {kept.lost:.0%} of its activations vanish and {kept.subnormal:.0%} lose bits"
+    return f"{off}, by the rounding of float16 here or in the layers behind it"
