@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
+    from tfmp.precision.autocast.lists import AutocastLists as AutocastLists
+    from tfmp.precision.autocast.lists import autocast_lists as autocast_lists
+    from tfmp.precision.autocast.scope import autocast as autocast
     from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
     from tfmp.ranges.check.precision_check import check_precision as check_precision
     from tfmp.ranges.counts import exponent_counts as exponent_counts
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "AutocastLists": "tfmp.precision.autocast.lists",
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
     "GradScaler": "tfmp.grad_scaler.scaler",
@@ -70,6 +74,8 @@ _MODULE_OF = {
     "Recompute": "tfmp.recomputation.layers.layer",
     "SaturationDetector": "tfmp.core.overflow.detectors",
     "ScaledGradientsOptimizer": "tfmp.grad_scaler.scaled_gradients",
+    "autocast": "tfmp.precision.autocast.scope",
+    "autocast_lists": "tfmp.precision.autocast.lists",
     "check_precision": "tfmp.ranges.check.precision_check",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
     "clip_by_global_norm": "tfmp.core.gradients.clipping",

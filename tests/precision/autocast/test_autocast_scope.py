@@ -1,0 +1,476 @@
+"""Scopes are entered and left in any nesting, thread and way of calling, and TensorFlow is as before after the last."""
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp.precision.autocast import hooks, state
+
+
+def _functions() -> dict[str, Any]:
+    return {path: getattr(owner, name) for path, (owner, name, _) in hooks._functions().items()}
+
+
+_ORIGINALS = _functions()
+
+
+def _replaced() -> list[str]:
+    return [name for name, function in _functions().items() if function is not _ORIGINALS[name]]
+
+
+@pytest.fixture(autouse=True)
+def tensorflow_is_as_before() -> Iterator[None]:
+    """Check that a test leaves nothing behind; if it does, put it back, for the other tests."""
+    yield
+    left = (_replaced(), list(state._thread.scopes), hooks.open_scopes._count)
+    hooks.open_scopes._replaced.close()
+    hooks.open_scopes._count = 0
+    state._thread.scopes[:] = [None]
+    assert left == ([], [None], 0)
+
+
+def _product() -> str:
+    return (tf.ones([2, 3]) @ tf.ones([3, 2])).dtype.name
+
+
+def _in_thread(function: Callable[[], Any]) -> Any:
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    assert len(results) == 1, "the thread ended with an error"
+    return results[0]
+
+
+def test_every_function_is_replaced_within_a_scope_only() -> None:
+    scope = tfmp.autocast()
+    assert _replaced() == []
+    with scope:
+        assert _replaced() == list(_ORIGINALS)
+        with tfmp.autocast("bfloat16"):
+            inner = _functions()
+        assert _functions() == inner
+    assert _replaced() == []
+
+
+def test_owners_of_the_functions_have_the_same_attributes_after_a_scope() -> None:
+    owners = {path: owner for path, (owner, _, _) in hooks._functions().items()}
+    before = {name: set(vars(owner)) for name, owner in owners.items()}
+    with tfmp.autocast():
+        _product()
+    added = {name: set(vars(owner)) - before[name] for name, owner in owners.items()}
+    assert {name: names for name, names in added.items() if names} == {}
+
+
+def test_scope_without_effect_replaces_nothing() -> None:
+    with tfmp.autocast(enabled=False):
+        assert _replaced() == []
+        assert _product() == "float32"
+
+
+def test_nothing_is_replaced_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), tfmp.autocast(), tfmp.autocast("bfloat16"):
+        raise ZeroDivisionError
+    assert _replaced() == []
+    assert _product() == "float32"
+
+
+def test_nothing_is_replaced_after_an_error_of_tensorflow() -> None:
+    with tfmp.autocast():
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            tf.ones([2, 3]) @ tf.ones([2, 3])
+        assert _product() == "float16"
+    assert _replaced() == []
+
+
+def test_innermost_scope_acts() -> None:
+    found = []
+    with tfmp.autocast():
+        found.append(_product())
+        with tfmp.autocast("bfloat16"):
+            found.append(_product())
+            with tfmp.autocast(enabled=False):
+                found.append(_product())
+                with tfmp.autocast(float32=["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"]):
+                    found.append(_product())
+                found.append(_product())
+            found.append(_product())
+        found.append(_product())
+    found.append(_product())
+    assert found == ["float16", "bfloat16", "float32", "float32", "float32", "bfloat16", "float16", "float32"]
+
+
+def test_error_in_an_inner_scope_leaves_the_outer_one_open() -> None:
+    with tfmp.autocast():
+        for inner in (tfmp.autocast("bfloat16"), tfmp.autocast(enabled=False)):
+            with pytest.raises(ZeroDivisionError), inner:
+                raise ZeroDivisionError
+            assert _product() == "float16"
+        assert _replaced() == list(_ORIGINALS)
+
+
+def test_object_is_entered_again() -> None:
+    scope = tfmp.autocast("bfloat16")
+    for _ in range(2):
+        with scope:
+            assert _product() == "bfloat16"
+            with tfmp.autocast(), scope, scope:
+                assert _product() == "bfloat16"
+            assert _product() == "bfloat16"
+        assert _product() == "float32"
+
+
+def test_scope_is_deeply_nested() -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(tfmp.autocast())
+        assert _product() == "float16"
+    assert _product() == "float32"
+
+
+def test_scope_acts_in_its_thread_only() -> None:
+    with tfmp.autocast():
+        assert _in_thread(_product) == "float32"
+        assert _in_thread(tfmp.autocast("bfloat16")(_product)) == "bfloat16"
+        assert _in_thread(tf.function(lambda: tf.ones([2, 3]) @ tf.ones([3, 2]))).dtype == tf.float32
+        assert _product() == "float16"
+        assert _replaced() == list(_ORIGINALS)
+
+
+def test_object_is_entered_in_several_threads_at_once() -> None:
+    scope, barrier, found = tfmp.autocast(), threading.Barrier(8, timeout=60), []
+
+    def run() -> None:
+        for _ in range(20):
+            barrier.wait()
+            before = _product()
+            with scope:
+                within = _product()
+                barrier.wait()
+                assert _replaced() == list(_ORIGINALS)
+            found.append((before, within, _product()))
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [("float32", "float16", "float32")] * 160
+
+
+def test_thread_outlives_the_scope_that_started_it() -> None:
+    entered, left, found = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        with tfmp.autocast("bfloat16"):
+            entered.set()
+            assert left.wait(60)
+            found.append((_product(), _replaced()))
+        found.append((_product(), _replaced()))
+
+    with tfmp.autocast():
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert entered.wait(60)
+    assert _product() == "float32"
+    left.set()
+    thread.join()
+    assert found == [("bfloat16", list(_ORIGINALS)), ("float32", [])]
+
+
+def test_scopes_left_in_the_order_in_which_they_were_entered_leave_nothing() -> None:
+    first, second = tfmp.autocast(), tfmp.autocast(enabled=False)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert _replaced() == []
+    assert _product() == "float32"
+
+
+def test_scope_of_a_generator_ends_with_it() -> None:
+    def products() -> Iterator[str]:
+        with tfmp.autocast():
+            yield _product()
+            yield _product()
+
+    generator = products()
+    assert next(generator) == "float16"
+    with tfmp.autocast("bfloat16"):
+        next(generator)
+    generator.close()
+    assert _product() == "float32"
+    assert _replaced() == []
+
+
+def test_scope_that_was_not_entered_cannot_be_left() -> None:
+    with pytest.raises(RuntimeError):
+        tfmp.autocast().__exit__(None, None, None)
+    assert _product() == "float32"
+
+
+def test_generators_and_coroutines_cannot_be_decorated() -> None:
+    def products() -> Iterator[str]:
+        yield _product()
+
+    async def product() -> str:
+        return _product()
+
+    for function in (products, product):
+        with pytest.raises(TypeError, match=r"A generator or a coroutine would run outside of the scope"):
+            tfmp.autocast()(function)
+
+
+def test_decorated_functions_of_all_kinds_run_in_the_scope() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.name = "model"
+
+        @tfmp.autocast()
+        def method(self) -> tuple[str, str]:
+            return self.name, _product()
+
+        @staticmethod
+        @tfmp.autocast()
+        def static() -> str:
+            return _product()
+
+        @classmethod
+        @tfmp.autocast()
+        def of_class(cls) -> tuple[str, str]:
+            return cls.__name__, _product()
+
+        @tfmp.autocast()
+        def __call__(self, times: int = 1, *, flag: bool = False) -> tuple[int, bool, str]:
+            return times, flag, _product()
+
+    model = Model()
+    assert model.method() == ("model", "float16")
+    assert (model.static(), Model.static(), Model.of_class()) == ("float16", "float16", ("Model", "float16"))
+    assert model(3, flag=True) == (3, True, "float16")
+    assert tfmp.autocast("bfloat16")(model.static)() == "float16"
+    for function in (_product, lambda: [_product()][0], functools.partial(_product)):
+        assert tfmp.autocast("bfloat16")(function)() == "bfloat16"
+        assert _product() == "float32"
+
+
+def test_decorated_function_keeps_its_name_docstring_and_signature() -> None:
+    def forward(x: tf.Tensor, *, training: bool = False) -> tf.Tensor:
+        """Compute it."""
+        return x
+
+    decorated = tfmp.autocast()(forward)
+    assert (decorated.__name__, decorated.__doc__, decorated.__module__) == ("forward", "Compute it.", __name__)
+    assert inspect.signature(decorated) == inspect.signature(forward)
+    assert tf.function(decorated).function_spec.arg_names == tf.function(forward).function_spec.arg_names
+
+
+def test_decorated_function_calls_itself() -> None:
+    @tfmp.autocast()
+    def products(depth: int) -> list[str]:
+        return [_product(), *(products(depth - 1) if depth else []), _product()]
+
+    assert products(2) == ["float16"] * 6
+    assert _replaced() == []
+
+
+def test_decorated_function_leaves_the_scope_with_an_error() -> None:
+    @tfmp.autocast()
+    def failing() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert _replaced() == []
+
+
+def test_autograph_converts_a_decorated_function() -> None:
+    @tf.function
+    @tfmp.autocast()
+    def forward(x: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        y = x @ x
+        steps = 0
+        if tf.reduce_sum(x) > 0:
+            y = y * 2
+        for _ in tf.range(count):
+            y = y + 1
+            steps += 1
+        while steps > 2:
+            steps -= 1
+        return y, steps
+
+    for sign, expected in ((1.0, 7.0), (-1.0, 5.0)):
+        y, steps = forward(tf.fill([2, 2], sign), tf.constant(3))
+        assert (y.dtype.name, y.numpy().tolist(), int(steps)) == ("float16", [[expected] * 2] * 2, 2)
+
+
+def test_autograph_converts_a_decorated_method() -> None:
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tf.Variable(tf.ones([2, 2]))
+
+        @tf.function
+        @tfmp.autocast()
+        def __call__(self, x: tf.Tensor, *, training: bool = False) -> tf.Tensor:
+            if tf.reduce_sum(x) > 0:
+                x = x * 2
+            y = x @ self.w
+            return y if training else -y
+
+    model = Model()
+    assert model(tf.ones([1, 2])).numpy().tolist() == [[-4, -4]]
+    assert model(-tf.ones([1, 2]), training=True).numpy().tolist() == [[-2, -2]]
+    assert model(tf.ones([1, 2])).dtype == tf.float16
+
+
+def test_decorator_above_a_function_of_tensorflow_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"put @tf.function above @tfmp.autocast\(\)"):
+
+        @tfmp.autocast()
+        @tf.function
+        def forward() -> str:
+            return _product()
+
+    with pytest.raises(TypeError, match=r"put @tf.function above @tfmp.autocast\(\)"):
+        tfmp.autocast(enabled=False)(tf.function(_product))
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="3"):
+        tfmp.autocast()(3)
+
+
+def test_decorator_without_parentheses_is_refused() -> None:
+    with pytest.raises((TypeError, ValueError), match=r"got <function _product.* write @tfmp\.autocast\(\)"):
+        tfmp.autocast(_product)
+
+
+@pytest.mark.parametrize("owner", ["tensorflow.python.ops.math_ops", "tensorflow.python.no_such_module"])
+def test_missing_private_function_is_named_and_nothing_replaced(monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
+    missing = hooks._Replacement((owner,), ("_no_such_function",), lambda function: function)
+    monkeypatch.setattr(hooks, "_REPLACEMENTS", (*hooks._REPLACEMENTS, missing))
+    scope = tfmp.autocast()
+    message = rf"does not know this TensorFlow, {tf.__version__}, which has no {owner}\._no_such_function"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=message), scope:
+            pass
+    monkeypatch.undo()
+    assert _replaced() == []
+    with scope:
+        assert _product() == "float16"
+
+
+def test_replacement_that_fails_leaves_nothing_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(function: Any) -> Any:
+        raise ZeroDivisionError
+
+    last = hooks._REPLACEMENTS[-1]
+    monkeypatch.setattr(hooks, "_REPLACEMENTS", (*hooks._REPLACEMENTS, last._replace(around=fails)))
+    with pytest.raises(ZeroDivisionError), tfmp.autocast():
+        pass
+    monkeypatch.undo()
+    assert _replaced() == []
+
+
+def _step(w: tf.Variable, x: tf.Tensor) -> list[Any]:
+    @tf.custom_gradient
+    def twice(x: tf.Tensor) -> Any:
+        return x * 2, lambda dy: dy * 2
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.cond(tf.reduce_sum(x) > 0, lambda: x @ w, lambda: x - 1)
+        y = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, twice(y)), [0, y])[1]
+        mean, variance = tf.nn.moments(y, [0])
+        loss = tf.reduce_mean(y / 3.0 + mean - variance * tf.exp(y))
+        loss += tf.reduce_sum(tf.nn.softmax_cross_entropy_with_logits(y, tf.nn.softmax(y)))
+    return [loss, *tape.gradient(loss, [w, x])]
+
+
+def _graph_def(step: Callable[..., Any], graph: bool) -> Any:
+    if not graph:
+        w = tf.Variable(tf.ones([2, 2]))
+        found = tf.function(lambda x: step(w, x)).get_concrete_function(tf.TensorSpec([2, 2])).graph.as_graph_def()
+    else:
+        with tf.Graph().as_default() as built:
+            step(tf.compat.v1.get_variable("w", [2, 2], use_resource=True), tf.compat.v1.placeholder("float", [2, 2]))
+            found = built.as_graph_def()
+    # The names of functions and of custom gradients count up in the process, and decide on the order of the functions.
+    nodes = [found.node, *(function.node_def for function in found.library.function)]
+    return [
+        [node.op for node in found.node],
+        sorted(sorted((node.op, node.attr["T"].type, len(node.input)) for node in each) for each in nodes),
+    ]
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["function", "graph"])
+def test_off_is_off(graph: bool) -> None:
+    @tfmp.autocast(enabled=False)
+    def off(*args: Any) -> list[Any]:
+        return _step(*args)
+
+    @tfmp.autocast()
+    def off_within(*args: Any) -> list[Any]:
+        with tfmp.autocast(enabled=False):
+            return _step(*args)
+
+    plain = _graph_def(_step, graph)
+    assert _graph_def(off, graph) == plain
+    assert _graph_def(off_within, graph) == plain
+    assert _graph_def(tfmp.autocast()(_step), graph) != plain
+    assert _graph_def(_step, graph) == plain
+
+
+@pytest.mark.parametrize("scope", [tfmp.autocast(enabled=False), tfmp.autocast()], ids=["off", "on"])
+def test_graph_without_anything_to_cast_is_the_same_to_the_byte(scope: Any) -> None:
+    def integers(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.cond(x[0] > 0, lambda: x * 2, lambda: tf.nn.relu(x) + 1))
+
+    def graph_def(function: Any) -> str:
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.int32, [3])
+            function(x)
+            names = graph.as_graph_def()
+        return "\n".join(f"{node.op} {node.name} {list(node.input)}" for node in names.node)
+
+    assert graph_def(scope(integers)) == graph_def(integers)
+
+
+def test_scope_can_be_an_attribute_of_a_module() -> None:
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scope = tfmp.autocast("bfloat16")
+            self.w = tf.Variable(tf.ones([2, 2]))
+
+        @tf.function
+        def __call__(self, x: tf.Tensor) -> tf.Tensor:
+            with self.scope:
+                return x @ self.w
+
+    model = Model()
+    assert model(tf.ones([1, 2])).dtype == tf.bfloat16
+    assert [variable.dtype.name for variable in model.variables] == ["float32"]
+
+
+@pytest.mark.parametrize("way", [lambda function: function, tf.function], ids=["eager", "function"])
+def test_numbers_of_numpy_do_not_widen_a_tensor(way: Callable[..., Any]) -> None:
+    two = np.float64(2)
+
+    def results(x: tf.Tensor) -> list[tf.Tensor]:
+        return [x * two, two * x, tf.maximum(x, two), tf.add(x, two), x / np.sqrt(2)]
+
+    plain = [each.dtype for each in way(results)(tf.ones([2, 2]))]
+    assert plain == [tf.float32] * 5
+    assert [each.dtype for each in way(tfmp.autocast()(results))(tf.ones([2, 2]))] == [tf.float32] * 5
+    half = [each.dtype for each in way(tfmp.autocast()(results))(tf.ones([2, 2], tf.float16))]
+    assert half == [tf.float16] * 5

@@ -1,0 +1,1 @@
+"""Half precision for raw TensorFlow code: each op computes in the type that is safe for it."""

@@ -1,0 +1,83 @@
+"""Computes gradients in the types of the forward pass: what stands around TensorFlow's gradients in a scope."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.precision.autocast import state
+from tfmp.precision.autocast.op_types import FLOATS
+
+_Function = Callable[..., Any]
+
+
+def out_of_scope(function: _Function) -> _Function:
+    """Compute gradients as outside of all scopes, in the types of the forward pass.
+
+    Args:
+        function: Computes gradients.
+    """
+
+    @functools.wraps(function)
+    def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
+        with state.changed(None):
+            return function(*args, **kwargs)
+
+    return replaced
+
+
+def around_custom_gradients(decorator: _Function) -> _Function:
+    """Compute the gradients of a function in the scope in which it was called.
+
+    Args:
+        decorator: Calls a function that returns its results and its gradient.
+    """
+
+    @functools.wraps(decorator)
+    def replaced(function: _Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any results
+        scope = state.current()
+        if scope is None or scope.is_around_trace:
+            return decorator(function, args, kwargs)
+
+        @functools.wraps(function)
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any results
+            results, gradient = function(*args, **kwargs)
+            return results, _gradient_in_scope(gradient, scope, args)
+
+        return decorator(forward, args, kwargs)
+
+    return replaced
+
+
+def _gradient_in_scope(gradient: _Function, scope: state.Scope, inputs: Sequence[Any]) -> _Function:
+    def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the gradients
+        with scope.entered:
+            grads = gradient(*args, **kwargs)
+            if "variables" in kwargs:
+                of_inputs, of_variables = grads
+                return _as_types_of(of_inputs, inputs), _as_types_of(of_variables, kwargs["variables"])
+            return _as_types_of(grads, inputs)
+
+    # TensorFlow looks whether it takes `variables`.
+    replaced.__signature__ = inspect.signature(gradient)  # type: ignore[attr-defined]
+    return replaced
+
+
+def _as_types_of(grads: Any, inputs: Any) -> Any:  # noqa: ANN401 - nested as the inputs are, or flat
+    flat, flat_inputs = tf.nest.flatten(grads), tf.nest.flatten(inputs)
+    if len(flat) != len(flat_inputs):
+        return grads
+    found = [
+        tf.cast(grad, each.dtype)
+        if isinstance(grad, tf.Tensor | tf.IndexedSlices) and _are_other_floats(grad, each)
+        else grad
+        for grad, each in zip(flat, flat_inputs, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(grads, found)
+
+
+def _are_other_floats(one: Any, other: Any) -> bool:  # noqa: ANN401 - anything, which may be no tensor
+    types = [getattr(each, "dtype", None) for each in (one, other)]
+    return types[0] != types[1] and all(each in FLOATS for each in types)

@@ -1,0 +1,220 @@
+"""The types in which the inputs of an op are given to it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import tensorflow as tf
+
+from tfmp.precision.autocast.lists import AutocastLists
+
+#: The types that autocast changes, or takes into account.
+FLOATS = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
+
+#: What reads a variable.
+_READS = frozenset(["ReadVariableOp", "VariableV2", "Variable"])
+
+Computes = Literal["half", "float32", "widest"]
+
+
+class OpInputs(NamedTuple):
+    """Inputs of an op that must have the same type.
+
+    Attributes:
+        positions: Where they stand among the inputs of the op.
+        names: Their names.
+        types: The types that the op can compute in.
+        is_result: Whether results of the op have this type, too.
+    """
+
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+    types: frozenset[tf.DType]
+    is_result: bool
+
+
+class OpTypes:
+    """Gives the inputs of ops the types that the lists ask for.
+
+    Args:
+        dtype: The half-precision type.
+        lists: The lists of ops.
+        inputs_of: Returns the inputs of an op, and whether the op has state.
+    """
+
+    def __init__(
+        self, dtype: tf.DType, lists: AutocastLists, inputs_of: Callable[[str], tuple[Sequence[OpInputs], bool]]
+    ) -> None:
+        self.dtype = dtype
+        self._clear = lists.clear
+        self._inputs_of = inputs_of
+        self._computes: dict[str, Computes] = {
+            **dict.fromkeys(lists.allow, "half"),
+            **dict.fromkeys(lists.infer | lists.clear, "widest"),
+            **dict.fromkeys(lists.deny, "float32"),
+        }
+        self._plans: dict[str, tuple[tuple[OpInputs, Computes], ...]] = {}
+
+    def cast_in_order(self, op: str, values: Sequence[Any], cast: Callable[..., Any]) -> Sequence[Any]:
+        """Return the inputs of an op, which come first among some values.
+
+        Args:
+            op: The name of the op.
+            values: Its inputs in their order, and whatever follows them.
+            cast: Casts an input to a type.
+
+        Returns:
+            The same object if nothing is cast.
+        """
+        found: list[Any] | None = None
+        for inputs, computes in self._plan(op):
+            given = [values[position] for position in inputs.positions]
+            changed = self._cast(inputs, computes, given, cast)
+            if changed is not None:
+                found = list(values) if found is None else found
+                for position, value in zip(inputs.positions, changed, strict=True):
+                    found[position] = value
+        return values if found is None else found
+
+    def cast_by_name(self, op: str, values: Mapping[str, Any], cast: Callable[..., Any]) -> Mapping[str, Any]:
+        """Return the inputs of an op by their names, among other values.
+
+        Args:
+            op: The name of the op.
+            values: Its inputs and attributes.
+            cast: Casts an input to a type.
+        """
+        found = values
+        for inputs, computes in self._plan(op):
+            changed = self._cast(inputs, computes, [values[name] for name in inputs.names], cast)
+            if changed is not None:
+                found = {**found, **dict(zip(inputs.names, changed, strict=True))}
+        return found
+
+    def makes_weights(self, op: str, values: Sequence[Any]) -> bool:
+        """Return whether an op of eager code reads a variable, or only moves what was read from variables.
+
+        Args:
+            op: The name of the op.
+            values: Its inputs, and perhaps its attributes.
+        """
+        if op in _READS:
+            return True
+        floats = [each for each in flat(values) if _type_of(each) in FLOATS] if op in self._clear else []
+        return bool(floats) and all(map(self._is_weight, floats))
+
+    def _plan(self, op: str) -> tuple[tuple[OpInputs, Computes], ...]:
+        plan = self._plans.get(op)
+        if plan is None:
+            groups, has_state = self._inputs_of(op)
+            plan = tuple((inputs, self._computes_in(op, inputs, has_state)) for inputs in groups)
+            self._plans[op] = plan
+        return plan
+
+    def _computes_in(self, op: str, inputs: OpInputs, has_state: bool) -> Computes:
+        listed = self._computes.get(op)
+        if listed == "half" and self.dtype not in inputs.types:
+            return "widest"
+        if listed is None:
+            return "float32" if inputs.is_result and not has_state else "widest"
+        return listed
+
+    def _cast(
+        self, inputs: OpInputs, computes: Computes, given: list[Any], cast: Callable[..., Any]
+    ) -> list[Any] | None:
+        """Return the inputs in the type that they are to have; None if they have it."""
+        floats = [each for each in flat(given) if _type_of(each) in FLOATS]
+        types = {_type_of(each) for each in floats}
+        if not types:
+            return None
+        target = self._target(inputs, computes, floats, types)
+        if types == {target}:
+            return None
+
+        def as_target(value: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
+            return cast(value, target) if _type_of(value) in FLOATS and _type_of(value) != target else value
+
+        return [list(map(as_target, value)) if isinstance(value, list | tuple) else as_target(value) for value in given]
+
+    def _target(self, inputs: OpInputs, computes: Computes, floats: Sequence[Any], types: set[Any]) -> tf.DType:
+        deciding = types if len(types) == 1 else self._deciding(floats)
+        if tf.float64 in deciding:
+            target = tf.float64
+        elif computes == "half":
+            target = self.dtype
+        elif computes == "float32":
+            target = tf.float32
+        else:
+            target = widest(deciding)
+        return target if target in inputs.types else tf.float32
+
+    def _deciding(self, values: Sequence[Any]) -> set[Any]:
+        """Return the types of the values that decide in which type an op computes.
+
+        A number does not make a tensor wider, as in torch. Neither does a weight: it is float32 because it is updated
+        in small steps, and not because the op needs that.
+        """
+        tensors = [value for value in values if value.shape.rank != 0]
+        activations = [value for value in tensors if not self._is_weight(value)]
+        return {_type_of(value) for value in activations or tensors or values}
+
+    def _is_weight(self, value: Any) -> bool:  # noqa: ANN401 - a tensor or a variable of any Keras
+        if isinstance(value, tf.Variable) or not isinstance(value, tf.Tensor):
+            return True
+        if not tf.is_symbolic_tensor(value):
+            return getattr(value, "_tfmp_is_weight", False)
+        op = value.op
+        if op.type in _READS:
+            return True
+        floats = [each for each in op.inputs if _type_of(each) in FLOATS]
+        return op.type in self._clear and bool(floats) and all(map(self._is_weight, floats))
+
+
+def widest(types: set[Any]) -> tf.DType:
+    """Return the widest of some types.
+
+    Args:
+        types: Types of floating-point numbers.
+    """
+    found = next(iter(types))
+    if len(types) > 1:
+        # float16 and bfloat16 have no type in common but a wider one.
+        found = tf.float64 if tf.float64 in types else tf.float32
+    return found
+
+
+def flat(values: Sequence[Any]) -> list[Any]:
+    """Return values, with those in lists in the place of the lists.
+
+    Args:
+        values: Inputs of an op, some of which may be lists.
+    """
+    return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _type_of(value: Any) -> tf.DType | None:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
+    """Return the type of a tensor or a variable. Numbers and arrays take the type of the tensors beside them."""
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, tf.DType):
+        return dtype.base_dtype
+    # The variables of Keras 3 have the name of their type.
+    return tf.as_dtype(dtype) if isinstance(dtype, str) and hasattr(value, "__tf_tensor__") else None
+
+
+def has_type(value: object) -> bool:
+    """Return whether a value is a tensor or a variable, of TensorFlow or of Keras 3.
+
+    Args:
+        value: Any value.
+    """
+    return isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "__tf_tensor__")
+
+
+def mark_as_weight(tensor: Any) -> None:  # noqa: ANN401 - whatever an op returns
+    """Remember of an eager tensor that it was read from a variable.
+
+    Args:
+        tensor: The tensor, or a list of them.
+    """
+    # On the tensor itself: an eager tensor has no op that would tell, and lives as long as the user wants.
+    for each in tensor if isinstance(tensor, list | tuple) else [tensor]:
+        each._tfmp_is_weight = True
