@@ -50,7 +50,7 @@ def around_eager_inputs(match: _Function) -> _Function:
 
     @functools.wraps(match)
     def replaced(inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
-        casts = state.remembered_casts()
+        casts = state.remembered_casts() if state.current() is not None else {}
         return match([casts.get(id(each), (each, each))[1] for each in inputs] if casts else inputs, *args, **kwargs)
 
     return replaced

@@ -12,7 +12,7 @@ two are replaced, and a few others:
 * Functions that compare types in Python, or that cast their results back to half precision, get wider inputs.
 * A trace of a `tf.function` and `strategy.run` are where a scope from outside would act unseen, or not at all.
 
-Everything is put back when the last scope is left, and checked to be there when the first is entered.
+Everything is put back when the last scope is left. Whether TensorFlow has the functions is checked when one is entered.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ class _OpenScopes:
                 self._replaced.close()
 
     def _replace(self) -> None:
-        functions = _functions()
+        functions = _functions(_REPLACEMENTS)
         missing = [path for path, (owner, name, _) in functions.items() if not hasattr(owner, name)]
         if missing:
             raise RuntimeError(
@@ -139,14 +139,21 @@ class _OpenScopes:
             for owner, name, around in functions.values():
                 own = getattr(owner, name)
                 replaced.callback(setattr, owner, name, own)
-                setattr(owner, name, around(own))
+                setattr(owner, name, _replacing(around, own))
             self._replaced = replaced.pop_all()
 
 
-def _functions() -> dict[str, tuple[Any, str, Callable[..., Any]]]:
+# Loops enter a scope in each step, so that what is the same is not made again.
+@functools.cache
+def _replacing(around: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    return around(own)
+
+
+@functools.cache
+def _functions(replacements: tuple[_Replacement, ...]) -> dict[str, tuple[Any, str, Callable[..., Any]]]:
     """Return by their paths what holds the functions that are replaced, their names, and what goes around them."""
     found = {}
-    for each in _REPLACEMENTS:
+    for each in replacements:
         # Copies of a module may be one module.
         owners = {id(_owner(path)): path for path in reversed(each.owners)}
         for path in owners.values():

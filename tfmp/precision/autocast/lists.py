@@ -1,5 +1,6 @@
 """Which ops `tfmp.autocast` computes in half precision, and which in float32."""
 
+import functools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -99,7 +100,12 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
     BatchMatMulV3, which `tf.matmul` makes for `output_type`. Left out are ops that `tf.raw_ops` does not have, and, in
     bfloat16, that oneDNN computes fewer ops in half precision.
     """
-    if half_type(dtype) == tf.bfloat16:
+    return _lists(half_type(dtype))
+
+
+@functools.cache
+def _lists(dtype: tf.DType) -> AutocastLists:
+    if dtype == tf.bfloat16:
         return AutocastLists(
             _ALLOW | _ALLOW_IN_BFLOAT16,
             _INFER | _INFER_IN_BFLOAT16,

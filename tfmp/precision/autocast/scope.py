@@ -41,7 +41,8 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         widest: Names of further ops to compute in the widest type of their inputs.
 
     Raises:
-        TypeError: The names of ops are a string; or a decorated object is a `tf.function` already.
+        TypeError: The names of ops are no list of strings; or a decorated object is a `tf.function` already, or a
+            generator or a coroutine.
         ValueError: `dtype` is no half-precision type; TensorFlow has no op of a name; or a name stands in two lists.
         RuntimeError: When it is entered: this TensorFlow is not known. Within it: a `tf.function` is traced that would
             keep the types of the scope, or `strategy.run` is called.
@@ -72,7 +73,7 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
             raise TypeError(f"dtype must be a type, got {dtype!r}: as a decorator, write @tfmp.autocast().")
         found = half_type(dtype)
         lists = _changed_lists(autocast_lists(found), half=half, float32=float32, widest=widest)
-        self._scope = Scope(OpTypes(found, lists, hooks.inputs_of), entered=self) if enabled else None
+        self._scope = Scope(_op_types(found, lists), entered=self) if enabled else None
 
     def __enter__(self) -> None:
         """Enter the scope in this thread."""
@@ -112,6 +113,12 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         return within  # type: ignore[return-value]
 
 
+@functools.cache
+def _op_types(dtype: tf.DType, lists: AutocastLists) -> OpTypes:
+    # One for all scopes of a kind: it remembers what it finds of each op.
+    return OpTypes(dtype, lists, hooks.inputs_of)
+
+
 def _changed_lists(lists: AutocastLists, **names: Iterable[str]) -> AutocastLists:
     moved: dict[str, frozenset[str]] = {}
     for argument, ops in names.items():
@@ -121,11 +128,13 @@ def _changed_lists(lists: AutocastLists, **names: Iterable[str]) -> AutocastList
         for op in listed:
             _validate(argument, op)
         moved[argument] = frozenset(listed)
-    for op in sorted(frozenset().union(*moved.values())):
+    others = frozenset().union(*moved.values())
+    if not others:
+        return lists
+    for op in sorted(others):
         named = [argument for argument, ops in moved.items() if op in ops]
         if len(named) > 1:
             raise ValueError(f"{op} stands in {' and '.join(named)}: leave it in one of them.")
-    others = frozenset().union(*moved.values())
     kept = AutocastLists(*(ops - others for ops in lists))
     return kept._replace(
         allow=kept.allow | moved["half"], deny=kept.deny | moved["float32"], infer=kept.infer | moved["widest"]

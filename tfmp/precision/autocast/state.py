@@ -56,6 +56,7 @@ def pop() -> Scope | None:
     """
     if len(_thread.scopes) == 1:
         raise RuntimeError("a scope of tfmp.autocast must be left in the thread that entered it, and once only.")
+    _thread.casts = {}
     return _thread.scopes.pop()
 
 
