@@ -16,7 +16,7 @@ from tfmp.precision.autocast import hooks, state
 
 
 def _functions() -> dict[str, Any]:
-    return {path: getattr(owner, name) for path, (owner, name, _) in hooks._functions(hooks._REPLACEMENTS).items()}
+    return {path: getattr(owner, name) for path, (owner, name, _) in hooks._functions().items()}
 
 
 _ORIGINALS = _functions()
@@ -62,7 +62,7 @@ def test_every_function_is_replaced_within_a_scope_only() -> None:
 
 
 def test_owners_of_the_functions_have_the_same_attributes_after_a_scope() -> None:
-    owners = {path: owner for path, (owner, _, _) in hooks._functions(hooks._REPLACEMENTS).items()}
+    owners = {path: owner for path, (owner, _, _) in hooks._functions().items()}
     before = {name: set(vars(owner)) for name, owner in owners.items()}
     with tfmp.autocast():
         _product()

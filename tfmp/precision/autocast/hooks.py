@@ -32,6 +32,7 @@ _FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function:F
 _AUTOGRAPH = "tensorflow.python.autograph.operators.control_flow"
 #: The public modules of TensorFlow 1, of which there are copies.
 _V1 = ("tensorflow.compat.v1", "tensorflow.compat.v1.compat.v1", "tensorflow.compat.v2.compat.v1")
+_V1_NN = tuple(f"{each}.nn" for each in _V1)
 
 
 class _Replacement(NamedTuple):
@@ -64,14 +65,14 @@ _REPLACEMENTS = (
     _Replacement(("tensorflow:TensorArray",), ("write", "scatter", "unstack"), around_ops.around_array_writes),
     _Replacement((f"{_OPS}.math_ops", "tensorflow", "tensorflow.dtypes", *_V1), ("complex",), around_ops.widened),
     _Replacement((f"{_OPS}.signal.fft_ops", "tensorflow.signal"), ("rfft", "rfft2d", "rfft3d"), around_ops.widened),
-    _Replacement((f"{_OPS}.nn_impl", "tensorflow.compat.v1.nn"), ("moments", "weighted_moments"), around_ops.widened),
+    _Replacement((f"{_OPS}.nn_impl", *_V1_NN), ("moments", "weighted_moments"), around_ops.widened),
     _Replacement(
         (f"{_OPS}.nn_ops",),
         ("softmax_cross_entropy_with_logits_v2_helper", "sparse_softmax_cross_entropy_with_logits"),
         around_ops.widened,
     ),
     _Replacement(
-        ("tensorflow.compat.v1.nn",),
+        _V1_NN,
         ("softmax_cross_entropy_with_logits_v2", "sparse_softmax_cross_entropy_with_logits"),
         around_ops.widened,
     ),
@@ -128,7 +129,7 @@ class _OpenScopes:
                 self._replaced.close()
 
     def _replace(self) -> None:
-        functions = _functions(_REPLACEMENTS)
+        functions = _functions()
         missing = [path for path, (owner, name, _) in functions.items() if not hasattr(owner, name)]
         if missing:
             raise RuntimeError(
@@ -149,11 +150,10 @@ def _replacing(around: Callable[..., Any], own: Callable[..., Any]) -> Callable[
     return around(own)
 
 
-@functools.cache
-def _functions(replacements: tuple[_Replacement, ...]) -> dict[str, tuple[Any, str, Callable[..., Any]]]:
+def _functions() -> dict[str, tuple[Any, str, Callable[..., Any]]]:
     """Return by their paths what holds the functions that are replaced, their names, and what goes around them."""
     found = {}
-    for each in replacements:
+    for each in _REPLACEMENTS:
         # Copies of a module may be one module.
         owners = {id(_owner(path)): path for path in reversed(each.owners)}
         for path in owners.values():
