@@ -13,12 +13,10 @@ autocast was used: after a scope was left, in a scope that is off, and in a scop
 """
 
 import argparse
-import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import keras
@@ -45,11 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     conditions = report.printed_conditions()
-    trainings = {name: _in_own_process(peak_and_time, name, options.size, options.rounds) for name in _TRAININGS}
+    trainings = {
+        name: peak_memory.in_new_process(peak_and_time, name, options.size, options.rounds) for name in _TRAININGS
+    }
     base = trainings[_BASE]
     rows = [[name, _ratio(peak, base[0]), _ratio(seconds, base[1])] for name, (peak, seconds) in trainings.items()]
     print(f"\n{report.table(['forward and backward', 'peak', 'time'], rows)}", flush=True)
-    ops = _in_own_process(op_ratios, options.rounds)
+    ops = peak_memory.in_new_process(op_ratios, options.rounds)
     print(f"\n{report.table(['an op in eager code', 'time'], [[name, f'{ratio:.2f}'] for name, ratio in ops.items()])}")
     report.write_json(options.json, {"conditions": conditions, "trainings": trainings, "ops": ops})
     return 0
@@ -65,11 +65,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ratio(value: float | None, base: float | None) -> str:
     return "unknown" if value is None or base is None else f"{value / base:.2f}"
-
-
-def _in_own_process(measure: Callable[..., object], *args: object) -> object:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(measure, *args).result()
 
 
 def peak_and_time(name: str, size: str, rounds: int) -> tuple[int | None, float]:

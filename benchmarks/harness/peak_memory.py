@@ -32,11 +32,22 @@ def in_own_process(
         *args: Arguments of the function; they and the result must be picklable.
         **kwargs: Keyword arguments of the function, picklable too.
     """
-    own = multiprocessing.get_context("spawn")
-    with (
-        mock.patch.dict(os.environ, {"TF_ENABLE_ONEDNN_OPTS": "0"}),
-        concurrent.futures.ProcessPoolExecutor(1, mp_context=own) as process,
-    ):
+    with mock.patch.dict(os.environ, {"TF_ENABLE_ONEDNN_OPTS": "0"}):
+        return in_new_process(measure, *args, **kwargs)
+
+
+def in_new_process(
+    measure: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
+) -> _Result:
+    """Call a function in a new process, and return its result.
+
+    Args:
+        measure: A function at the top level of a module, so that it can be pickled.
+        *args: Arguments of the function; they and the result must be picklable.
+        **kwargs: Keyword arguments of the function, picklable too.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawning) as process:
         return process.submit(measure, *args, **kwargs).result()
 
 

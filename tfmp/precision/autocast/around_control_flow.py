@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.precision.autocast import state
-from tfmp.precision.autocast.op_types import FLOATS, widest
+from tfmp.precision.autocast.op_types import FLOATS, cast_float, widest
 
 _Function = Callable[..., Any]
 
@@ -91,10 +91,7 @@ def _cast_to(results: Any, types: Sequence[tf.DType | None]) -> Any:  # noqa: AN
     flat = tf.nest.flatten(results, expand_composites=True)
     if len(flat) != len(types):
         return results
-    found = [
-        tf.cast(each, dtype) if dtype is not None and isinstance(each, tf.Tensor) and each.dtype in FLOATS else each
-        for each, dtype in zip(flat, types, strict=True)
-    ]
+    found = [cast_float(each, dtype) for each, dtype in zip(flat, types, strict=True)]
     return tf.nest.pack_sequence_as(results, found, expand_composites=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.precision.autocast import state
-from tfmp.precision.autocast.op_types import FLOATS
+from tfmp.precision.autocast.op_types import cast_float
 
 _Function = Callable[..., Any]
 
@@ -69,15 +69,5 @@ def _as_types_of(grads: Any, inputs: Any) -> Any:  # noqa: ANN401 - nested as th
     flat, flat_inputs = tf.nest.flatten(grads), tf.nest.flatten(inputs)
     if len(flat) != len(flat_inputs):
         return grads
-    found = [
-        tf.cast(grad, each.dtype)
-        if isinstance(grad, tf.Tensor | tf.IndexedSlices) and _are_other_floats(grad, each)
-        else grad
-        for grad, each in zip(flat, flat_inputs, strict=True)
-    ]
+    found = [cast_float(grad, getattr(each, "dtype", None)) for grad, each in zip(flat, flat_inputs, strict=True)]
     return tf.nest.pack_sequence_as(grads, found)
-
-
-def _are_other_floats(one: Any, other: Any) -> bool:  # noqa: ANN401 - anything, which may be no tensor
-    types = [getattr(each, "dtype", None) for each in (one, other)]
-    return types[0] != types[1] and all(each in FLOATS for each in types)

@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core.gradients.arithmetic import HALF_TYPES
 from tfmp.precision.autocast import state
-from tfmp.precision.autocast.op_types import FLOATS, flat, has_type, mark_as_weight, widest
+from tfmp.precision.autocast.op_types import FLOATS, cast_float, flat, has_type, mark_as_weight, widest
 
 _Function = Callable[..., Any]
 
@@ -26,7 +27,7 @@ def around_eager_ops(execute: _Function) -> _Function:
         scope = state.current()
         if scope is None or op == "Cast":
             return execute(context, op, name, *values)
-        given = scope.op_types.cast_in_order(op, values, refuse if scope.is_around_trace else _cast)
+        given = scope.op_types.cast_in_order(op, values, _cast_in(scope))
         try:
             result = execute(context, op, name, *given)
         except Exception:
@@ -87,8 +88,7 @@ def around_graph_ops(apply_op: _Function) -> _Function:
         scope = state.current()
         if scope is None or op == "Cast":
             return apply_op(op, name, **values)
-        cast = refuse if scope.is_around_trace else _cast
-        return apply_op(op, name, **scope.op_types.cast_by_name(op, values, cast))
+        return apply_op(op, name, **scope.op_types.cast_by_name(op, values, _cast_in(scope)))
 
     return replaced
 
@@ -98,16 +98,11 @@ def _cast(value: Any, dtype: tf.DType) -> tf.Tensor:  # noqa: ANN401 - whatever 
     return tf.raw_ops.Cast(x=value, DstT=dtype)
 
 
-def refuse(value: Any, dtype: tf.DType) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
-    """Refuse to cast in a trace.
+def _cast_in(scope: state.Scope) -> _Function:
+    return _refuse if scope.is_around_trace else _cast
 
-    Args:
-        value: What would be cast.
-        dtype: The type.
 
-    Raises:
-        RuntimeError: Always.
-    """
+def _refuse(value: Any, dtype: tf.DType) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
     raise RuntimeError(
         f"a tf.function is traced within tfmp.autocast, which would cast {value} to {dtype.name} in this trace, and so "
         "in all later calls of the function, inside and outside of the scope. Enter the scope inside of the function: "
@@ -151,7 +146,7 @@ def around_division(divide: _Function) -> _Function:
     def replaced(x: Any, y: Any, name: str | None = None) -> Any:  # noqa: ANN401 - tensors, numbers
         scope = state.current()
         if scope is not None:
-            x, y = scope.op_types.cast_in_order("RealDiv", [x, y], refuse if scope.is_around_trace else _cast)
+            x, y = scope.op_types.cast_in_order("RealDiv", [x, y], _cast_in(scope))
         return divide(x, y, name)
 
     return replaced
@@ -165,14 +160,14 @@ def widened(function: _Function) -> _Function:
     """
 
     def as_float32(value: Any, cast: _Function) -> Any:  # noqa: ANN401 - any argument
-        is_half = isinstance(value, tf.Tensor) and value.dtype in (tf.float16, tf.bfloat16)
+        is_half = isinstance(value, tf.Tensor) and value.dtype in HALF_TYPES
         return cast(value, tf.float32) if is_half else value
 
     @functools.wraps(function)
     def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
         if scope is not None:
-            cast = refuse if scope.is_around_trace else tf.cast
+            cast = _cast_in(scope)
             args = tuple(as_float32(each, cast) for each in args)
             kwargs = {name: as_float32(each, cast) for name, each in kwargs.items()}
         return function(*args, **kwargs)
@@ -191,13 +186,9 @@ def around_array_writes(write: _Function) -> _Function:
     def replaced(array: tf.TensorArray, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
 
-        def as_element(value: Any) -> Any:  # noqa: ANN401 - any argument
-            are_other_floats = has_type(value) and array.dtype in FLOATS and value.dtype in FLOATS - {array.dtype}
-            return tf.cast(value, array.dtype) if are_other_floats else value
-
         if scope is not None and not scope.is_around_trace:
-            args = tuple(map(as_element, args))
-            kwargs = {name: as_element(each) for name, each in kwargs.items()}
+            args = tuple(cast_float(each, array.dtype) for each in args)
+            kwargs = {name: cast_float(each, array.dtype) for name, each in kwargs.items()}
         return write(array, *args, **kwargs)
 
     return replaced

@@ -155,9 +155,9 @@ def _functions() -> dict[str, tuple[Any, str, Callable[..., Any]]]:
     found = {}
     for each in _REPLACEMENTS:
         # Copies of a module may be one module.
-        owners = {id(_owner(path)): path for path in reversed(each.owners)}
-        for path in owners.values():
-            found.update({f"{path}.{name}": (_owner(path), name, each.around) for name in each.names})
+        owners = [(path, _owner(path)) for path in reversed(each.owners)]
+        for path, owner in {id(owner): (path, owner) for path, owner in owners}.values():
+            found.update({f"{path}.{name}": (owner, name, each.around) for name in each.names})
     return found
 
 
@@ -198,7 +198,7 @@ def _op_def(op: str) -> Any:  # noqa: ANN401 - a protocol buffer
 
 def _types(numbers: Sequence[int]) -> frozenset[tf.DType]:
     # No numbers stand for all types.
-    return frozenset(map(tf.as_dtype, numbers)) if numbers else frozenset(FLOATS)
+    return frozenset(map(tf.as_dtype, numbers)) if numbers else FLOATS
 
 
 def _owner(path: str) -> Any:  # noqa: ANN401 - a module or a class

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-#: The types that autocast can compute in.
-HALF_NAMES = ("float16", "bfloat16")
+from tfmp.core.gradients.arithmetic import HALF_TYPES
 
 
 def _names(text: str) -> frozenset[str]:
@@ -128,6 +127,6 @@ def half_type(dtype: str | tf.DType) -> tf.DType:
         found = tf.as_dtype(dtype)
     except TypeError:
         found = None
-    if found is None or found.name not in HALF_NAMES:
-        raise ValueError(f"dtype must be a half-precision type, {' or '.join(HALF_NAMES)}, got {dtype!r}.")
+    if found not in HALF_TYPES:
+        raise ValueError(f"dtype must be a half-precision type, float16 or bfloat16, got {dtype!r}.")
     return found

@@ -209,6 +209,17 @@ def has_type(value: object) -> bool:
     return isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "__tf_tensor__")
 
 
+def cast_float(value: Any, dtype: object) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
+    """Return a tensor of floating-point numbers in another such type, and anything else as it is.
+
+    Args:
+        value: Any value.
+        dtype: Any type, or None.
+    """
+    own = _type_of(value)
+    return tf.cast(value, dtype) if own != dtype and own in FLOATS and dtype in FLOATS else value
+
+
 def mark_as_weight(tensor: Any) -> None:  # noqa: ANN401 - whatever an op returns
     """Remember of an eager tensor that it was read from a variable.
 
