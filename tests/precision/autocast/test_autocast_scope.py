@@ -19,7 +19,8 @@ def _functions() -> dict[str, Any]:
     return {path: getattr(owner, name) for path, (owner, name, _) in hooks._functions().items()}
 
 
-_ORIGINALS = _functions()
+#: What stands there before the test. Between tests there may become more: a copy of a module that is imported late.
+_ORIGINALS: dict[str, Any] = {}
 
 
 def _replaced() -> list[str]:
@@ -29,6 +30,8 @@ def _replaced() -> list[str]:
 @pytest.fixture(autouse=True)
 def tensorflow_is_as_before() -> Iterator[None]:
     """Check that a test leaves nothing behind; if it does, put it back, for the other tests."""
+    _ORIGINALS.clear()
+    _ORIGINALS.update(_functions())
     yield
     left = (_replaced(), list(state._thread.scopes), hooks.open_scopes._count)
     hooks.open_scopes._replaced.close()
