@@ -30,14 +30,17 @@ if TYPE_CHECKING:
     from tfmp.grad_scaler.replay import replay as replay
     from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer as ScaledGradientsOptimizer
     from tfmp.grad_scaler.scaler import GradScaler as GradScaler
+    from tfmp.mixed_precision.autocast.lists import AutocastLists as AutocastLists
+    from tfmp.mixed_precision.autocast.lists import autocast_lists as autocast_lists
+    from tfmp.mixed_precision.autocast.scope import autocast as autocast
+    from tfmp.mixed_precision.levels.existing_models import PolicyReport as PolicyReport
+    from tfmp.mixed_precision.levels.existing_models import set_precision as set_precision
+    from tfmp.mixed_precision.levels.scope import precision as precision
+    from tfmp.mixed_precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
-    from tfmp.precision.autocast.lists import AutocastLists as AutocastLists
-    from tfmp.precision.autocast.lists import autocast_lists as autocast_lists
-    from tfmp.precision.autocast.scope import autocast as autocast
-    from tfmp.precision.storage import float32_variable_storage_getter as float32_variable_storage_getter
     from tfmp.ranges.check.precision_check import check_precision as check_precision
     from tfmp.ranges.counts import exponent_counts as exponent_counts
     from tfmp.ranges.histogram import RangeHistogram as RangeHistogram
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
-    "AutocastLists": "tfmp.precision.autocast.lists",
+    "AutocastLists": "tfmp.mixed_precision.autocast.lists",
     "ExponentialUpdateLossScaleManager": "tfmp.core.managers",
     "FixedLossScaleManager": "tfmp.core.managers",
     "GradScaler": "tfmp.grad_scaler.scaler",
@@ -68,27 +71,30 @@ _MODULE_OF = {
     "NonFiniteDetector": "tfmp.core.overflow.detectors",
     "OverflowDetector": "tfmp.core.overflow.detectors",
     "OverflowReport": "tfmp.core.overflow.overflow_counts",
+    "PolicyReport": "tfmp.mixed_precision.levels.existing_models",
     "PrecisionReport": "tfmp.ranges.report",
     "RangeHistogram": "tfmp.ranges.histogram",
     "RangeShares": "tfmp.ranges.histogram",
     "Recompute": "tfmp.recomputation.layers.layer",
     "SaturationDetector": "tfmp.core.overflow.detectors",
     "ScaledGradientsOptimizer": "tfmp.grad_scaler.scaled_gradients",
-    "autocast": "tfmp.precision.autocast.scope",
-    "autocast_lists": "tfmp.precision.autocast.lists",
+    "autocast": "tfmp.mixed_precision.autocast.scope",
+    "autocast_lists": "tfmp.mixed_precision.autocast.lists",
     "check_precision": "tfmp.ranges.check.precision_check",
     "checkpoint_variable_map": "tfmp.checkpoints.names",
     "clip_by_global_norm": "tfmp.core.gradients.clipping",
     "clip_by_norm": "tfmp.core.gradients.clipping",
     "clip_by_value": "tfmp.core.gradients.clipping",
     "exponent_counts": "tfmp.ranges.counts",
-    "float32_variable_storage_getter": "tfmp.precision.storage",
+    "float32_variable_storage_getter": "tfmp.mixed_precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
+    "precision": "tfmp.mixed_precision.levels.scope",
     "probe": "tfmp.ranges.probes",
     "read_loss_scale_state": "tfmp.checkpoints.states",
     "recompute": "tfmp.recomputation.functions.function",
     "recompute_layers": "tfmp.recomputation.layers.model",
     "replay": "tfmp.grad_scaler.replay",
+    "set_precision": "tfmp.mixed_precision.levels.existing_models",
 }
 
 __all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - the names of a table are strings

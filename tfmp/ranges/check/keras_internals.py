@@ -1,6 +1,5 @@
 """What the check needs of Keras that Keras has no public way to ask or do, for Keras 3 (3.5 to 3.15) and Keras 2.
 
-* The layers inside a layer: `layers` exists for models only.
 * The type in which a layer computes: Keras 3 has a public setter, which for a `DTypePolicyMap` changes the map of all
   layers; Keras 2 has none, and makes the variables of a float32 layer such that they are never cast.
 * Whether a layer draws random numbers.
@@ -10,38 +9,17 @@ Everything that is changed is put back when the pass ends.
 """
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.keras_layers import attributes_with_cast_variables, half_casts
 from tfmp.which_keras import is_keras2
-
-#: The half-precision types, as Keras names them.
-HALF = ("float16", "bfloat16")
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
-
-
-def layers_of(model: _Layer) -> list[_Layer]:
-    """Return a model and all layers in it, each once.
-
-    Args:
-        model: The model.
-    """
-    return list({id(layer): layer for layer in model._flatten_layers()}.values())
-
-
-def layers_directly_in(layer: _Layer) -> list[_Layer]:
-    """Return the layers that a layer holds, without those that these hold.
-
-    Args:
-        layer: The layer.
-    """
-    return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 def draws_random_numbers(layer: _Layer) -> bool:
@@ -89,20 +67,20 @@ def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None
     """
     if is_keras2(keras):
         own = layer._dtype_policy
+        changed = attributes_with_cast_variables(keras, layer)
+        before = {name: layer.__dict__[name] for name in changed}
         layer._set_dtype_policy(keras.mixed_precision.Policy(policy))
+        layer.__dict__.update(changed)
         try:
-            with _variables_cast(keras, layer):
-                yield
+            yield
         finally:
+            layer.__dict__.update(before)
             layer._set_dtype_policy(own)
         return
     own, new = layer._dtype_policy, keras.DTypePolicy(policy)
     # Keras casts variables if the policy says that their type is another one than that of the computation.
     new._variable_dtype = layer.variable_dtype
-    # Before 3.10, a model holds operations that cast the inputs of its layers, which the layers do themselves as well.
-    # A sequential model has a functional one for that.
-    operations = getattr(getattr(layer, "_functional", None) or layer, "operations", ())
-    casts = [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF]
+    casts = half_casts(layer)
     types_of_casts = [each.dtype for each in casts]
     layer._dtype_policy = new
     try:
@@ -113,52 +91,6 @@ def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None
         layer._dtype_policy = own
         for each, dtype in zip(casts, types_of_casts, strict=True):
             each.dtype = dtype
-
-
-@contextlib.contextmanager
-def _variables_cast(keras: ModuleType, layer: _Layer) -> Iterator[None]:
-    """Let Keras 2 cast the variables that a layer reads, as it does for layers made under a mixed policy.
-
-    These layers make variables that cast themselves. A layer that was made under float32 has plain variables instead,
-    which are replaced in its attributes, and in lists, tuples and dictionaries among these, by ones that cast
-    themselves.
-    """
-    module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.autocast_variable")
-    # They read their variables in float32, and cast the result themselves.
-    uncast = (keras.layers.BatchNormalization, keras.layers.LayerNormalization, keras.layers.Embedding)
-    attributes, replaced = layer.__dict__, dict[str, Any]()
-    if not isinstance(layer, uncast):
-        own = {id(weight) for weight in layer.trainable_weights}
-
-        def casting(value: Any) -> Any:  # noqa: ANN401 - whatever stands in an attribute
-            is_plain = id(value) in own and not isinstance(value, module.AutoCastVariable)
-            return module.create_autocast_variable(value) if is_plain and value.dtype.is_floating else value
-
-        for name, value in list(attributes.items()):
-            # Names that begin so are Keras' own lists, such as those of all weights.
-            if name.startswith("_") and not isinstance(value, tf.Variable):
-                continue
-            if any(id(each) in own for each in _held(value)):
-                replaced[name] = value
-                attributes[name] = _mapped(casting, value)
-    try:
-        yield
-    finally:
-        attributes.update(replaced)
-
-
-def _held(value: Any) -> list[Any]:  # noqa: ANN401 - whatever stands in an attribute
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - whatever stands in an attribute
-    if isinstance(value, dict):
-        return {key: function(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [*map(function, value)]
-    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
+from tfmp.keras_layers import HALF, layers_directly_in, layers_of
 from tfmp.ranges.check import keras_internals
 from tfmp.ranges.check.names import by_name, told_apart
 from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
@@ -46,7 +47,7 @@ class KerasModel:
         _validate(model, self._layers, self._loss_fn)
         self._names = _names(keras, model)
         self._layer_of_variable = _layers_by_variable(self._layers)
-        computes_in_half = [layer for layer in self._layers if layer.compute_dtype in keras_internals.HALF]
+        computes_in_half = [layer for layer in self._layers if layer.compute_dtype in HALF]
         # A model that computes in half precision already has layers that the user keeps in float32.
         self._may_be_half = {id(layer) for layer in computes_in_half or self._layers}
 
@@ -106,7 +107,7 @@ class KerasModel:
             return set(map(id, self._layers))
         named = [layer for layer in self._layers if self._names.get(id(layer)) in precision.keep_float32]
         # A layer that is kept takes the layers that it holds with it.
-        kept = {id(inner) for layer in named for inner in keras_internals.layers_of(layer)}
+        kept = {id(inner) for layer in named for inner in layers_of(layer)}
         return kept | (set(map(id, self._layers)) - self._may_be_half)
 
     def _loss(self, batch: Any) -> tf.Tensor:  # noqa: ANN401 - whatever the model takes
@@ -211,7 +212,7 @@ def _validate(model: _Keras, layers: Sequence[_Keras], loss_fn: Callable[..., An
 
 
 def _layers(keras: ModuleType, model: _Keras) -> list[_Keras]:
-    return [each for each in keras_internals.layers_of(model) if not isinstance(each, keras.layers.InputLayer)]
+    return [each for each in layers_of(model) if not isinstance(each, keras.layers.InputLayer)]
 
 
 def _names(keras: ModuleType, model: _Keras) -> dict[int, str]:
@@ -223,7 +224,7 @@ def _names(keras: ModuleType, model: _Keras) -> dict[int, str]:
     paths: dict[int, list[str]] = {}
 
     def walk(layer: _Keras, outer: list[str]) -> None:
-        for inner in keras_internals.layers_directly_in(layer):
+        for inner in layers_directly_in(layer):
             if id(inner) not in paths and not isinstance(inner, keras.layers.InputLayer):
                 paths[id(inner)] = [*outer, inner.name]
                 walk(inner, paths[id(inner)])
@@ -242,7 +243,7 @@ def _layers_by_variable(layers: Sequence[_Keras]) -> dict[int, _Keras]:
     """Return, by the id of a trained variable, the innermost layer that holds it."""
     found: dict[int, _Keras] = {}
     for layer in layers:
-        inner = {id(each) for part in keras_internals.layers_directly_in(layer) for each in part.trainable_variables}
+        inner = {id(each) for part in layers_directly_in(layer) for each in part.trainable_variables}
         found.update((id(each), layer) for each in layer.trainable_variables if id(each) not in inner)
     return found
 

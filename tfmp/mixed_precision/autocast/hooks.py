@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.precision.autocast import around_control_flow, around_gradients, around_ops, around_traces
-from tfmp.precision.autocast.op_types import FLOATS, OpInputs
+from tfmp.mixed_precision.autocast import around_control_flow, around_gradients, around_ops, around_traces
+from tfmp.mixed_precision.autocast.op_types import FLOATS, OpInputs
 
 _OPS = "tensorflow.python.ops"
 _FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"

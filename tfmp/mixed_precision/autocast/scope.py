@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfmp.precision.autocast import hooks, state
-from tfmp.precision.autocast.lists import AutocastLists, autocast_lists, half_type
-from tfmp.precision.autocast.op_types import OpTypes
-from tfmp.precision.autocast.state import Scope
+from tfmp.mixed_precision.autocast import hooks, state
+from tfmp.mixed_precision.autocast.lists import AutocastLists, autocast_lists, half_type
+from tfmp.mixed_precision.autocast.op_types import OpTypes
+from tfmp.mixed_precision.autocast.state import Scope
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

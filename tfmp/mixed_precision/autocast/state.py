@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tfmp.precision.autocast.op_types import OpTypes
+from tfmp.mixed_precision.autocast.op_types import OpTypes
 
 
 class Scope(NamedTuple):

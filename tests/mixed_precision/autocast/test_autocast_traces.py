@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.precision.autocast import hooks, state
+from tfmp.mixed_precision.autocast import hooks, state
 
 _REFUSED = r"a tf.function is traced within tfmp.autocast.* Enter the scope inside of the function"
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from kerases import for_every_keras
 
 import tfmp
-from tfmp.precision.autocast import hooks, state
+from tfmp.mixed_precision.autocast import hooks, state
 
 # What is the same in tf_keras as in Keras 2.15 is not run twice where both Keras 3 and tf_keras are.
 for_one_keras_of_each_kind = for_every_keras("keras3", "keras2")

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.precision.autocast.lists import AutocastLists
+from tfmp.mixed_precision.autocast.lists import AutocastLists
 
 #: The types that autocast changes, or takes into account.
 FLOATS = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import HALF_TYPES
-from tfmp.precision.autocast import state
-from tfmp.precision.autocast.op_types import FLOATS, cast_float, flat, has_type, mark_as_weight, widest
+from tfmp.mixed_precision.autocast import state
+from tfmp.mixed_precision.autocast.op_types import FLOATS, cast_float, flat, has_type, mark_as_weight, widest
 
 _Function = Callable[..., Any]
 

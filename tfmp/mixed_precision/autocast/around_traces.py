@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.precision.autocast import state
+from tfmp.mixed_precision.autocast import state
 
 _Function = Callable[..., Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfmp.precision.autocast import state
-from tfmp.precision.autocast.op_types import FLOATS, cast_float, widest
+from tfmp.mixed_precision.autocast import state
+from tfmp.mixed_precision.autocast.op_types import FLOATS, cast_float, widest
 
 _Function = Callable[..., Any]
 

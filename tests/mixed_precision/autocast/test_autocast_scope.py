@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.precision.autocast import hooks, state
+from tfmp.mixed_precision.autocast import hooks, state
 
 
 def _functions() -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.precision.autocast import state
-from tfmp.precision.autocast.op_types import cast_float
+from tfmp.mixed_precision.autocast import state
+from tfmp.mixed_precision.autocast.op_types import cast_float
 
 _Function = Callable[..., Any]
 

@@ -1,0 +1,277 @@
+"""tfmp.set_precision: a level of precision for a model that exists."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tfmp.core import lists
+from tfmp.keras_layers import (
+    HALF,
+    attributes_with_cast_variables,
+    is_function_of_tensorflow,
+    layers_directly_in,
+    layers_of,
+    widen_inputs,
+)
+from tfmp.mixed_precision.levels.keras_hooks import warn_of_unscaled_loss, wrap_keras
+from tfmp.mixed_precision.levels.keras_policies import policy_of
+from tfmp.mixed_precision.levels.level import Level, level_of
+from tfmp.which_keras import is_keras2, keras_of
+
+#: A layer or model of any Keras.
+_Layer: TypeAlias = Any
+
+
+class LayerPolicy(NamedTuple):
+    """What `tfmp.set_precision` did with a layer.
+
+    Attributes:
+        name: The name of the layer, after the names of the layers that hold it, such as "encoder/dense".
+        before: The name of the policy that the layer had.
+        now: The name of the policy that it has.
+        reason: Why the layer has not the policy of the level; empty if it has.
+    """
+
+    name: str
+    before: str
+    now: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PolicyReport:
+    """What `tfmp.set_precision` did. `print(report)` shows it as a table.
+
+    Attributes:
+        level: The name of the level.
+        layers: The layers, the model itself first.
+    """
+
+    level: str
+    layers: Sequence[LayerPolicy]
+
+    def __str__(self) -> str:
+        """Return a table of the layers."""
+        rows = [("layer", "before", self.level, ""), *self.layers]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
+
+def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.Pattern[str]] = ()) -> PolicyReport:
+    """Set a level of precision on a model that exists: built or not, loaded, nested, subclassed, trained.
+
+    The layers get the policies that they would have if they had been made under `tfmp.precision`, whatever they had
+    before; layers that compute in integers or in float64 are left alone. The weights stay as they are: float32. So
+    "O0" after another level gives back the model in float32, bit for bit.
+
+    The model keeps its optimizer. `fit`, `evaluate` and `predict` trace it anew; a `tf.function` of your own that was
+    traced before keeps the old types. At O1 and O2 in float16, `compile` then scales the loss; a model that is compiled
+    without that already is warned of.
+
+    A subclassed model must have its layers: call it on a batch first if it makes them then.
+
+    Args:
+        model: A model, or a layer, of Keras 3, Keras 2.15 or tf_keras.
+        level: "O0", "O1", "O2" or "O3"; with "-bfloat16" behind it for bfloat16.
+        keep_float32: Names of layers, or regular expressions that match the whole name or the whole path (such as
+            "encoder/dense"). These layers, and all that they hold, compute in float32.
+
+    Returns:
+        What each layer computed in, and computes in now.
+
+    Raises:
+        TypeError: `model` is of no Keras, or has no layers; or an argument has another type.
+        ValueError: There is no such level; a pattern is no regular expression, or matches no layer; layers are
+            quantized; or the weights have another type than the level stores them in.
+
+    Example:
+        >>> import keras
+        >>> import tfmp
+        >>> layers = [keras.layers.Dense(4, name="body"), keras.layers.Dense(2, name="head")]
+        >>> model = keras.Sequential([keras.Input([3]), *layers], name="net")
+        >>> print(tfmp.set_precision(model, "O2", keep_float32=["head"]))
+        layer  before   O2
+        net    float32  mixed_float16
+        body   float32  mixed_float16
+        head   float32  float32        in keep_float32
+
+    Source: `apex.amp.initialize`, which sets a level on a model of torch.
+    """
+    keras = keras_of(model, "layers.Layer")
+    if keras is None:
+        raise TypeError(f"model must be a model or a layer of Keras, got {model!r} of type {type(model).__name__}.")
+    found = level_of(level)
+    listed = lists.names("keep_float32", keep_float32, "names or regular expressions")
+    paths = dict(_paths(keras, model))
+    plan = _Plan(keras, found, _kept(listed, paths)).of(model)
+    layers = {id(layer): layer for layer in layers_of(model) if id(layer) in plan}
+    _refuse_quantized(list(layers.values()))
+    _refuse_weights_of_another_type(keras, found, list(layers.values()), paths)
+    report = PolicyReport(
+        str(found), [LayerPolicy(paths[key], _policy_name(layers[key]), *plan[key]) for key in layers]
+    )
+    wrap_keras()
+    for key, layer in layers.items():
+        _set_policy(keras, layer, plan[key].policy)
+    for layer in layers_of(model):
+        _forget_traces(keras, layer)
+    warn_of_unscaled_loss(keras, model)
+    return report
+
+
+class _Planned(NamedTuple):
+    policy: str
+    reason: str
+
+
+class _Plan:
+    """Which layer is to get which policy.
+
+    Args:
+        keras: The package that the model is of.
+        level: The level.
+        kept: The ids of the layers that the user keeps in float32.
+    """
+
+    def __init__(self, keras: ModuleType, level: Level, kept: set[int]) -> None:
+        self._keras = keras
+        self._level = level
+        self._kept = kept
+        self._planned: dict[int, _Planned] = {}
+
+    def of(self, model: _Layer) -> dict[int, _Planned]:
+        """Return by the ids of the layers what they are to get, those left out that are to stay as they are.
+
+        Args:
+            model: The model.
+        """
+        self._visit(model, None)
+        return self._planned
+
+    def _visit(self, layer: _Layer, followed: _Planned | None) -> None:
+        if id(layer) in self._planned or isinstance(layer, self._keras.layers.InputLayer):
+            return
+        planned = self._for(layer, followed)
+        if not is_function_of_tensorflow(layer):
+            self._planned[id(layer)] = planned
+        for inner in layers_directly_in(layer):
+            self._visit(inner, planned if id(layer) in self._kept or self._makes_its_layers(layer) else None)
+
+    def _for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
+        if layer.compute_dtype not in ("float32", *HALF):
+            return _Planned(_policy_name(layer), f"computes in {layer.compute_dtype}")
+        if id(layer) in self._kept:
+            return _Planned("float32", "in keep_float32")
+        if followed is not None:
+            return followed
+        policy = policy_of(self._keras, type(layer), getattr(layer, "activation", None), self._level)
+        return _Planned(policy, "" if policy == self._level.policy else f"{self._level} keeps it in float32")
+
+    def _makes_its_layers(self, layer: _Layer) -> bool:
+        """Return whether a layer is one of Keras that makes the layers in it, as `MultiHeadAttention` does."""
+        of_keras = type(layer).__module__.split(".")[0] == self._keras.__name__
+        names = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
+        given = tuple(getattr(self._keras.layers, name) for name in names if hasattr(self._keras.layers, name))
+        takes_layers = isinstance(layer, (self._keras.Model, *given)) or type(layer) is self._keras.layers.RNN
+        return of_keras and not takes_layers
+
+
+def _paths(keras: ModuleType, model: _Layer) -> Iterator[tuple[int, str]]:
+    """Yield the ids of a model and of all layers in it, with their paths, each once."""
+    seen = {id(model)}
+
+    def walk(layer: _Layer, outer: str) -> Iterator[tuple[int, str]]:
+        for inner in layers_directly_in(layer):
+            if id(inner) not in seen and not isinstance(inner, keras.layers.InputLayer):
+                seen.add(id(inner))
+                yield id(inner), f"{outer}{inner.name}"
+                yield from walk(inner, f"{outer}{inner.name}/")
+
+    yield id(model), model.name
+    yield from walk(model, "")
+
+
+def _kept(patterns: Sequence[Any], paths: dict[int, str]) -> set[int]:
+    """Return the ids of the layers that patterns match."""
+    # The first one is the model itself.
+    inner = dict(list(paths.items())[1:])
+    kept = set()
+    for pattern in patterns:
+        matching = {key for key, path in inner.items() if _matches(pattern, path)}
+        if not matching:
+            raise ValueError(
+                f"keep_float32 has {_text(pattern)!r}, which matches no layer. The layers are "
+                f"{', '.join(inner.values()) or 'none: a layer that has no layers is kept by the level O0'}."
+            )
+        kept |= matching
+    return kept
+
+
+def _matches(pattern: Any, path: str) -> bool:  # noqa: ANN401 - a string or a compiled expression
+    names = {path, path.rpartition("/")[2]}
+    if pattern in names:
+        return True
+    try:
+        return any(re.fullmatch(pattern, name) for name in names)
+    except re.error as error:
+        raise ValueError(f"keep_float32 has {pattern!r}, which is no regular expression: {error}.") from error
+
+
+def _text(pattern: Any) -> str:  # noqa: ANN401 - a string or a compiled expression
+    return pattern if isinstance(pattern, str) else str(pattern.pattern)
+
+
+def _policy_name(layer: _Layer) -> str:
+    # A map of policies has a name of its own, so what is computed and stored is what tells.
+    compute, variable = layer.compute_dtype, layer.variable_dtype
+    return compute if compute == variable else f"mixed_{compute}"
+
+
+def _refuse_quantized(layers: Sequence[_Layer]) -> None:
+    quantized = [layer.name for layer in layers if getattr(layer, "quantization_mode", None)]
+    if quantized:
+        raise ValueError(
+            f"the layers {', '.join(quantized)} are quantized, and compute in the types of that. Set the level before."
+        )
+
+
+def _refuse_weights_of_another_type(
+    keras: ModuleType, level: Level, layers: Sequence[_Layer], paths: dict[int, str]
+) -> None:
+    """Refuse weights that exist in another type than a level stores them in."""
+    expected = level.half if level.number == 3 else "float32"
+    for layer in layers:
+        # Keras 2 stores those of batch normalization in float32 at each level.
+        if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
+            continue
+        inner = {id(weight) for each in layers_directly_in(layer) for weight in each.weights}
+        for weight in (each for each in layer.weights if id(each) not in inner):
+            stored = tf.as_dtype(weight.dtype).name
+            if stored in ("float32", *HALF) and stored != expected:
+                raise ValueError(
+                    f"the layer {paths[id(layer)]!r} has weights in {stored}, and {level} has them in {expected}. "
+                    f"Make the model in `with tfmp.precision('{level}')`, and give it the weights by set_weights."
+                )
+
+
+def _set_policy(keras: ModuleType, layer: _Layer, policy: str) -> None:
+    if is_keras2(keras):
+        layer._set_dtype_policy(keras.mixed_precision.Policy(policy))
+        if layer.built and policy.startswith("mixed_"):
+            layer.__dict__.update(attributes_with_cast_variables(keras, layer))
+    else:
+        layer.dtype_policy = policy
+
+
+def _forget_traces(keras: ModuleType, layer: _Layer) -> None:
+    widen_inputs(keras, layer)
+    if isinstance(layer, keras.Model):
+        for name in ("train_function", "test_function", "predict_function"):
+            if getattr(layer, name, None) is not None:
+                setattr(layer, name, None)
