@@ -18,7 +18,7 @@ GradsAndVars: TypeAlias = list[tuple[tf.Tensor, tf.Variable]]
 #: The number of steps at the start of a turn that are not timed.
 _WARM_UP = 5
 
-_TYPES = {"fp32": tf.float32, "fp16": tf.float16}
+_LEVELS = {"fp32": "O0", "fp16": "O2"}
 
 
 class ContribOptimizer:
@@ -86,7 +86,7 @@ class BertTraining:
             num_heads=example.num_heads,
             seq_length=example.seq_length,
             dropout=example.dropout,
-            dtype=_TYPES[precision],
+            precision=_LEVELS[precision],
         )
 
     def turn(self, name: str, steps: int) -> dict[str, float]:

@@ -46,18 +46,18 @@ def _check(settings: options.Options, documents: Sequence[corpus.Document]) -> N
     with tf.Graph().as_default(), tf1.Session() as session:
         features = {name: tf1.placeholder(tf.int32, [None, *values.shape[1:]]) for name, values in batches[0].items()}
         losses = {}
-        for dtype in (tf.float32, tf.float16):
+        for level in ("O0", "O2"):
             with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
-                outputs = modeling.bert(features, dataclasses.replace(whole, dtype=dtype))
-            losses[dtype.name] = tf.add_n(modeling.mean_losses(outputs, features))
+                outputs = modeling.bert(features, dataclasses.replace(whole, precision=level))
+            losses[level] = tf.add_n(modeling.mean_losses(outputs, features))
         session.run(tf1.global_variables_initializer())
         checkpoint = tf.train.latest_checkpoint(str(settings.model_dir))
         if checkpoint is not None:
             tf1.train.Saver(tf1.trainable_variables()).restore(session, checkpoint)
         report = tfmp.check_precision(
-            losses["float32"],
+            losses["O0"],
             batches=[{features[name]: values for name, values in batch.items()} for batch in batches],
-            in_float16=losses["float16"],
+            in_float16=losses["O2"],
             session=session,
         )
     print(report)

@@ -1,7 +1,7 @@
 """BERT: the encoder, the masked-word head and the next-sentence head.
 
-Activations, and the gradients between layers, have the type of the chosen precision. Layer normalisation, softmax and
-the losses are computed in float32, and the weights are stored in float32.
+Activations, and the gradients between layers, have the types of the chosen level of precision. Layer normalisation,
+softmax and the losses are computed in float32, and the weights are stored in float32, but for those of O3.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class BertConfig:
 
     Attributes:
         dropout: The share of activations dropped in training; 0 outside training.
-        dtype: The type of activations: float32 or float16.
+        precision: The level of precision, for `tfmp.precision`: "O0", "O1", "O2" or "O3".
         recompute: Whether the gradients compute each layer of the encoder again, so that less is kept in memory.
     """
 
@@ -33,8 +33,13 @@ class BertConfig:
     num_heads: int
     seq_length: int
     dropout: float
-    dtype: tf.DType
+    precision: str
     recompute: bool = False
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The type of matrix products."""
+        return tf.float32 if self.precision == "O0" else tf.float16
 
     @property
     def head_size(self) -> int:
@@ -66,8 +71,7 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
     Returns:
         The logits of both heads.
     """
-    # The getter stores every weight in float32, and gives the layers a copy in the scope's type.
-    with tf1.variable_scope("bert", dtype=config.dtype, custom_getter=tfmp.float32_variable_storage_getter):
+    with tfmp.precision(config.precision), tf1.variable_scope("bert"):
         table = _embeddings("word_embeddings", config.vocab_size, config)
         x = tfmp.probe(_embed(features, table, config), "embeddings")
         visible = tf.not_equal(features["input_ids"], PAD_ID)
@@ -94,14 +98,17 @@ def count_weights(config: BertConfig) -> int:
         return sum(variable.shape.num_elements() for variable in tf1.trainable_variables())
 
 
-def matmul(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
-    """Multiply as on Tensor Cores: inputs in the type of `a`, sums in float32, and a result that is rounded once.
+def matmul(a: tf.Tensor, b: tf.Tensor, dtype: tf.DType, transpose_b: bool = False) -> tf.Tensor:
+    """Multiply as on Tensor Cores: inputs in a type, sums in float32, and a result that is rounded to the type once.
 
     The gradients are computed in the same way. On a CPU, TensorFlow 2.15 multiplies float16 matrices about 250 times
     slower than float32 matrices; this function takes about as long as a float32 product.
     """
-    product = tf.matmul(tf.cast(a, tf.float32), tf.cast(b, tf.float32), transpose_b=transpose_b)
-    return tf.cast(product, a.dtype)
+    a, b = (tf.cast(tf.cast(each, dtype), tf.float32) for each in (a, b))
+    # At O1, autocast would multiply in float16.
+    with tfmp.autocast(enabled=False):
+        product = tf.matmul(a, b, transpose_b=transpose_b)
+    return tf.cast(product, dtype)
 
 
 def word_losses(outputs: Outputs, features: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -133,7 +140,9 @@ def _embed(features: dict[str, tf.Tensor], table: tf.Tensor, config: BertConfig)
     positions = _embeddings("position_embeddings", config.seq_length, config)
     segments = _embeddings("segment_embeddings", 2, config)
     # The table has two rows only, so a product is cheaper than the sparse gradient of a look-up.
-    segment = matmul(tf.one_hot(tf.reshape(features["segment_ids"], [-1]), 2, dtype=config.dtype), segments)
+    segment = matmul(
+        tf.one_hot(tf.reshape(features["segment_ids"], [-1]), 2, dtype=config.dtype), segments, config.dtype
+    )
     words = tf.gather(table, features["input_ids"]) + positions
     x = tf.reshape(words, [-1, config.hidden_size]) + segment
     return _dropout(_layer_norm(x), config)
@@ -153,23 +162,23 @@ def _transformer_layer(
     # long warm-up.
     with tf1.variable_scope("attention"):
         mixed = _attention(_layer_norm(x), visible, config, seeds[0])
-        x = _probe(x + _dropout(_dense(mixed, config.hidden_size, "output"), config, seeds[1]))
+        x = _probe(x + _dropout(_dense(mixed, config.hidden_size, "output", config), config, seeds[1]))
     with tf1.variable_scope("feed_forward"):
-        inner = _gelu(_dense(_layer_norm(x), 4 * config.hidden_size, "intermediate"))
-        return _probe(x + _dropout(_dense(inner, config.hidden_size, "output"), config, seeds[2]))
+        inner = _gelu(_dense(_layer_norm(x), 4 * config.hidden_size, "intermediate", config))
+        return _probe(x + _dropout(_dense(inner, config.hidden_size, "output", config), config, seeds[2]))
 
 
 def _attention(x: tf.Tensor, visible: tf.Tensor, config: BertConfig, seed: tf.Tensor | None) -> tf.Tensor:
     def heads(name: str) -> tf.Tensor:
-        flat = _dense(x, config.hidden_size, name)
+        flat = _dense(x, config.hidden_size, name, config)
         split = tf.reshape(flat, [-1, config.seq_length, config.num_heads, config.head_size])
         return tf.transpose(split, [0, 2, 1, 3])
 
     query, key, value = heads("query"), heads("key"), heads("value")
-    scores = _probe(matmul(query / math.sqrt(config.head_size), key, transpose_b=True), "scores")
+    scores = _probe(matmul(query / math.sqrt(config.head_size), key, config.dtype, transpose_b=True), "scores")
     hidden = tf.cast(tf.logical_not(visible), tf.float32)[:, tf.newaxis, tf.newaxis, :]
     shares = tf.nn.softmax(tf.cast(scores, tf.float32) - 1e9 * hidden)
-    mixed = matmul(_dropout(tf.cast(shares, x.dtype), config, seed), value)
+    mixed = matmul(_dropout(tf.cast(shares, x.dtype), config, seed), value, config.dtype)
     return tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, config.hidden_size])
 
 
@@ -180,15 +189,15 @@ def _gather(x: tf.Tensor, positions: tf.Tensor, config: BertConfig) -> tf.Tensor
 
 def _word_head(x: tf.Tensor, table: tf.Tensor, config: BertConfig) -> tf.Tensor:
     with tf1.variable_scope("word_head"):
-        x = _layer_norm(_gelu(_dense(x, config.hidden_size, "transform")))
+        x = _layer_norm(_gelu(_dense(x, config.hidden_size, "transform", config)))
         bias = _bias([config.vocab_size])
-        return tf.cast(_probe(matmul(x, table, transpose_b=True) + bias), tf.float32)
+        return tf.cast(_probe(matmul(x, table, config.dtype, transpose_b=True) + bias), tf.float32)
 
 
 def _next_head(first_tokens: tf.Tensor, config: BertConfig) -> tf.Tensor:
     with tf1.variable_scope("next_head"):
-        pooled = tf.tanh(_dense(first_tokens, config.hidden_size, "pooler"))
-        return tf.cast(_probe(_dense(pooled, 2, "output")), tf.float32)
+        pooled = tf.tanh(_dense(first_tokens, config.hidden_size, "pooler", config))
+        return tf.cast(_probe(_dense(pooled, 2, "output", config)), tf.float32)
 
 
 def _probe(x: tf.Tensor, part: str = "") -> tf.Tensor:
@@ -197,10 +206,10 @@ def _probe(x: tf.Tensor, part: str = "") -> tf.Tensor:
     return tfmp.probe(x, f"{scope}/{part}" if part else scope)
 
 
-def _dense(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
+def _dense(x: tf.Tensor, units: int, name: str, config: BertConfig) -> tf.Tensor:
     with tf1.variable_scope(name):
         width = x.shape.as_list()[-1]
-        return matmul(x, _weights("kernel", [width, units], fan=width)) + _bias([units])
+        return matmul(x, _weights("kernel", [width, units], fan=width), config.dtype) + _bias([units])
 
 
 def _gelu(x: tf.Tensor) -> tf.Tensor:

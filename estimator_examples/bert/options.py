@@ -44,12 +44,12 @@ class Options:
     @property
     def dynamic(self) -> bool:
         """Whether the loss scale is dynamic, so that it adapts to the gradients."""
-        return self.precision == "fp16" and self.loss_scale == 0
+        return self.precision != "O0" and self.loss_scale == 0
 
     @property
     def fixed_loss_scale(self) -> float | None:
         """The fixed loss scale; None if the scale is dynamic. It is 1 in float32, which needs no scaling."""
-        if self.precision == "fp32":
+        if self.precision == "O0":
             return 1.0
         return None if self.dynamic else self.loss_scale
 
@@ -116,12 +116,18 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 def _add_precision(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("precision")
-    group.add_argument("--precision", choices=("fp16", "fp32"), default="fp16", help="the type of activations")
+    group.add_argument(
+        "--precision",
+        choices=("O0", "O1", "O2", "O3"),
+        default="O2",
+        help="O0: float32. O1: float16 by tfmp.autocast, where that is safe. O2: float16 activations, float32 weights. "
+        "O3: float16 weights too",
+    )
     group.add_argument(
         "--loss_scale",
         type=arguments.loss_scale_or_zero,
         default=0.0,
-        help="a fixed loss scale of 1 or more, such as 2**15; 0 for a dynamic one; not for fp32",
+        help="a fixed loss scale of 1 or more, such as 2**15; 0 for a dynamic one; not for O0",
     )
     group.add_argument(
         "--init_loss_scale",
@@ -216,7 +222,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def _disagreement(options: Options) -> str | None:
-    if options.precision == "fp32" and options.loss_scale:
+    if options.precision == "O0" and options.loss_scale:
         return f"float32 needs no loss scale, got {options.loss_scale:.10g}: leave out --loss_scale."
     if options.num_warmup_steps >= options.num_train_steps:
         return (

@@ -53,7 +53,7 @@ def summarize(
 
     Args:
         steps: All attempted steps; at least one of them must have been applied.
-        precision: The type of activations, `fp16` or `fp32`.
+        precision: The level of precision, such as "O2".
         loss_scaling: How the loss was scaled, in words.
         evaluation: The metrics on held-out text, by name.
         checkpoint: The path of the last checkpoint.

@@ -133,7 +133,7 @@ def model_config(options: Options, prepared: Prepared) -> modeling.BertConfig:
         num_heads=options.num_heads,
         seq_length=options.seq_length,
         dropout=options.dropout,
-        dtype=tf.float16 if options.precision == "fp16" else tf.float32,
+        precision=options.precision,
         recompute=options.recompute,
     )
 

@@ -10,7 +10,7 @@ from estimator_examples.bert import options, run_pretraining
 
 def test_by_default_the_loss_scale_is_dynamic_and_starts_high() -> None:
     parsed = options.parse_options([])
-    assert parsed.precision == "fp16"
+    assert parsed.precision == "O2"
     assert parsed.dynamic
     assert parsed.fixed_loss_scale is None
     assert parsed.init_loss_scale == 2.0**32
@@ -23,7 +23,7 @@ def test_by_default_the_loss_scale_is_dynamic_and_starts_high() -> None:
         (["--loss_scale", "2**15"], 2.0**15),
         (["--loss_scale", "1"], 1.0),
         (["--loss_scale", "0"], None),
-        (["--precision", "fp32"], 1.0),
+        (["--precision", "O0"], 1.0),
     ],
 )
 def test_precision_and_loss_scale_decide_the_fixed_scale(arguments: list[str], fixed: float | None) -> None:
@@ -48,7 +48,7 @@ def test_precision_and_loss_scale_decide_the_fixed_scale(arguments: list[str], f
         ("--dropout 1", "--dropout: must be at least 0 and less than 1, got 1"),
         ("--hidden_size 10 --num_heads 4", "multiple of --num_heads, got 10 and 4"),
         ("--seq_length 8", "--seq_length must be 16 or more, got 8"),
-        ("--precision fp32 --loss_scale 8", "float32 needs no loss scale, got 8: leave out --loss_scale"),
+        ("--precision O0 --loss_scale 8", "float32 needs no loss scale, got 8: leave out --loss_scale"),
         ("--aggregation_dtype float16", "--aggregation_dtype is for --distribute horovod, got --distribute none"),
         ("--aggregation_dtype float32 --distribute horovod", "invalid choice: 'float32'"),
         ("--precision fp8", "invalid choice: 'fp8'"),

@@ -33,7 +33,7 @@ def _steps(applied: str) -> list[Step]:
 def _summary(steps: list[Step]) -> report.Summary:
     return report.summarize(
         steps,
-        precision="fp16",
+        precision="O2",
         loss_scaling="dynamic loss scale",
         evaluation={"MLM accuracy": 0.25},
         checkpoint="model/model.ckpt-3",
@@ -121,7 +121,7 @@ def test_a_run_without_applied_steps_has_no_summary() -> None:
 def test_the_text_shows_every_number() -> None:
     text = report.summary_text(_summary(_steps("ss" + "a" * 6)))
     for line in (
-        "precision              fp16, dynamic loss scale",
+        "precision              O2, dynamic loss scale",
         "steps attempted        8",
         "steps applied          6",
         "steps skipped          2",
@@ -144,11 +144,11 @@ def test_the_json_holds_the_same_numbers(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("applied", ["ssaasa", "a", "aaaa"])
 def test_the_picture_says_what_it_shows(applied: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "picture.png"
-    figure = report.draw(_steps(applied), "BERT, in fp16 with dynamic loss scale")
+    figure = report.draw(_steps(applied), "BERT, in O2 with dynamic loss scale")
     figure.savefig(path)
     assert path.read_bytes().startswith(b"\x89PNG")
     counts = f"{applied.count('a')} steps applied, {applied.count('s')} skipped"
-    assert figure.get_suptitle() == f"BERT, in fp16 with dynamic loss scale\n{counts}"
+    assert figure.get_suptitle() == f"BERT, in O2 with dynamic loss scale\n{counts}"
 
 
 def test_the_picture_writes_the_loss_scale_as_the_log_does() -> None:

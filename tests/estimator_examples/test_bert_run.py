@@ -186,9 +186,9 @@ def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.P
     # If the scale had started from 2**32 again, many more steps would be skipped. So it came from the checkpoint.
     assert summary["steps_skipped"] <= before["steps_skipped"] + 2
     assert summary["mlm_loss_start"] == pytest.approx(before["mlm_loss_start"])
-    changed = _run(model_dir, f"--input {text} --num_train_steps=70 --precision fp32")
+    changed = _run(model_dir, f"--input {text} --num_train_steps=70 --precision O0")
     assert changed.status == 2
-    assert "was begun with --precision fp16, got fp32" in changed.errors
+    assert "was begun with --precision O2, got O0" in changed.errors
 
 
 @needs_estimator
@@ -203,7 +203,7 @@ def test_a_low_fixed_scale_skips_nothing(fixed: pathlib.Path) -> None:
 def test_recomputed_layers_train_to_the_same_losses(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     losses = []
     for name, option in (("plain", ""), ("recomputed", "--recompute")):
-        arguments = f"--input {text} --num_train_steps=6 --precision fp32 --dropout 0 {option}"
+        arguments = f"--input {text} --num_train_steps=6 --precision O0 --dropout 0 {option}"
         assert _run(tmp_path / name, arguments).status == 0
         losses.append([float(step["mlm_loss"]) for step in _history(tmp_path / name)])
     plain, recomputed = losses
