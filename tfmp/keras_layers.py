@@ -39,6 +39,18 @@ def layers_directly_in(layer: _Layer) -> list[_Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
+    """Return the weights of a layer, without those of the layers in it. A model need not be built.
+
+    Args:
+        keras: The package that the layer is of.
+        layer: The layer.
+    """
+    if is_keras2(keras):
+        return [*layer._trainable_weights, *layer._non_trainable_weights]
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
 def half_casts(model: _Layer) -> list[Any]:
     """Return the operations of a functional model that cast the inputs of its layers to half precision.
 

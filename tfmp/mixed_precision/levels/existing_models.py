@@ -15,6 +15,7 @@ from tfmp.keras_layers import (
     is_function_of_tensorflow,
     layers_directly_in,
     layers_of,
+    own_weights,
     widen_inputs,
 )
 from tfmp.mixed_precision.levels.keras_hooks import warn_of_unscaled_loss, wrap_keras
@@ -110,7 +111,8 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     listed = lists.names("keep_float32", keep_float32, "names or regular expressions")
     paths = dict(_paths(keras, model))
     plan = _Plan(keras, found, _kept(listed, paths)).of(model)
-    layers = {id(layer): layer for layer in layers_of(model) if id(layer) in plan}
+    by_id = {id(layer): layer for layer in layers_of(model)}
+    layers = {key: by_id[key] for key in plan}
     _refuse_quantized(list(layers.values()))
     _refuse_weights_of_another_type(keras, found, list(layers.values()), paths)
     report = PolicyReport(
@@ -119,7 +121,7 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     wrap_keras()
     for key, layer in layers.items():
         _set_policy(keras, layer, plan[key].policy)
-    for layer in layers_of(model):
+    for layer in by_id.values():
         _forget_traces(keras, layer)
     warn_of_unscaled_loss(keras, model)
     return report
@@ -250,8 +252,7 @@ def _refuse_weights_of_another_type(
         # Keras 2 stores those of batch normalization in float32 at each level.
         if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
             continue
-        inner = {id(weight) for each in layers_directly_in(layer) for weight in each.weights}
-        for weight in (each for each in layer.weights if id(each) not in inner):
+        for weight in own_weights(keras, layer):
             stored = tf.as_dtype(weight.dtype).name
             if stored in ("float32", *HALF) and stored != expected:
                 raise ValueError(

@@ -1,0 +1,42 @@
+"""The table of docs/levels.md says what the code does, and the code what Keras computes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import level_table
+
+_PAGE = Path(__file__).parents[2] / "docs" / "levels.md"
+
+
+def _rows_of_page() -> dict[str, tuple[str, str]]:
+    table = _PAGE.read_text().split("| layers | O1 | O2, O3 |")[1].split("\n\n")[0]
+    found = re.findall(r"(?m)^\| (\w[^|]*) \| ([^|]*) \| ([^|]*) \|$", table)
+    return {name: (at_o1, at_o2) for names, at_o1, at_o2 in found for name in names.split(", ")}
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+def test_page_has_each_layer_of_keras(package: str) -> None:
+    keras = pytest.importorskip(package)
+    rows = level_table.rows(keras)
+    assert len(rows) > 100
+    page = _rows_of_page()
+    assert {name: page.get(name) for name in rows} == rows
+
+
+def test_page_has_the_table_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("tf_keras")
+    if not hasattr(keras.layers, "AdaptiveAveragePooling1D"):
+        pytest.skip("the page is made with the newest Keras")
+    assert level_table.main(["keras", "tf_keras"]) == 0
+    assert capsys.readouterr().out in _PAGE.read_text()
+
+
+def test_unknown_package_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        level_table.main(["kears"])
+    assert "invalid choice: 'kears'" in capsys.readouterr().err
+
+

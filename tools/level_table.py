@@ -1,0 +1,92 @@
+"""Prints the table of docs/levels.md: what each class of Keras' layers does at each level of precision.
+
+    python -m tools.level_table keras tf_keras
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+
+from tfmp.mixed_precision.levels.keras_policies import policy_of
+from tfmp.mixed_precision.levels.level import level_of
+
+#: What Keras computes in float32 under its mixed policies, and returns in half precision.
+FLOAT32_INSIDE = ("BatchNormalization", "LayerNormalization")
+
+#: Layers that compute what the layers in them compute.
+_HOLD_LAYERS = ("Bidirectional", "Pipeline", "RNN", "StackedRNNCells", "TimeDistributed")
+
+#: Layers of strings and integers.
+_WITHOUT_FLOATS = (
+    *("Discretization", "HashedCrossing", "Hashing", "IntegerLookup", "MaxNumBoundingBoxes", "StringLookup"),
+    "TextVectorization",
+)
+
+#: What is no layer of a model.
+_LEFT_OUT = ("InputLayer", "InputSpec", "Layer", "Wrapper")
+
+
+def rows(keras: ModuleType) -> dict[str, tuple[str, str]]:
+    """Return what each class of layers computes at O1 and at O2, by its name; at O3 it is what stands at O2.
+
+    Args:
+        keras: The package `keras` or `tf_keras`.
+
+    Example:
+        >>> import keras
+        >>> rows(keras)["Softmax"]
+        ('float32', 'half')
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for name in sorted(dir(keras.layers)):
+        layer = getattr(keras.layers, name)
+        is_layer = isinstance(layer, type) and issubclass(layer, keras.layers.Layer)
+        # Other names of a class are left out.
+        if is_layer and layer.__name__.removesuffix("V2") == name and name not in _LEFT_OUT:
+            found[name] = (_cell(keras, layer, "O1"), _cell(keras, layer, "O2"))
+    return found
+
+
+def _cell(keras: ModuleType, layer: type, level: str) -> str:
+    name = layer.__name__
+    if name in _WITHOUT_FLOATS:
+        return "no floats"
+    if name in _HOLD_LAYERS:
+        return "as its layers"
+    if policy_of(keras, layer, None, level_of(level)) == "float32":
+        return "float32"
+    return "float32, result half" if name in FLOAT32_INSIDE else "half"
+
+
+def table(packages: Iterable[ModuleType]) -> str:
+    """Return the table for several Kerases as Markdown, with a row for all layers that do the same.
+
+    Args:
+        packages: The packages `keras` and `tf_keras`, or one of them.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for keras in packages:
+        found.update(rows(keras))
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, cells in sorted(found.items()):
+        groups.setdefault(cells, []).append(name)
+    lines = [f"| {', '.join(names)} | {at_o1} | {at_o2} |" for (at_o1, at_o2), names in sorted(groups.items())]
+    return "\n".join(["| layers | O1 | O2, O3 |", "|---|---|---|", *lines])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table.
+
+    Args:
+        argv: The names of the packages; None means the command line's.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tools.level_table", description=__doc__)
+    parser.add_argument("packages", nargs="+", choices=("keras", "tf_keras"))
+    print(table(importlib.import_module(name) for name in parser.parse_args(argv).packages))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
