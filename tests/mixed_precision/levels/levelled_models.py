@@ -1,0 +1,232 @@
+"""Models of any Keras that are built under a level or set to one, and what tests ask about their layers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+#: What Keras calls the policy of a layer that needs no exception, by the names of the levels.
+POLICIES = {
+    "O0": "float32",
+    "O1": "mixed_float16",
+    "O2": "mixed_float16",
+    "O3": "float16",
+    "O0-bfloat16": "float32",
+    "O1-bfloat16": "mixed_bfloat16",
+    "O2-bfloat16": "mixed_bfloat16",
+    "O3-bfloat16": "bfloat16",
+}
+
+
+@pytest.fixture
+def global_policy(keras: ModuleType) -> Iterator[Callable[[str], None]]:
+    """Set the global policy of a Keras until the test ends."""
+    yield keras.mixed_precision.set_global_policy
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def policy(layer: Any) -> str:
+    """Return the name of the policy of a layer."""
+    return str(layer.dtype_policy.name)
+
+
+def policies(model: Any) -> list[tuple[str, str, str, str]]:
+    """Return of a model and all layers in it the class, the policy, and the types it computes and stores in."""
+    # Keras 2 makes layers of functions, which compute in the type that they are given.
+    others = ("InputLayer", "TFOpLambda", "SlicingOpLambda")
+    layers = {id(layer): layer for layer in model._flatten_layers() if type(layer).__name__ not in others}
+    return [
+        (type(layer).__name__, policy(layer), layer.compute_dtype, layer.variable_dtype) for layer in layers.values()
+    ]
+
+
+def layer_policies(model: Any) -> list[tuple[str, str, str, str]]:
+    """Return the policies of the layers in a model; those of models, which their configurations lack, left out."""
+    return [each for each in policies(model) if each[0] not in ("Functional", "Model", "Sequential")]
+
+
+def by_class(model: Any) -> dict[str, str]:
+    """Return the policies of the layers in a model by the names of their classes."""
+    return {name: found for name, found, _, _ in policies(model)}
+
+
+def stored(model: Any) -> set[str]:
+    """Return the types of the floating-point weights of a model."""
+    return {tf.as_dtype(weight.dtype).name for weight in model.weights if tf.as_dtype(weight.dtype).is_floating}
+
+
+def values(model: Any) -> list[Any]:
+    """Return the weights of a model with their types."""
+    return [(tf.as_dtype(weight.dtype).name, tf.convert_to_tensor(weight).numpy().tolist()) for weight in model.weights]
+
+
+def with_given_weights(model: Any) -> Any:
+    """Give the trained variables of a model values that are not random; return the model."""
+    for index, weight in enumerate(model.trainable_variables):
+        size = int(np.prod(weight.shape))
+        weight.assign(
+            (np.cos(index + np.arange(size)).reshape(weight.shape) / 2).astype(tf.as_dtype(weight.dtype).name)
+        )
+    return model
+
+
+def gradients(model: Any, *inputs: Any) -> list[tf.Tensor]:
+    """Run a model forward and backward in training; return its gradients, of which none is missing."""
+    weights = [each if isinstance(each, tf.Variable) else each.value for each in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        outputs = [each for each in tf.nest.flatten(model(*inputs, training=True)) if tf.is_tensor(each)]
+        loss = tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32) ** 2) for each in outputs])
+    found = tape.gradient(loss, weights)
+    assert all(each is not None for each in found)
+    return list(found)
+
+
+def half_ops(function: Callable[..., Any], *args: Any) -> set[str]:
+    """Return the names of the types of ops in a function's graph that take or give half precision."""
+    graph = tf.function(function, autograph=False).get_concrete_function(*args).graph
+    nodes = list(graph.get_operations())
+    for inner in graph._functions.values() if hasattr(graph, "_functions") else ():
+        nodes += list(getattr(getattr(inner, "graph", None), "get_operations", list)())
+    half = (tf.float16, tf.bfloat16)
+    return {op.type for op in nodes if any(each.dtype in half for each in (*op.inputs, *op.outputs))}
+
+
+class Case:
+    """A model and a batch for it.
+
+    Args:
+        make: Makes the model, with a Keras.
+        batch: The batch.
+        o1: The classes of layers, by their names, that are in float32 at O1.
+    """
+
+    def __init__(self, make: Callable[[ModuleType], Any], batch: np.ndarray, o1: Sequence[str] = ()) -> None:
+        self.make = make
+        self.batch = batch
+        self.o1 = o1
+
+    def built(self, keras: ModuleType, level: str | None = None) -> Any:
+        """Return the model, made under a level if one is given, after it was called on the batch."""
+        if level is None:
+            model = self.make(keras)
+        else:
+            with tfmp.precision(level):
+                model = self.make(keras)
+        model(self.batch)
+        return with_given_weights(model)
+
+
+def _sequential(keras: ModuleType) -> Any:
+    layers = keras.layers
+    return keras.Sequential([keras.Input([3]), layers.Dense(4, "relu", name="body"), layers.Dense(2, name="head")])
+
+
+def _unbuilt(keras: ModuleType) -> Any:
+    layers = keras.layers
+    return keras.Sequential([layers.Dense(4, name="body"), layers.BatchNormalization(), layers.Dense(2, "softmax")])
+
+
+def _functional(keras: ModuleType) -> Any:
+    inputs = keras.Input([3])
+    x = keras.layers.Dense(4, name="body")(inputs)
+    x = keras.layers.LayerNormalization()(x) + x
+    x = keras.layers.Dropout(0.5)(x * 2.0)
+    return keras.Model(inputs, [keras.layers.Dense(2, name="head")(x), keras.layers.Activation("softmax")(x)])
+
+
+def _nested(keras: ModuleType) -> Any:
+    inner = keras.Sequential([keras.Input([3]), keras.layers.Dense(3, name="inner_dense")], name="inner")
+    functional_input = keras.Input([3])
+    middle = keras.Model(functional_input, keras.layers.ReLU()(inner(functional_input)), name="middle")
+    return keras.Sequential([keras.Input([3]), middle, keras.layers.Dense(2, name="head")])
+
+
+def _shared(keras: ModuleType) -> Any:
+    inputs, shared = keras.Input([3]), keras.layers.Dense(3, name="shared")
+    return keras.Model(inputs, keras.layers.Add()([shared(inputs), shared(shared(inputs))]))
+
+
+def subclassed(keras: ModuleType) -> Any:
+    """Return a model with a layer that holds layers, a sum with normalized values, and a weight of its own."""
+
+    class Block(keras.layers.Layer):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__(name="block")
+            self.dense = keras.layers.Dense(3, name="dense")
+            self.norms = [keras.layers.LayerNormalization(name="norm"), keras.layers.BatchNormalization(name="batch")]
+
+        def call(self, x: Any) -> Any:
+            x = self.dense(x)
+            for norm in self.norms:
+                x = x + norm(x)
+            return x
+
+    class Net(keras.Model):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            self.block = Block()
+            self.head = keras.layers.Dense(2, name="head")
+            self.shift = self.add_weight(shape=[2], initializer="ones", name="shift")
+
+        def call(self, x: Any) -> Any:
+            return self.head(self.block(x)) + tf.cast(self.shift, self.compute_dtype)
+
+    return Net()
+
+
+def _attention(keras: ModuleType) -> Any:
+    inputs = keras.Input([3], dtype="int32")
+    x = keras.layers.Embedding(8, 4, name="embed")(inputs)
+    x = keras.layers.LayerNormalization(name="norm")(x + keras.layers.MultiHeadAttention(2, 2, name="attend")(x, x))
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(x))
+
+
+def _recurrent(keras: ModuleType) -> Any:
+    layers = keras.layers
+    cells = [layers.SimpleRNNCell(3), layers.GRUCell(3)]
+    return keras.Sequential(
+        [
+            keras.Input([3, 2]),
+            layers.LSTM(3, return_sequences=True, name="lstm"),
+            layers.Bidirectional(layers.GRU(3, return_sequences=True), name="both"),
+            layers.RNN(cells, return_sequences=True, name="stacked"),
+            layers.TimeDistributed(layers.Dense(2, activation="softmax"), name="each"),
+        ]
+    )
+
+
+def _convolutional(keras: ModuleType) -> Any:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input([4, 4, 2]),
+            layers.Conv2D(3, 2, name="conv"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(name="mean"),
+            layers.Dense(2, name="head"),
+        ]
+    )
+
+
+_X = np.cos(np.arange(12, dtype=np.float32)).reshape(4, 3)
+_IMAGES = np.cos(np.arange(64, dtype=np.float32)).reshape(2, 4, 4, 2)
+
+#: Models by their kinds.
+CASES = {
+    "sequential": Case(_sequential, _X),
+    "sequential without an input": Case(_unbuilt, _X, ["Dense"]),
+    "functional": Case(_functional, _X, ["Activation"]),
+    "nested": Case(_nested, _X),
+    "shared layer": Case(_shared, _X),
+    "subclassed": Case(subclassed, _X),
+    "attention": Case(_attention, np.array([[1, 2, 3], [4, 5, 6]]), ["GlobalAveragePooling1D"]),
+    "recurrent": Case(_recurrent, np.cos(np.arange(12, dtype=np.float32)).reshape(2, 3, 2), ["Dense"]),
+    "convolutional": Case(_convolutional, _IMAGES, ["GlobalAveragePooling2D"]),
+}
+for_every_case = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])

@@ -1,0 +1,183 @@
+"""Levels of models that are saved, and loaded where tfmp is not imported; and Kerases that are imported late."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from kerases import for_every_keras, installed
+from levelled_models import CASES, layer_policies
+
+import tfmp
+from tfmp.which_keras import is_keras2
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+_PACKAGES = sorted({keras.__name__ for keras in installed().values()})
+
+_LOADING = """
+import importlib, json, sys
+import numpy as np
+found = {}
+for package, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    keras = importlib.import_module(package)
+    model = keras.models.load_model(path, compile=False)
+    model(np.array([[1, 2, 3], [4, 5, 6]], "float32"))
+    layers = {id(layer): layer for layer in model._flatten_layers()}.values()
+    found[path] = [[type(layer).__name__, layer.dtype_policy.name] for layer in layers]
+assert "tfmp" not in sys.modules
+print("FOUND" + json.dumps(found))
+"""
+
+
+def _said(script: str, *args: str, **env: str) -> str:
+    """Return what a script prints in a fresh process."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=os.environ | quiet | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | env,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def _saved(keras: ModuleType, folder: Path) -> Iterator[tuple[Path, Any]]:
+    """Save models of several levels, and yield their files with the models."""
+    folder.mkdir()
+    for name in ("nested", "attention"):
+        for level in ("O1", "O2-bfloat16", "O3"):
+            model = CASES[name].built(keras, level)
+            path = folder / f"{name}_{level}.keras"
+            model.save(path)
+            yield path, model
+    model = CASES["nested"].built(keras)
+    tfmp.set_precision(model, "O2", keep_float32=["head"])
+    for ending in ("keras", "h5"):
+        with warnings.catch_warnings():
+            # Keras advises against HDF5.
+            warnings.simplefilter("ignore")
+            model.save(folder / f"set.{ending}")
+        yield folder / f"set.{ending}", model
+
+
+def test_saved_models_load_with_their_levels_without_tfmp(tmp_path: Path) -> None:
+    expected, args = {}, []
+    for id_, keras in installed().items():
+        for path, model in _saved(keras, tmp_path / id_):
+            args += [keras.__name__, str(path)]
+            expected[str(path)] = sorted([name, found] for name, found, _, _ in layer_policies(model))
+    # The policies of sequential and functional models themselves are not in their configurations.
+    left_out = ("InputLayer", "Functional", "Sequential", "TFOpLambda", "SlicingOpLambda")
+    found = json.loads(_said(_LOADING, *args).partition("FOUND")[2])
+    assert {path: sorted(row for row in rows if row[0] not in left_out) for path, rows in found.items()} == expected
+
+
+@for_every_keras()
+def test_subclassed_model_saves_its_weights_between_levels(keras: ModuleType, tmp_path: Path) -> None:
+    case = CASES["subclassed"]
+    model, other = case.built(keras, "O2"), case.built(keras)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+    tfmp.set_precision(other, "O2")
+    assert (model(case.batch).numpy() == other(case.batch).numpy()).all()
+
+
+@for_every_keras()
+def test_loaded_model_does_not_take_the_level_that_is_open(keras: ModuleType, tmp_path: Path) -> None:
+    model = CASES["convolutional"].built(keras, "O2")
+    model.save(tmp_path / "model.keras")
+    with tfmp.precision("O3"):
+        loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    assert layer_policies(loaded) == layer_policies(model)
+
+
+@for_every_keras()
+def test_copies_by_configuration_of_a_set_model_keep_its_policies(keras: ModuleType) -> None:
+    model = CASES["functional"].built(keras)
+    tfmp.set_precision(model, "O1")
+    for copied in (keras.models.clone_model(model), type(model).from_config(model.get_config())):
+        assert layer_policies(copied) == layer_policies(model)
+
+
+_LATE = """
+import importlib, sys
+import tensorflow
+import tfmp
+# Some TensorFlows import a Keras themselves.
+before = {"keras", "tf_keras"} & set(sys.modules)
+with tfmp.precision("O2") as scope:
+    assert {"keras", "tf_keras"} & set(sys.modules) == before
+    for name in sys.argv[1].split(","):
+        keras = importlib.import_module(name)
+        print("FOUND", name, keras.layers.Dense(2).dtype_policy.name)
+    import tensorflow as tf
+    print("FOUND", "tf.keras", tf.keras.layers.Dense(2).dtype_policy.name)
+print("FOUND", "after", keras.layers.Dense(2).dtype_policy.name)
+"""
+
+
+def test_keras_that_is_first_imported_in_a_scope_makes_its_layers_at_the_level() -> None:
+    found = [line.split()[1:] for line in _said(_LATE, ",".join(_PACKAGES)).splitlines() if line.startswith("FOUND")]
+    assert found == [*([name, "mixed_float16"] for name in (*_PACKAGES, "tf.keras")), ["after", "float32"]]
+
+
+_LAZY = """
+import tensorflow as tf
+import tfmp
+with tfmp.precision("O2"):
+    layer = tf.keras.layers.Dense(2)
+    model = tf.keras.Sequential([layer])
+print("FOUND", layer.dtype_policy.name, model.dtype_policy.name, tf.keras.layers.Dense(2).dtype_policy.name)
+"""
+
+
+def test_keras_of_tensorflow_is_served_on_its_first_use() -> None:
+    # Where tf_keras is installed, tf.keras is that.
+    assert "FOUND mixed_float16 mixed_float16 float32" in _said(_LAZY, TF_USE_LEGACY_KERAS="1")
+
+
+_UNTOUCHED = """
+import importlib, sys
+import tfmp
+kerases = [importlib.import_module(name) for name in sys.argv[1].split(",")]
+
+def functions():
+    return [(each.layers.Layer.__new__, each.layers.Layer.__init__, each.Model.compile) for each in kerases]
+
+before = functions()
+for keras in kerases:
+    tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    keras.layers.Dense(2)
+assert functions() == before
+with tfmp.precision("O2"):
+    once = functions()
+with tfmp.precision("O3"):
+    keras.layers.Dense(2)
+assert functions() == once
+print("FOUND", [one != other for one, other in zip(once, before)])
+"""
+
+
+def test_keras_is_changed_by_the_first_level_only() -> None:
+    assert f"FOUND {[True] * len(_PACKAGES)}" in _said(_UNTOUCHED, ",".join(_PACKAGES))
+
+
+@for_every_keras()
+def test_saved_and_loaded_within_this_process_predicts_the_same(keras: ModuleType, tmp_path: Path) -> None:
+    case = CASES["attention"]
+    for level in ("O1", "O2"):
+        model = case.built(keras, level)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+        # Keras 2 reads the types of functions from the file, too.
+        assert (loaded(case.batch).numpy() == model(case.batch).numpy()).all(), is_keras2(keras)
