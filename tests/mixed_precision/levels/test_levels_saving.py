@@ -143,7 +143,8 @@ print("FOUND", layer.dtype_policy.name, model.dtype_policy.name, tf.keras.layers
 
 def test_keras_of_tensorflow_is_served_on_its_first_use() -> None:
     # Where tf_keras is installed, tf.keras is that.
-    assert "FOUND mixed_float16 mixed_float16 float32" in _said(_LAZY, TF_USE_LEGACY_KERAS="1")
+    legacy = "1" if "tf_keras" in installed() else "0"
+    assert "FOUND mixed_float16 mixed_float16 float32" in _said(_LAZY, TF_USE_LEGACY_KERAS=legacy)
 
 
 _UNTOUCHED = """
