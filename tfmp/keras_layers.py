@@ -117,30 +117,31 @@ def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str
     uncast = (keras.layers.BatchNormalization, keras.layers.LayerNormalization, keras.layers.Embedding)
     if isinstance(layer, uncast):
         return {}
-    own = {id(weight) for weight in layer.trainable_weights}
+    own = {id(weight) for weight in own_weights(keras, layer)}
 
     def casting(value: Any) -> Any:  # noqa: ANN401 - whatever stands in an attribute
         is_plain = id(value) in own and not isinstance(value, module.AutoCastVariable)
         return module.create_autocast_variable(value) if is_plain and value.dtype.is_floating else value
 
-    return {
-        name: _mapped(casting, value)
+    # Other names that begin so are Keras' own lists, such as those of all weights.
+    attributes = {
+        name: value
         for name, value in layer.__dict__.items()
-        # Other names that begin so are Keras' own lists, such as those of all weights.
-        if (not name.startswith("_") or isinstance(value, tf.Variable))
-        and any(id(each) in own for each in _held(value))
+        if not name.startswith("_") or isinstance(value, tf.Variable)
     }
+    return {name: _mapped(casting, value) for name, value in attributes.items() if _holds(own, value)}
 
 
-def _held(value: Any) -> list[Any]:  # noqa: ANN401 - whatever stands in an attribute
+def _holds(ids: set[int], value: Any) -> bool:  # noqa: ANN401 - whatever stands in an attribute
     if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else [value]
+        value = list(value.values())
+    return any(_holds(ids, each) for each in value) if isinstance(value, list | tuple) else id(value) in ids
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - whatever stands in an attribute
     if isinstance(value, dict):
-        return {key: function(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [*map(function, value)]
-    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
+        return {key: _mapped(function, each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        mapped = (_mapped(function, each) for each in value)
+        return list(mapped) if isinstance(value, list) else tuple(mapped)
+    return function(value)

@@ -1,6 +1,6 @@
 """Prints the table of docs/levels.md: what each class of Keras' layers does at each level of precision.
 
-    python -m tools.level_table keras tf_keras
+`python -m tools.level_table keras tf_keras` prints it for both.
 """
 
 import argparse
@@ -28,8 +28,8 @@ _WITHOUT_FLOATS = (
 _LEFT_OUT = ("InputLayer", "InputSpec", "Layer", "Wrapper")
 
 
-def rows(keras: ModuleType) -> dict[str, tuple[str, str]]:
-    """Return what each class of layers computes at O1 and at O2, by its name; at O3 it is what stands at O2.
+def rows(keras: ModuleType) -> dict[str, tuple[str, ...]]:
+    """Return what each class of layers computes at O1, O2 and O3, by its name.
 
     Args:
         keras: The package `keras` or `tf_keras`.
@@ -37,15 +37,15 @@ def rows(keras: ModuleType) -> dict[str, tuple[str, str]]:
     Example:
         >>> import keras
         >>> rows(keras)["Softmax"]
-        ('float32', 'half')
+        ('float32', 'half', 'half')
     """
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for name in sorted(dir(keras.layers)):
         layer = getattr(keras.layers, name)
         is_layer = isinstance(layer, type) and issubclass(layer, keras.layers.Layer)
         # Other names of a class are left out.
         if is_layer and layer.__name__.removesuffix("V2") == name and name not in _LEFT_OUT:
-            found[name] = (_cell(keras, layer, "O1"), _cell(keras, layer, "O2"))
+            found[name] = tuple(_cell(keras, layer, level) for level in ("O1", "O2", "O3"))
     return found
 
 
@@ -66,14 +66,14 @@ def table(packages: Iterable[ModuleType]) -> str:
     Args:
         packages: The packages `keras` and `tf_keras`, or one of them.
     """
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for keras in packages:
         found.update(rows(keras))
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for name, cells in sorted(found.items()):
         groups.setdefault(cells, []).append(name)
-    lines = [f"| {', '.join(names)} | {at_o1} | {at_o2} |" for (at_o1, at_o2), names in sorted(groups.items())]
-    return "\n".join(["| layers | O1 | O2, O3 |", "|---|---|---|", *lines])
+    lines = [f"| {' | '.join([', '.join(names), *cells])} |" for cells, names in sorted(groups.items())]
+    return "\n".join(["| layers | O1 | O2 | O3 |", "|---|---|---|---|", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

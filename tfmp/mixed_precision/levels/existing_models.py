@@ -105,22 +105,26 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     Source: `apex.amp.initialize`, which sets a level on a model of torch.
     """
     keras = keras_of(model, "layers.Layer")
-    if keras is None:
+    # In Keras 2, metrics are layers.
+    if keras is None or isinstance(model, keras.metrics.Metric):
         raise TypeError(f"model must be a model or a layer of Keras, got {model!r} of type {type(model).__name__}.")
     found = level_of(level)
     listed = lists.names("keep_float32", keep_float32, "names or regular expressions")
     paths = dict(_paths(keras, model))
-    plan = _Plan(keras, found, _kept(listed, paths)).of(model)
     by_id = {id(layer): layer for layer in layers_of(model)}
+    plan = _Plan(keras, found, _kept(listed, paths, by_id)).of(model)
     layers = {key: by_id[key] for key in plan}
     _refuse_quantized(list(layers.values()))
-    _refuse_weights_of_another_type(keras, found, list(layers.values()), paths)
-    report = PolicyReport(
-        str(found), [LayerPolicy(paths[key], _policy_name(layers[key]), *plan[key]) for key in layers]
-    )
+    for key, layer in layers.items():
+        _refuse_weights_of_another_type(keras, found, layer, paths[key], plan[key].policy)
+    before = {key: _policy_name(layer) for key, layer in layers.items()}
     wrap_keras()
     for key, layer in layers.items():
-        _set_policy(keras, layer, plan[key].policy)
+        if not plan[key].is_left:
+            _set_policy(keras, layer, plan[key].policy)
+    report = PolicyReport(
+        str(found), [LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers]
+    )
     for layer in by_id.values():
         _forget_traces(keras, layer)
     warn_of_unscaled_loss(keras, model)
@@ -130,6 +134,7 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
 class _Planned(NamedTuple):
     policy: str
     reason: str
+    is_left: bool = False
 
 
 class _Plan:
@@ -163,11 +168,11 @@ class _Plan:
         if not is_function_of_tensorflow(layer):
             self._planned[id(layer)] = planned
         for inner in layers_directly_in(layer):
-            self._visit(inner, planned if id(layer) in self._kept or self._makes_its_layers(layer) else None)
+            self._visit(inner, planned if self._makes_its_layers(layer) else followed)
 
     def _for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
         if layer.compute_dtype not in ("float32", *HALF):
-            return _Planned(_policy_name(layer), f"computes in {layer.compute_dtype}")
+            return _Planned(_policy_name(layer), f"computes in {layer.compute_dtype}", is_left=True)
         if id(layer) in self._kept:
             return _Planned("float32", "in keep_float32")
         if followed is not None:
@@ -177,11 +182,11 @@ class _Plan:
 
     def _makes_its_layers(self, layer: _Layer) -> bool:
         """Return whether a layer is one of Keras that makes the layers in it, as `MultiHeadAttention` does."""
-        of_keras = type(layer).__module__.split(".")[0] == self._keras.__name__
+        of_keras = next(each for each in type(layer).__mro__ if each.__module__.split(".")[0] == self._keras.__name__)
         names = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
         given = tuple(getattr(self._keras.layers, name) for name in names if hasattr(self._keras.layers, name))
-        takes_layers = isinstance(layer, (self._keras.Model, *given)) or type(layer) is self._keras.layers.RNN
-        return of_keras and not takes_layers
+        takes_layers = (self._keras.layers.Layer, self._keras.layers.RNN)
+        return of_keras not in takes_layers and not isinstance(layer, (self._keras.Model, *given))
 
 
 def _paths(keras: ModuleType, model: _Layer) -> Iterator[tuple[int, str]]:
@@ -199,8 +204,8 @@ def _paths(keras: ModuleType, model: _Layer) -> Iterator[tuple[int, str]]:
     yield from walk(model, "")
 
 
-def _kept(patterns: Sequence[Any], paths: dict[int, str]) -> set[int]:
-    """Return the ids of the layers that patterns match."""
+def _kept(patterns: Sequence[Any], paths: dict[int, str], layers: dict[int, _Layer]) -> set[int]:
+    """Return the ids of the layers that patterns match, and of all that these hold."""
     # The first one is the model itself.
     inner = dict(list(paths.items())[1:])
     kept = set()
@@ -211,7 +216,7 @@ def _kept(patterns: Sequence[Any], paths: dict[int, str]) -> set[int]:
                 f"keep_float32 has {_text(pattern)!r}, which matches no layer. The layers are "
                 f"{', '.join(inner.values()) or 'none: a layer that has no layers is kept by the level O0'}."
             )
-        kept |= matching
+        kept |= {id(held) for key in matching for held in layers_of(layers[key])}
     return kept
 
 
@@ -243,22 +248,19 @@ def _refuse_quantized(layers: Sequence[_Layer]) -> None:
         )
 
 
-def _refuse_weights_of_another_type(
-    keras: ModuleType, level: Level, layers: Sequence[_Layer], paths: dict[int, str]
-) -> None:
-    """Refuse weights that exist in another type than a level stores them in."""
-    expected = level.half if level.number == 3 else "float32"
-    for layer in layers:
-        # Keras 2 stores those of batch normalization in float32 at each level.
-        if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
-            continue
-        for weight in own_weights(keras, layer):
-            stored = tf.as_dtype(weight.dtype).name
-            if stored in ("float32", *HALF) and stored != expected:
-                raise ValueError(
-                    f"the layer {paths[id(layer)]!r} has weights in {stored}, and {level} has them in {expected}. "
-                    f"Make the model in `with tfmp.precision('{level}')`, and give it the weights by set_weights."
-                )
+def _refuse_weights_of_another_type(keras: ModuleType, level: Level, layer: _Layer, path: str, policy: str) -> None:
+    """Refuse weights that exist in another type than a policy stores them in."""
+    # Keras 2 stores those of batch normalization in float32 under each policy.
+    if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
+        return
+    expected = policy if policy in HALF else "float32"
+    for weight in own_weights(keras, layer):
+        stored = tf.as_dtype(weight.dtype).name
+        if stored in ("float32", *HALF) and stored != expected:
+            raise ValueError(
+                f"the layer {path!r} has weights in {stored}, and would have them in {expected} at {level}. Make the "
+                f"model in `with tfmp.precision('{level}')`, and give it the weights by set_weights."
+            )
 
 
 def _set_policy(keras: ModuleType, layer: _Layer, policy: str) -> None:

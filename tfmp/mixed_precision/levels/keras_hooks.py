@@ -2,8 +2,8 @@
 
 Keras has a global policy, but it is one for all classes of layers, Keras 2 has it for all threads, and
 `clear_session()` takes it back. So the base class of all layers is asked in its stead: from the first level that a
-program uses, `Layer.__new__` and `Layer.__init__` are wrapped, and so is `Model.compile`. Outside of levels these do
-what they did before. A Keras that is imported later is wrapped then.
+program uses, `Layer.__init__` is wrapped, and so is `Model.compile`. Outside of levels these do what they did before. A
+Keras that is imported later is wrapped then.
 """
 
 import functools
@@ -24,8 +24,6 @@ from tfmp.which_keras import is_keras2
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
-
-_ACTIVATION = "_tfmp_activation"
 
 
 class _Levels(threading.local):
@@ -50,24 +48,14 @@ def _wrap(keras: ModuleType) -> None:
     if not hasattr(keras, "layers"):
         return
     layer = keras.layers.Layer
-    layer.__new__ = _remembering_activation(layer.__new__)
     layer.__init__ = _with_policy(keras, layer.__init__)
     if is_keras2(keras):
         # In graphs of TensorFlow 1, Keras 2 swaps the base class.
         v1 = importlib.import_module(f"{keras.__name__}.src.engine.base_layer_v1").Layer
         v1.__init__ = _with_policy(keras, v1.__init__)
-    keras.Model.compile = _warning_of_unscaled_loss(keras, keras.Model.compile)
-
-
-def _remembering_activation(new: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(new)
-    def remembering(cls: type, *args: Any, **kwargs: Any) -> _Layer:  # noqa: ANN401 - what the class takes
-        layer = new(cls, *args, **kwargs)
-        if levels.open and isinstance(layer, cls):
-            layer.__dict__[_ACTIVATION] = _argument(cls, args, kwargs, "activation")
-        return layer
-
-    return remembering
+    # Keras looks whether a class has another `compile` than the class that this is defined in.
+    trainer = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
+    trainer.compile = _warning_of_unscaled_loss(keras, trainer.compile)
 
 
 def _with_policy(keras: ModuleType, init: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,11 +63,10 @@ def _with_policy(keras: ModuleType, init: Callable[..., Any]) -> Callable[..., A
 
     @functools.wraps(init)
     def with_policy(self: _Layer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - what a layer takes
-        activation = self.__dict__.pop(_ACTIVATION, None)
         if levels.open and _takes_policies(keras, self):
             given = signature.bind(self, *args, **kwargs)
             if given.arguments.get("dtype") is None:
-                given.arguments["dtype"] = policy_of(keras, type(self), activation, levels.open[-1])
+                given.arguments["dtype"] = policy_of(keras, type(self), _activation_of_caller(self), levels.open[-1])
             args, kwargs = given.args[1:], given.kwargs
         init(self, *args, **kwargs)
 
@@ -88,12 +75,17 @@ def _with_policy(keras: ModuleType, init: Callable[..., Any]) -> Callable[..., A
     return with_policy
 
 
-def _argument(cls: type, args: Any, kwargs: Any, name: str) -> Any:  # noqa: ANN401
-    try:
-        return inspect.signature(cls).bind_partial(*args, **kwargs).arguments.get(name)
-    except TypeError:
-        # The class itself will say what is wrong with its arguments.
-        return None
+def _activation_of_caller(layer: _Layer) -> Any:  # noqa: ANN401 - a name, a function, a layer or None
+    """Return the activation that a layer is being made with.
+
+    Subclasses set their `activation` after `Layer.__init__`, so it is looked up in the `__init__` that called this one.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_locals.get("self") is layer and frame.f_locals.get("activation") is not None:
+            return frame.f_locals["activation"]
+        frame = frame.f_back
+    return None
 
 
 def _takes_policies(keras: ModuleType, layer: _Layer) -> bool:
@@ -122,8 +114,8 @@ def warn_of_unscaled_loss(keras: ModuleType, model: _Layer) -> None:
     half = [each for each in layers_of(model) if each.compute_dtype == "float16"]
     if optimizer is None or not half or _scales(keras, optimizer):
         return
-    # The model itself comes first.
-    names = [each.name for each in half[1:] if not isinstance(each, keras.layers.InputLayer)] or [model.name]
+    inner = [each for each in half if each is not model and not isinstance(each, keras.layers.InputLayer)]
+    names = [each.name for each in inner] or [model.name]
     named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     warnings.warn(
         f"the model {model.name!r} computes in float16 ({named}), and is compiled with an optimizer that does not "

@@ -1,5 +1,6 @@
 """Which policy a layer of Keras gets at a level."""
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ _IN_FLOAT32_AT_O1 = (
     "AdaptiveAveragePooling1D",
     "AdaptiveAveragePooling2D",
     "AdaptiveAveragePooling3D",
+    "CategoryEncoding",
     "GlobalAveragePooling1D",
     "GlobalAveragePooling2D",
     "GlobalAveragePooling3D",
@@ -25,8 +27,11 @@ _IN_FLOAT32_AT_O1 = (
     "SpectralNormalization",
     "UnitNormalization",
 )
+#: Those that O2 keeps in float32, too: inputs that are not normalized yet may be larger than float16 can be, and
+#: TensorFlow cannot count in half precision.
+_IN_FLOAT32_AT_O2 = ("CategoryEncoding", "Normalization")
 #: Activation functions for which O1 keeps the whole layer in float32.
-_ACTIVATIONS_IN_FLOAT32_AT_O1 = ("softmax", "log_softmax", "exponential")
+_ACTIVATIONS_IN_FLOAT32_AT_O1 = ("softmax", "log_softmax", "exponential", "exp")
 
 
 def policy_of(keras: ModuleType, layer_class: type, activation: Any, level: Level) -> str:  # noqa: ANN401
@@ -38,16 +43,23 @@ def policy_of(keras: ModuleType, layer_class: type, activation: Any, level: Leve
         activation: The layer's activation function, or its name, or None.
         level: The level.
     """
-    if level.number == 1 and (_sums_or_normalizes(keras, layer_class) or _takes_exponentials(keras, activation)):
+    if level.number == 1 and (
+        _is_one_of(keras, layer_class, _IN_FLOAT32_AT_O1) or _takes_exponentials(keras, activation)
+    ):
+        return "float32"
+    if level.number == 2 and _is_one_of(keras, layer_class, _IN_FLOAT32_AT_O2):
         return "float32"
     return level.policy
 
 
-def _sums_or_normalizes(keras: ModuleType, layer_class: type) -> bool:
-    named = [getattr(keras.layers, name, None) for name in _IN_FLOAT32_AT_O1]
+def _is_one_of(keras: ModuleType, layer_class: type, names: Sequence[str]) -> bool:
+    named = [getattr(keras.layers, name, None) for name in names]
     return issubclass(layer_class, tuple(each for each in named if each is not None))
 
 
 def _takes_exponentials(keras: ModuleType, activation: Any) -> bool:  # noqa: ANN401 - a name, a function or a layer
-    named = [getattr(keras.activations, name, None) for name in _ACTIVATIONS_IN_FLOAT32_AT_O1]
-    return activation in _ACTIVATIONS_IN_FLOAT32_AT_O1 or any(activation is each for each in named if each is not None)
+    if isinstance(activation, keras.layers.Layer):
+        return _is_one_of(keras, type(activation), _IN_FLOAT32_AT_O1)
+    name = activation if isinstance(activation, str) else getattr(activation, "__name__", "")
+    # TensorFlow's own functions have such names.
+    return name.removesuffix("_v2") in _ACTIVATIONS_IN_FLOAT32_AT_O1
