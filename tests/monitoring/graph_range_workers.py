@@ -2,8 +2,8 @@
 
     PYTHONPATH=. horovodrun -np 2 python tests/monitoring/graph_range_workers.py
 
-Each worker also prints what `tfmp.exponent_counts` sums over the workers. It does both with TensorFlow 2's behavior, and
-then with TensorFlow 1's, without eager code.
+Each worker also prints what `tfmp.exponent_counts` sums over the workers. It does both with TensorFlow 2's behavior,
+and then with TensorFlow 1's, without eager code.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The hook's looks at the ranges of gradients, weights and probes, fetched together with a step."""
 
-import math
 import itertools
+import math
 import re
 import sys
 from pathlib import Path

@@ -42,7 +42,7 @@ _TRAININGS = {
     "loop": [
         *_in_orders("loop", "--last=30"),
         "tape/plain --last=30",
-        *_in_orders("minimize", "--last=30"),
+        *_in_orders("minimize", "--last=30", ["plain", "outside"]),
     ],
     # Without a check for overflow, the flag that the workers exchange is a constant too.
     "constants": _in_orders("constants", "--last=4", ["plain", "float16", "unchecked"]),
@@ -53,15 +53,21 @@ _TRAININGS = {
     "strategy": ["loop/strategy --last=1"],
 }
 
-#: The trainings of another launch, which records the collective operations.
+#: The trainings of another launch, which records the collective operations. That keeps a core busy, so they are few:
+#: a function has the operations of eager code, and `minimize` those of the loop.
 _RECORDED = {
     "shared_v1": [
-        *(training for way in ("session", "eager", "function") for training in _in_orders(way, "--last=2")),
+        *_in_orders("session", "--last=2"),
+        *_in_orders("eager", "--last=2", ["plain", "inside"]),
+        *_in_orders("function", "--last=2"),
         # Horovod's own optimizer does not average constants correctly, so these orders are without it.
         *_in_orders("constants", "--last=2", ["plain", "float16"]),
     ],
     "shared_keras": [
-        training for way in ("fit", "loop", "minimize", "tape") for training in _in_orders(way, "--last=2")
+        *_in_orders("fit", "--last=2"),
+        *_in_orders("loop", "--last=2"),
+        *_in_orders("minimize", "--last=2", ["plain", "outside"]),
+        *_in_orders("tape", "--last=2", ["plain", "float16"]),
     ],
     "windows": ["window/plain", *_in_orders("micro_batch")],
 }
