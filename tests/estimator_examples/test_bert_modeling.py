@@ -8,7 +8,12 @@ import tensorflow as tf
 
 from estimator_examples.bert import modeling
 
-pytestmark = pytest.mark.graph
+pytestmark = [
+    pytest.mark.graph,
+    pytest.mark.skipif(
+        not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator, which trains the model"
+    ),
+]
 
 tf1 = tf.compat.v1
 

@@ -2,12 +2,12 @@
 
     PYTHONPATH=. horovodrun -np 2 python tests/monitoring/graph_range_workers.py
 
-Each worker also prints what `tfmp.exponent_counts` sums over the workers, and with `--v1-behavior` without eager code.
+Each worker also prints what `tfmp.exponent_counts` sums over the workers. It does both with TensorFlow 2's behavior,
+and then with TensorFlow 1's, without eager code.
 """
 
 import importlib
 import json
-import sys
 from typing import Any
 
 import tensorflow as tf
@@ -55,12 +55,16 @@ def _counts(rank: int) -> list[dict[str, int]]:
 
 
 def _main() -> None:
-    if "--v1-behavior" in sys.argv:
-        tf1.disable_v2_behavior()
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
-    for way, state in (("counts", _counts(hvd.rank())), ("hook", _train(hvd.rank()))):
-        print(f"STATE {way}/{hvd.rank()}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
+    _tell("v2", hvd.rank())
+    tf1.disable_v2_behavior()
+    _tell("v1", hvd.rank())
+
+
+def _tell(behavior: str, rank: int) -> None:
+    for way, state in (("counts", _counts(rank)), ("hook", _train(rank))):
+        print(f"STATE {behavior}/{way}/{rank}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
 
 
 if __name__ == "__main__":

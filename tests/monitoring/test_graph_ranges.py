@@ -1,5 +1,6 @@
 """The hook's looks at the ranges of gradients, weights and probes, fetched together with a step."""
 
+import itertools
 import math
 import re
 import sys
@@ -293,9 +294,8 @@ def test_summaries_hold_the_shares_and_a_histogram_of_each_name(tmp_path: Path) 
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize("options", [[], ["--v1-behavior"]], ids=["v2", "v1"])
-def test_workers_see_the_sum_over_all_of_them(options: list[str], tmp_path: Path) -> None:
-    program = [sys.executable, graph_range_workers.__file__, *options]
+def test_workers_see_the_sum_over_all_of_them(tmp_path: Path) -> None:
+    program = [sys.executable, graph_range_workers.__file__]
     finished = replica_processes.run(replica_processes.under_horovod(program), tmp_path, 120)
     assert finished.codes == [0], str(finished)
     # Gradients are the mean of 4 and 8 on both workers, before and after they are scaled.
@@ -307,6 +307,6 @@ def test_workers_see_the_sum_over_all_of_them(options: list[str], tmp_path: Path
         "activations": {"product": {"2": 1, "3": 1, "zero": 2}},
         "activation_gradients": {"product": {"0": 4}},
     }
-    for rank in range(2):
-        assert finished.states(f"hook/{rank}") == [[expected]]
-        assert finished.states(f"counts/{rank}") == [[[{"0": 3, "1": 1}, {}]]]
+    for behavior, rank in itertools.product(("v2", "v1"), range(2)):
+        assert finished.states(f"{behavior}/hook/{rank}") == [[expected]]
+        assert finished.states(f"{behavior}/counts/{rank}") == [[[{"0": 3, "1": 1}, {}]]]

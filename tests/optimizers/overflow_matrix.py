@@ -46,7 +46,7 @@ def _cell(strategy: str, package: str, wrapper: str, overflow: str, way: str) ->
         program = replica_training.command(package, strategy, wrapper, overflow, way)
         environments = replica_processes.two_workers() if strategy == "workers" else [{}]
         finished = replica_processes.run(program, Path(directory), _SECONDS, environments)
-    return _outcome(finished, way, inputs(overflow))
+    return _outcome(finished, f"{package}/{way}", inputs(overflow))
 
 
 def _outcome(finished: Finished, way: str, fed: np.ndarray) -> str:

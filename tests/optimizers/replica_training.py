@@ -3,12 +3,13 @@
 Run as a program, this module is one process of such a training, and prints the states:
 
     PYTHONPATH=. python tests/optimizers/replica_training.py tf_keras mirrored ours random loop fit
-    PYTHONPATH=. TF_CONFIG=... python tests/optimizers/replica_training.py keras workers stock last fit
+    PYTHONPATH=. TF_CONFIG=... python tests/optimizers/replica_training.py keras,tf_keras workers stock last fit
 """
 
 import argparse
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
@@ -187,7 +188,7 @@ def _strategy(name: str) -> tf.distribute.Strategy:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("keras", choices=["keras", "tf_keras"])
+    parser.add_argument("kerases", type=lambda names: names.split(","), help="keras, tf_keras, or keras,tf_keras")
     parser.add_argument("strategy", choices=["mirrored", "workers"])
     parser.add_argument("wrapper", choices=["ours", "stock"])
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
@@ -195,23 +196,26 @@ def main() -> None:
     add_options(parser)
     args = parser.parse_args()
 
-    keras = importlib.import_module(args.keras)
     strategy = _strategy(args.strategy)
+    for name, way in itertools.product(args.kerases, args.ways):
+        _train(importlib.import_module(name), strategy, way, args)
+
+
+def _train(keras: ModuleType, strategy: tf.distribute.Strategy, way: str, args: argparse.Namespace) -> None:
     stock = functools.partial(keras.mixed_precision.LossScaleOptimizer, initial_scale=1024, dynamic_growth_steps=2)
-    for way in args.ways:
-        training = ReplicaTraining(keras, strategy, ours if args.wrapper == "ours" else stock)
-        if args.restore:
-            training.checkpoint.restore(args.restore)
-        unscale = not hasattr(training.opt, "scale_loss")
-        fed = inputs(args.overflow)[args.first : args.last]
-        rank = strategy.cluster_resolver.task_id if args.strategy == "workers" else 0
-        states = training.by_loop(fed, unscale=unscale) if way == "loop" else training.by_fit(fed)
-        for taken, state in enumerate(states, start=1):
-            # Every worker must take part in saving, and each writes to its own directory.
-            if args.save:
-                training.checkpoint.save(args.save / str(rank) / "checkpoint")
-            print(f"STATE {way}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
-            die_after(args, taken, rank)
+    training = ReplicaTraining(keras, strategy, ours if args.wrapper == "ours" else stock)
+    if args.restore:
+        training.checkpoint.restore(args.restore)
+    unscale = not hasattr(training.opt, "scale_loss")
+    fed = inputs(args.overflow)[args.first : args.last]
+    rank = strategy.cluster_resolver.task_id if args.strategy == "workers" else 0
+    states = training.by_loop(fed, unscale=unscale) if way == "loop" else training.by_fit(fed)
+    for taken, state in enumerate(states, start=1):
+        # Every worker must take part in saving, and each writes to its own directory.
+        if args.save:
+            training.checkpoint.save(args.save / str(rank) / "checkpoint")
+        print(f"STATE {keras.__name__}/{way}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
+        die_after(args, taken, rank)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

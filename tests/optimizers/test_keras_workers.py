@@ -4,21 +4,35 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import replica_processes
 import replica_training
 import tensorflow as tf
-from kerases import for_every_keras
+from kerases import for_every_keras, installed
 from replica_training import ReplicaTraining, inputs
+
+#: Of 200 steps in one process in `test_keras_distributed.py`: a step of two workers takes longer.
+_STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> replica_processes.Finished:
+    """Train with every Keras in one launch: starting the workers takes longer than most of their steps."""
+    names = ",".join(keras.__name__ for keras in installed().values())
+    program = replica_training.command(names, "workers", "ours", "random", "loop", "fit", f"--last={_STEPS}")
+    directory = tmp_path_factory.mktemp("workers")
+    finished = replica_processes.run(program, directory, 120, replica_processes.two_workers())
+    assert finished.codes == [0, 0], str(finished)
+    return finished
 
 
 @for_every_keras()
-def test_two_workers_hold_equal_states_through_200_random_overflows(keras: ModuleType, tmp_path: Path) -> None:
-    program = replica_training.command(keras.__name__, "workers", "ours", "random", "loop", "fit")
-    finished = replica_processes.run(program, tmp_path, 120, replica_processes.two_workers())
-    assert finished.codes == [0, 0], str(finished)
-    on_one_device = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random"))
+def test_two_workers_hold_equal_states_through_60_random_overflows(
+    keras: ModuleType, trained: replica_processes.Finished
+) -> None:
+    on_one_device = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random")[:_STEPS])
     for way in ("loop", "fit"):
-        first, second = finished.states(way)
+        first, second = trained.states(f"{keras.__name__}/{way}")
         assert first == second
         assert first == on_one_device
 
@@ -40,4 +54,4 @@ def test_worker_that_dies_ends_the_other_and_the_run_resumes(keras: ModuleType, 
     resumed = replica_processes.run([*program, *options], tmp_path, 90, replica_processes.two_workers())
     assert resumed.codes == [0, 0], str(resumed)
     expected = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random")[:30])[taken:]
-    assert resumed.states("loop") == [expected, expected]
+    assert resumed.states(f"{keras.__name__}/loop") == [expected, expected]

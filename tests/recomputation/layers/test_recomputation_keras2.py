@@ -59,7 +59,8 @@ def _nested(keras: ModuleType, policy: str) -> Any:
     return keras.Sequential([inner, _dense(keras, 4, "relu", dtype=policy)], name="outer")
 
 
-_BLOCKS = [_feed_forward, _normalized, _with_losses, _with_dropout, _nested]
+#: `_normalized` is in `_nested`, and alone in the test of mixed precision, which also trains in float32.
+_BLOCKS = [_feed_forward, _with_losses, _with_dropout, _nested]
 
 
 def _batch(size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -208,8 +209,10 @@ def test_masks_are_handed_on(keras: ModuleType, mode: dict[str, bool]) -> None:
     def trained(recomputed: bool) -> list[np.ndarray]:
         inputs = keras.Input([3])
         x = keras.layers.Embedding(5, 4, mask_zero=True, embeddings_initializer="ones")(inputs)
-        lstm = keras.layers.LSTM(4, kernel_initializer=keras.initializers.GlorotUniform(1), return_sequences=True)
-        block = keras.Sequential([_dense(keras, 4, "tanh"), lstm], name="block")
+        # An LSTM is traced three times as long, of which functions for GPUs are the larger part.
+        cell = keras.layers.SimpleRNN if mode == _MODES["xla"] else keras.layers.LSTM
+        rnn = cell(4, kernel_initializer=keras.initializers.GlorotUniform(1), return_sequences=True)
+        block = keras.Sequential([_dense(keras, 4, "tanh"), rnn], name="block")
         x = (tfmp.Recompute(block) if recomputed else block)(x)
         model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(x))
         model.compile("sgd", "mse", **mode)

@@ -309,19 +309,20 @@ def test_replicas_train_as_without_recomputation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "steps", "policy"),
+    ("block", "way", "policy"),
     [
-        ("graph", 2, "mixed_bfloat16"),
-        ("xla", 2, "mixed_float16"),
+        (stateful_block, "graph", "mixed_bfloat16"),
+        # A smaller block, because XLA takes long for each layer.
+        (activated_block, "xla", "mixed_float16"),
     ],
 )
-def test_composes_with_loss_scaling_accumulation_and_precision(way: str, steps: int, policy: str) -> None:
+def test_composes_with_loss_scaling_accumulation_and_precision(block: Any, way: str, policy: str) -> None:
     keras.config.set_dtype_policy(policy)
 
     def trained(wrap: Any) -> keras.Model:
         return fitted(
-            model(wrap),
-            tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.01), 128.0, accumulation_steps=steps),
+            model(wrap, block),
+            tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.01), 128.0, accumulation_steps=2),
             **_WAYS[way],
         )
 

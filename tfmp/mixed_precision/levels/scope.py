@@ -26,10 +26,9 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
     should be at O3: with a `tfmp.LossScaleOptimizer` or a `tfmp.GradScaler`.
 
     Of Keras (Keras 3, Keras 2.15, tf_keras), a layer that is made in the scope gets one of Keras' own policies, unless
-    it is given a `dtype`; a layer that Keras' layers make themselves gets the policy of these. So layers are
-    saved, loaded and cloned with their level, also where tfmp is not installed. A model is compiled with loss scaling by
-    Keras where its own policy is "mixed_float16"; `compile` warns if the loss of a model with float16 layers is not
-    scaled.
+    it is given a `dtype`; a layer that Keras' layers make themselves gets the policy of these. So layers are saved,
+    loaded and cloned with their level, also where tfmp is not installed. `compile` of Keras scales the loss of a model
+    whose own policy is "mixed_float16", and warns if the loss of another model with float16 layers is not scaled.
 
     In a graph of TensorFlow 1, O1 is `tfmp.autocast`. At O2 and O3, `tf.compat.v1.get_variable` makes half-precision
     variables, stored in float32 at O2; cast the inputs with `cast`, and `tf.compat.v1.layers` compute in the type of
