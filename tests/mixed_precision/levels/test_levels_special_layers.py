@@ -1,0 +1,202 @@
+"""Levels of layers that are frozen, shared, kept, subclassed, or of integers, and of models that are compiled."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras
+from levelled_models import CASES, gradients, policies, policy
+
+import tfmp
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+_X = CASES["sequential"].batch
+
+
+def _named(report: tfmp.PolicyReport) -> dict[str, str]:
+    return {layer.name: layer.now for layer in report.layers}
+
+
+@for_every_keras()
+def test_kept_holder_keeps_layers_two_floors_below(keras: ModuleType) -> None:
+    inner = keras.Sequential([keras.Input([3]), keras.layers.Dense(3, name="dense")], name="inner")
+    middle = keras.Sequential([keras.Input([3]), inner], name="middle")
+    model = keras.Sequential([keras.Input([3]), middle, keras.layers.Dense(2, name="head")], name="net")
+    found = _named(tfmp.set_precision(model, "O2", keep_float32=["middle"]))
+    assert found["middle/inner/dense"] == "float32"
+
+
+@for_every_keras()
+def test_kept_layer_keeps_the_cells_of_its_stack(keras: ModuleType) -> None:
+    cells = [keras.layers.GRUCell(2, name="one"), keras.layers.LSTMCell(2, name="two")]
+    model = keras.Sequential([keras.Input([3, 2]), keras.layers.RNN(cells, name="stacked")])
+    found = _named(tfmp.set_precision(model, "O2", keep_float32=["stacked"]))
+    assert set(found.values()) == {"float32", "mixed_float16"}
+    assert [now for name, now in found.items() if name.startswith("stacked")] == ["float32"] * 4
+
+
+@for_every_keras()
+def test_layer_that_is_shared_with_a_kept_holder_is_kept(keras: ModuleType) -> None:
+    shared = keras.layers.Dense(3, name="shared")
+    holder = keras.Sequential([keras.Input([3]), shared], name="holder")
+    model = keras.Sequential([keras.Input([3]), shared, holder])
+    assert _named(tfmp.set_precision(model, "O2", keep_float32=["holder"]))["shared"] == "float32"
+
+
+@for_every_keras()
+def test_o1_keeps_user_layers_with_softmax_in_float32_when_made_as_when_set(keras: ModuleType) -> None:
+    class Forwarding(keras.layers.Dense):  # type: ignore[name-defined]
+        def __init__(self, units: int, **settings: Any) -> None:
+            super().__init__(units, **settings)
+
+    class Fixed(keras.layers.Dense):  # type: ignore[name-defined]
+        def __init__(self, units: int) -> None:
+            super().__init__(units, activation="softmax")
+
+    with tfmp.precision("O1"):
+        made = [Forwarding(2, activation="softmax"), Fixed(2)]
+    found = [policy(layer) for layer in made]
+    for layer in made:
+        tfmp.set_precision(layer, "O1")
+    assert found == [policy(layer) for layer in made] == ["float32", "float32"]
+
+
+@for_every_keras()
+def test_frozen_layers_are_set(keras: ModuleType) -> None:
+    model = CASES["sequential"].built(keras)
+    model.layers[0].trainable = False
+    tfmp.set_precision(model, "O2")
+    assert model(_X).dtype == tf.float16
+    assert {grad.dtype for grad in gradients(model, _X)} == {tf.float32}
+
+
+@for_every_keras()
+def test_layer_with_untrained_weights_and_nested_containers_is_set(keras: ModuleType) -> None:
+    class Own(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            self.constant = self.add_weight(shape=[3], initializer="ones", name="constant", trainable=False)
+            self.nested = {"all": [self.add_weight(shape=[3], initializer="ones", name="inner")]}
+
+        def call(self, x: Any) -> Any:
+            return x * self.constant + self.nested["all"][0]
+
+    def built() -> Any:
+        model = keras.Sequential([keras.Input([3]), Own()])
+        model(_X)
+        return model
+
+    with tfmp.precision("O2"):
+        expected = built()
+    model = built()
+    tfmp.set_precision(model, "O2")
+    assert model(_X).dtype == expected(_X).dtype == tf.float16
+
+
+@for_every_keras()
+def test_user_subclass_of_attention_is_set_as_it_is_made(keras: ModuleType) -> None:
+    class Own(keras.layers.MultiHeadAttention):  # type: ignore[name-defined]
+        pass
+
+    x = np.ones([2, 3, 4], np.float32)
+    with tfmp.precision("O1"):
+        made = Own(2, 2)
+    made(x, x)
+    layer = Own(2, 2)
+    layer(x, x)
+    tfmp.set_precision(layer, "O1")
+    assert [each for _, *each in policies(layer)] == [each for _, *each in policies(made)]
+
+
+@for_every_keras()
+def test_island_in_a_model_at_o3_is_kept(keras: ModuleType) -> None:
+    with tfmp.precision("O3"):
+        body = keras.layers.Dense(4, name="body")
+        with tfmp.precision("O0"):
+            head = keras.layers.Dense(2, name="head")
+        model = keras.Sequential([keras.Input([3]), body, head], name="net")
+    model(_X)
+    expected = policies(model)
+    tfmp.set_precision(model, "O3", keep_float32=["head"])
+    assert policies(model) == expected
+
+
+@for_every_keras()
+def test_keeping_a_layer_with_half_weights_is_refused(keras: ModuleType) -> None:
+    model = CASES["sequential"].built(keras, "O3")
+    before = policies(model)
+    with pytest.raises(ValueError, match="'head' has weights in float16"):
+        tfmp.set_precision(model, "O3", keep_float32=["head"])
+    assert policies(model) == before
+
+
+@for_every_keras()
+def test_metric_is_refused(keras: ModuleType) -> None:
+    with pytest.raises(TypeError, match="model must be a model or a layer of Keras, got"):
+        tfmp.set_precision(keras.metrics.Mean(), "O2")
+
+
+@for_every_keras()
+def test_softmax_layer_as_activation_is_set_as_it_is_made(keras: ModuleType) -> None:
+    with tfmp.precision("O1"):
+        made = keras.layers.Dense(2, activation=keras.layers.Softmax())
+    layer = keras.layers.Dense(2, activation=keras.layers.Softmax())
+    tfmp.set_precision(layer, "O1")
+    assert policies(layer) == policies(made)
+
+
+@for_every_keras()
+def test_warning_names_the_first_layer_of_a_float32_model(keras: ModuleType) -> None:
+    with tfmp.precision("O0"):
+        layers = [keras.layers.Dense(2, dtype="mixed_float16", name=name) for name in ("body", "head")]
+        model = keras.Sequential([keras.Input([3]), *layers], name="net")
+    with pytest.warns(UserWarning, match=r"'net' computes in float16 \(body, head\)"):
+        model.compile("sgd", "mse")
+
+
+@for_every_keras("keras3")
+def test_model_that_was_compiled_loads_compiled(keras: ModuleType, tmp_path: Path) -> None:
+    with tfmp.precision("O0"):
+        model = CASES["sequential"].built(keras)
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.compiled
+
+
+@for_every_keras()
+def test_layer_that_computes_integers_keeps_its_policy(keras: ModuleType) -> None:
+    layer = keras.layers.IntegerLookup(vocabulary=[1, 2, 3])
+    before = policy(layer)
+    tfmp.set_precision(layer, "O2")
+    assert policy(layer) == before
+
+
+@for_every_keras()
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_normalization_of_inputs_stays_in_float32(keras: ModuleType, level: str) -> None:
+    layer = keras.layers.Normalization(mean=1.0, variance=4.0)
+    before = layer(_X).numpy()
+    tfmp.set_precision(layer, level)
+    assert (layer(_X).numpy() == before).all()
+    with tfmp.precision(level):
+        assert policy(keras.layers.Normalization(mean=1.0, variance=4.0)) == "float32"
+
+
+@for_every_keras()
+def test_activation_of_tensorflow_is_known(keras: ModuleType) -> None:
+    with tfmp.precision("O1"):
+        assert policy(keras.layers.Dense(2, activation=tf.nn.softmax)) == "float32"
+        assert policy(keras.layers.Dense(2, activation=tf.nn.relu)) == "mixed_float16"
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_category_encoding_still_runs(keras: ModuleType) -> None:
+    layer = keras.layers.CategoryEncoding(8)
+    ids = np.array([[1, 2, 3]])
+    layer(ids)
+    tfmp.set_precision(layer, "O2")
+    layer(ids)
