@@ -76,7 +76,9 @@ def widen_inputs(keras: ModuleType, model: _Layer) -> None:
     """
     for cast in half_casts(model):
         cast.dtype = "float32"
-    functional = getattr(model, "_functional", None) or model
+    is_sequential = isinstance(model, keras.Sequential) and not is_keras2(keras)
+    # A sequential model of Keras 3 that is not built has no inputs yet, and raises an error if it is asked for them.
+    functional = model._functional if is_sequential else model
     for tensor in getattr(functional, "inputs", None) or ():
         if tf.as_dtype(tensor.dtype).name not in HALF:
             continue

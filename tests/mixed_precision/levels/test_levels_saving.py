@@ -17,7 +17,11 @@ from levelled_models import CASES, layer_policies
 import tfmp
 from tfmp.which_keras import is_keras2
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    # Keras 3.10 says so of models that it has loaded.
+    pytest.mark.filterwarnings(r"ignore:(?s).*structure of `inputs` doesn't match:UserWarning"),
+]
 
 _PACKAGES = sorted({keras.__name__ for keras in installed().values()})
 

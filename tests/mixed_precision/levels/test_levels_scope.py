@@ -414,6 +414,7 @@ def test_recomputed_layers_follow_the_level(keras: ModuleType) -> None:
     assert {grad.dtype for grad in gradients(with_given_weights(model), x)} == {tf.float32}
 
 
+@pytest.mark.filterwarnings(r"ignore:(?s).*structure of `inputs` doesn't match:UserWarning")  # Keras 3.10
 @for_every_keras()
 def test_config_round_trip_and_clone_keep_the_policies_of_layers(keras: ModuleType) -> None:
     for name in ("functional", "nested", "attention"):

@@ -178,12 +178,12 @@ def test_layer_that_computes_integers_keeps_its_policy(keras: ModuleType) -> Non
 @for_every_keras()
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_normalization_of_inputs_stays_in_float32(keras: ModuleType, level: str) -> None:
-    layer = keras.layers.Normalization(mean=1.0, variance=4.0)
+    layer = keras.layers.Normalization(axis=None, mean=1.0, variance=4.0)
     before = layer(_X).numpy()
     tfmp.set_precision(layer, level)
     assert (layer(_X).numpy() == before).all()
     with tfmp.precision(level):
-        assert policy(keras.layers.Normalization(mean=1.0, variance=4.0)) == "float32"
+        assert policy(keras.layers.Normalization(axis=None, mean=1.0, variance=4.0)) == "float32"
 
 
 @for_every_keras()

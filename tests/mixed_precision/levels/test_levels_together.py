@@ -44,7 +44,7 @@ def _optimizer(keras: ModuleType, **settings: Any) -> Any:
 
 
 @for_every_keras()
-@pytest.mark.parametrize("level", ["O1", "O2", "O2-bfloat16"])
+@pytest.mark.parametrize("level", ["O1", "O2-bfloat16"])
 def test_replicas_train_with_accumulation_and_clipping_and_skip_an_overflow_together(
     keras: ModuleType, level: str, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
@@ -99,11 +99,11 @@ def test_level_is_set_between_two_trainings_of_one_optimizer(keras: ModuleType) 
     model, opt = _model(keras), _optimizer(keras)
     model.compile(opt, "sparse_categorical_crossentropy")
     losses = []
-    for level in ("O0", "O2", "O1-bfloat16", "O1", "O0"):
+    for level in ("O2", "O1-bfloat16", "O0"):
         tfmp.set_precision(model, level)
         losses += model.fit(x, y, epochs=2, verbose=0).history["loss"]
     assert losses[-1] < 0.9 * losses[0]
-    assert int(opt.applied_steps) == 10
+    assert int(opt.applied_steps) == 6
 
 
 @for_every_keras("keras3", "keras2")
