@@ -126,12 +126,21 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
         str(found), [LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers]
     )
     for layer in by_id.values():
+        widen_inputs(keras, layer)
         _forget_traces(keras, layer)
     warn_of_unscaled_loss(keras, model)
     return report
 
 
 class _Planned(NamedTuple):
+    """What a layer is to get.
+
+    Attributes:
+        policy: The name of the policy.
+        reason: Why it is another one than that of the level; empty if it is that.
+        is_left: Whether the layer keeps the policy that it has.
+    """
+
     policy: str
     reason: str
     is_left: bool = False
@@ -153,7 +162,7 @@ class _Plan:
         self._planned: dict[int, _Planned] = {}
 
     def of(self, model: _Layer) -> dict[int, _Planned]:
-        """Return by the ids of the layers what they are to get, those left out that are to stay as they are.
+        """Return by the ids of the layers what they are to get. What Keras 2 makes of functions is left out.
 
         Args:
             model: The model.
@@ -273,7 +282,6 @@ def _set_policy(keras: ModuleType, layer: _Layer, policy: str) -> None:
 
 
 def _forget_traces(keras: ModuleType, layer: _Layer) -> None:
-    widen_inputs(keras, layer)
     if isinstance(layer, keras.Model):
         for name in ("train_function", "test_function", "predict_function"):
             if getattr(layer, name, None) is not None:
