@@ -5,6 +5,7 @@
 * Variables that are cast where they are read: Keras 2 decides that when it makes a variable.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from types import ModuleType
@@ -125,13 +126,18 @@ def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str
         is_plain = id(value) in own and not isinstance(value, module.AutoCastVariable)
         return module.create_autocast_variable(value) if is_plain and value.dtype.is_floating else value
 
-    # Other names that begin so are Keras' own lists, such as those of all weights.
+    # Keras' own lists, such as those of all weights, and what TensorFlow tracks stay as they are.
     attributes = {
         name: value
         for name, value in layer.__dict__.items()
-        if not name.startswith("_") or isinstance(value, tf.Variable)
+        if name not in _attributes_of_keras(keras) and not name.startswith(("_self_", "_obj_"))
     }
     return {name: _mapped(casting, value) for name, value in attributes.items() if _holds(own, value)}
+
+
+@functools.cache
+def _attributes_of_keras(keras: ModuleType) -> frozenset[str]:
+    return frozenset(vars(keras.layers.Layer()))
 
 
 def _holds(ids: set[int], value: Any) -> bool:  # noqa: ANN401 - whatever stands in an attribute
@@ -144,6 +150,9 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 
     if isinstance(value, dict):
         return {key: _mapped(function, each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        mapped = (_mapped(function, each) for each in value)
-        return list(mapped) if isinstance(value, list) else tuple(mapped)
+        mapped = [_mapped(function, each) for each in value]
+        if isinstance(value, list):
+            return mapped
+        # Keras wraps named tuples; the class in the wrapper makes them.
+        return value.__class__._make(mapped) if hasattr(value, "_make") else tuple(mapped)
     return function(value)

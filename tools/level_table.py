@@ -13,14 +13,19 @@ from tfmp.mixed_precision.levels.keras_policies import policy_of
 from tfmp.mixed_precision.levels.level import level_of
 
 #: What Keras computes in float32 under its mixed policies, and returns in half precision.
-FLOAT32_INSIDE = ("BatchNormalization", "LayerNormalization")
+_FLOAT32_INSIDE = ("BatchNormalization", "LayerNormalization")
 
 #: Layers that compute what the layers in them compute.
 _HOLD_LAYERS = ("Bidirectional", "Pipeline", "RNN", "StackedRNNCells", "TimeDistributed")
 
 #: Layers of strings and integers.
 _WITHOUT_FLOATS = (
-    *("Discretization", "HashedCrossing", "Hashing", "IntegerLookup", "MaxNumBoundingBoxes", "StringLookup"),
+    "Discretization",
+    "HashedCrossing",
+    "Hashing",
+    "IntegerLookup",
+    "MaxNumBoundingBoxes",
+    "StringLookup",
     "TextVectorization",
 )
 
@@ -57,7 +62,7 @@ def _cell(keras: ModuleType, layer: type, level: str) -> str:
         return "as its layers"
     if policy_of(keras, layer, None, level_of(level)) == "float32":
         return "float32"
-    return "float32, result half" if name in FLOAT32_INSIDE else "half"
+    return "float32, result half" if name in _FLOAT32_INSIDE else "half"
 
 
 def table(packages: Iterable[ModuleType]) -> str:

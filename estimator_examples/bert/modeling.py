@@ -99,7 +99,7 @@ def count_weights(config: BertConfig) -> int:
 
 
 def matmul(a: tf.Tensor, b: tf.Tensor, dtype: tf.DType, transpose_b: bool = False) -> tf.Tensor:
-    """Multiply as on Tensor Cores: inputs in a type, sums in float32, and a result that is rounded to the type once.
+    """Multiply as on Tensor Cores: inputs in `dtype`, sums in float32, and a result that is rounded to `dtype` once.
 
     The gradients are computed in the same way. On a CPU, TensorFlow 2.15 multiplies float16 matrices about 250 times
     slower than float32 matrices; this function takes about as long as a float32 product.

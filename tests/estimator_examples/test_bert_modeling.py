@@ -85,7 +85,7 @@ def test_weights_are_the_same_at_all_levels(precision: str, stored_in: type[np.f
         # Normalizations ask for float32.
         assert value.dtype == (np.float32 if "LayerNorm" in name else stored_in)
         # TensorFlow scales what it draws: in float16 with two roundings.
-        np.testing.assert_allclose(value, wide[name], rtol=0 if value.dtype == np.float32 else 2e-3)
+        np.testing.assert_allclose(value, wide[name], rtol=0, atol=0 if value.dtype == np.float32 else 2e-3)
 
 
 def _weights(precision: str) -> dict[str, np.ndarray]:

@@ -55,6 +55,10 @@ def float32_variable_storage_getter(
     if trainable is False or tf.as_dtype(dtype) not in HALF_TYPES:
         return getter(name, dtype=dtype, trainable=trainable, initializer=initializer, **kwargs)
     if initializer is not None and not callable(initializer):
-        initializer = tf.cast(initializer, tf.float32)
+        value = tf.convert_to_tensor(initializer)
+        # TensorFlow gives a variable the type of a value, whatever type is asked for.
+        if value.dtype not in (tf.float32, *HALF_TYPES):
+            return getter(name, dtype=dtype, trainable=trainable, initializer=initializer, **kwargs)
+        initializer = tf.cast(value, tf.float32)
     variable = getter(name, dtype=tf.float32, trainable=trainable, initializer=initializer, **kwargs)
     return tf.cast(variable, dtype)

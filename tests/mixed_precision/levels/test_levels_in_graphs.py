@@ -55,6 +55,16 @@ def test_variable_of_a_type_has_this_type(level: str) -> None:
     assert (weights.dtype.base_dtype, count.dtype.base_dtype) == (tf.float32, tf.int32)
 
 
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_value_to_begin_with_gives_its_type(level: str) -> None:
+    with tfmp.precision(level):
+        tf1.get_variable("count", initializer=3)
+        tf1.get_variable("wide", initializer=tf.constant(3.0, tf.float64))
+        with tf1.variable_scope("double", dtype=tf.float64), tfmp.precision("O0"):
+            tf1.get_variable("w", [2])
+    assert _stored() == {"count": "int32", "wide": "float64", "double/w": "float64"}
+
+
 def test_variables_outside_of_the_scope_are_as_without_it() -> None:
     before = tf1.get_variable_scope()
     dtype, getter = before.dtype, before.custom_getter

@@ -2,7 +2,8 @@
 
 import copy
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -276,6 +277,52 @@ def test_one_object_serves_several_threads_at_a_time(keras: ModuleType) -> None:
 
 
 @for_every_keras()
+def test_thread_that_leaves_first_leaves_the_level_of_the_other(keras: ModuleType) -> None:
+    scope, found = tfmp.precision("O2"), []
+    with_both, left = threading.Barrier(2), threading.Barrier(2)
+
+    def make() -> None:
+        with scope:
+            with_both.wait(timeout=30)
+            left.wait(timeout=30)
+            found.append(policy(keras.layers.Dense(2)))
+
+    thread = threading.Thread(target=make)
+    with scope:
+        thread.start()
+        # It is entered here first and left here first.
+        with_both.wait(timeout=30)
+    assert policy(keras.layers.Dense(2)) == "float32"
+    left.wait(timeout=30)
+    thread.join(timeout=60)
+    assert found == ["mixed_float16"]
+
+
+def test_generators_and_coroutines_are_not_decorated() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for function in (generator, coroutine):
+        with pytest.raises(TypeError, match=r"tfmp\.precision decorates functions, got .* would run outside"):
+            tfmp.precision("O2")(function)
+
+
+@for_every_keras()
+def test_layer_keeps_no_variables_of_the_function_that_makes_it(keras: ModuleType) -> None:
+    class Large:
+        pass
+
+    large = Large()
+    gone = weakref.ref(large)
+    with tfmp.precision("O1"):
+        keras.layers.Dense(2)
+    del large
+    assert gone() is None
+
+
+@for_every_keras()
 def test_clearing_the_session_keeps_the_level(keras: ModuleType) -> None:
     with tfmp.precision("O2"):
         keras.backend.clear_session()
@@ -438,7 +485,10 @@ def test_config_round_trip_and_clone_keep_the_policies_of_layers(keras: ModuleTy
         ("O2-fp16", "there is no precision level 'O2-fp16': did you mean 'O2-float16'"),
         ("O2-bfloat", "did you mean 'O2-bfloat16'.*The levels are O0, O1, O2, O3"),
         ("", "there is no precision level ''"),
-        ("mixed_float16", "there is no precision level 'mixed_float16'"),
+        ("o1", "did you mean 'O1'"),
+        ("03", "did you mean 'O3'"),
+        ("mixed_float16", "there is no precision level 'mixed_float16': did you mean 'O2'"),
+        ("mixed_bfloat16", "did you mean 'O2-bfloat16'"),
     ],
 )
 def test_unknown_level_is_refused_with_the_nearest(level: str, message: str) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -200,3 +200,57 @@ def test_category_encoding_still_runs(keras: ModuleType) -> None:
     layer(ids)
     tfmp.set_precision(layer, "O2")
     layer(ids)
+
+
+@for_every_keras()
+def test_weights_in_a_named_tuple_and_in_a_private_list_are_cast(keras: ModuleType) -> None:
+    class Weights(NamedTuple):
+        kernel: Any
+        bias: Any
+
+    class Own(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            self.pair = Weights(*(self.add_weight(shape=[3], initializer="ones", name=name) for name in ("k", "b")))
+            self._scales = [self.add_weight(shape=[3], initializer="ones", name="scale")]
+
+        def call(self, x: Any) -> Any:
+            return (x * self.pair.kernel + self.pair.bias) * self._scales[0]
+
+    layer = Own()
+    before = layer(_X).numpy()
+    tfmp.set_precision(layer, "O2")
+    assert layer(_X).dtype == tf.float16
+    tfmp.set_precision(layer, "O0")
+    assert (layer(_X).numpy() == before).all()
+
+
+@for_every_keras()
+def test_model_without_layers_is_refused(keras: ModuleType) -> None:
+    class Lazy(keras.Model):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            self.head = keras.layers.Dense(2)
+            self.built = True
+
+        def call(self, x: Any) -> Any:
+            return self.head(x)
+
+    for model in (keras.Sequential(name="net"), Lazy(name="net")):
+        with pytest.raises(ValueError, match="the model 'net' has no layers yet: add them, or call it on a batch"):
+            tfmp.set_precision(model, "O2")
+        assert policy(model) == "float32"
+
+
+@for_every_keras()
+def test_weight_of_a_type_of_its_own_is_no_obstacle_at_the_level_it_was_made_at(keras: ModuleType) -> None:
+    class Own(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            self.scale = self.add_weight(shape=[], initializer="ones", name="scale", dtype="float32")
+
+        def call(self, x: Any) -> Any:
+            return x * tf.cast(self.scale, x.dtype)
+
+    with tfmp.precision("O3"):
+        layer = Own()
+    layer(_X)
+    tfmp.set_precision(layer, "O3")
+    assert policy(layer) == "float16"

@@ -24,9 +24,6 @@ _RECOMPUTATIONS = ("none", "Recompute", "recompute_layers")
 _SCALINGS = ("none", "LossScaleOptimizer", "GradScaler")
 _LEVELS = ("O0", "O2", "O1-bfloat16")
 
-# The steps by hand scale the loss themselves, or not at all.
-pytestmark = pytest.mark.filterwarnings("ignore:the model .* computes in float16:UserWarning")
-
 
 @pytest.mark.parametrize("level", _LEVELS)
 def test_every_combination_trains_the_weights_of_the_plain_model(level: str) -> None:

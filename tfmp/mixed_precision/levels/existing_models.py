@@ -34,7 +34,7 @@ class LayerPolicy(NamedTuple):
         name: The name of the layer, after the names of the layers that hold it, such as "encoder/dense".
         before: The name of the policy that the layer had.
         now: The name of the policy that it has.
-        reason: Why the layer has not the policy of the level; empty if it has.
+        reason: Why the layer does not have the level's policy; empty if it has.
     """
 
     name: str
@@ -49,7 +49,8 @@ class PolicyReport:
 
     Attributes:
         level: The name of the level.
-        layers: The layers, the model itself first.
+        layers: The layers, the model itself first: their `name`, the policies `before` and `now`, and the `reason` if
+            that is not the one of the level.
     """
 
     level: str
@@ -68,14 +69,16 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     """Set a level of precision on a model that exists: built or not, loaded, nested, subclassed, trained.
 
     The layers get the policies that they would have if they had been made under `tfmp.precision`, whatever they had
-    before; layers that compute in integers or in float64 are left alone. The weights stay as they are: float32. So
+    before (of layers of your own, the activation is known if it stands in `self.activation`); layers that compute in
+    integers or in float64 are left alone. The weights stay as they are: float32. So
     "O0" after another level gives back the model in float32, bit for bit.
 
     The model keeps its optimizer. `fit`, `evaluate` and `predict` trace it anew; a `tf.function` of your own that was
     traced before keeps the old types. At O1 and O2 in float16, `compile` then scales the loss; a model that is compiled
     without that already is warned of.
 
-    A subclassed model must have its layers: call it on a batch first if it makes them then.
+    A subclassed model must have its layers: call it on a batch first if it makes them then. Set the level on the model
+    that you compile: a layer does not know which models it is in, so these would keep their traces.
 
     Args:
         model: A model, or a layer, of Keras 3, Keras 2.15 or tf_keras.
@@ -87,9 +90,9 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
         What each layer computed in, and computes in now.
 
     Raises:
-        TypeError: `model` is of no Keras, or has no layers; or an argument has another type.
-        ValueError: There is no such level; a pattern is no regular expression, or matches no layer; layers are
-            quantized; or the weights have another type than the level stores them in.
+        TypeError: `model` is of no Keras; or an argument has another type.
+        ValueError: There is no such level; the model has no layers yet; a pattern is no regular expression, or matches
+            no layer; layers are quantized; or the weights have another type than the level stores them in.
 
     Example:
         >>> import keras
@@ -110,9 +113,11 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
         raise TypeError(f"model must be a model or a layer of Keras, got {model!r} of type {type(model).__name__}.")
     found = level_of(level)
     listed = lists.names("keep_float32", keep_float32, "names or regular expressions")
-    paths = dict(_paths(keras, model))
+    inner_paths = dict(_paths(keras, model))
+    paths = {id(model): model.name, **inner_paths}
+    _refuse_without_layers(keras, model)
     by_id = {id(layer): layer for layer in layers_of(model)}
-    plan = _Plan(keras, found, _kept(listed, paths, by_id)).of(model)
+    plan = _Plan(keras, found, _kept(listed, inner_paths, by_id)).of(model)
     layers = {key: by_id[key] for key in plan}
     _refuse_quantized(list(layers.values()))
     for key, layer in layers.items():
@@ -177,7 +182,7 @@ class _Plan:
         if not is_function_of_tensorflow(layer):
             self._planned[id(layer)] = planned
         for inner in layers_directly_in(layer):
-            self._visit(inner, planned if self._makes_its_layers(layer) else followed)
+            self._visit(inner, planned if _makes_its_layers(self._keras, layer) else followed)
 
     def _for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
         if layer.compute_dtype not in ("float32", *HALF):
@@ -189,17 +194,21 @@ class _Plan:
         policy = policy_of(self._keras, type(layer), getattr(layer, "activation", None), self._level)
         return _Planned(policy, "" if policy == self._level.policy else f"{self._level} keeps it in float32")
 
-    def _makes_its_layers(self, layer: _Layer) -> bool:
-        """Return whether a layer is one of Keras that makes the layers in it, as `MultiHeadAttention` does."""
-        of_keras = next(each for each in type(layer).__mro__ if each.__module__.split(".")[0] == self._keras.__name__)
-        names = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
-        given = tuple(getattr(self._keras.layers, name) for name in names if hasattr(self._keras.layers, name))
-        takes_layers = (self._keras.layers.Layer, self._keras.layers.RNN)
-        return of_keras not in takes_layers and not isinstance(layer, (self._keras.Model, *given))
+
+#: Layers of Keras that are given the layers in them.
+_GIVEN_LAYERS = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
+
+
+def _makes_its_layers(keras: ModuleType, layer: _Layer) -> bool:
+    """Return whether a layer is one of Keras that makes the layers in it, as `MultiHeadAttention` does."""
+    of_keras = next(each for each in type(layer).__mro__ if each.__module__.split(".")[0] == keras.__name__)
+    given = tuple(getattr(keras.layers, name) for name in _GIVEN_LAYERS if hasattr(keras.layers, name))
+    # Subclasses of RNN, such as LSTM, make their cells.
+    return of_keras not in (keras.layers.Layer, keras.layers.RNN) and not isinstance(layer, (keras.Model, *given))
 
 
 def _paths(keras: ModuleType, model: _Layer) -> Iterator[tuple[int, str]]:
-    """Yield the ids of a model and of all layers in it, with their paths, each once."""
+    """Yield the ids of all layers in a model, with their paths, each once."""
     seen = {id(model)}
 
     def walk(layer: _Layer, outer: str) -> Iterator[tuple[int, str]]:
@@ -209,21 +218,18 @@ def _paths(keras: ModuleType, model: _Layer) -> Iterator[tuple[int, str]]:
                 yield id(inner), f"{outer}{inner.name}"
                 yield from walk(inner, f"{outer}{inner.name}/")
 
-    yield id(model), model.name
     yield from walk(model, "")
 
 
-def _kept(patterns: Sequence[Any], paths: dict[int, str], layers: dict[int, _Layer]) -> set[int]:
+def _kept(patterns: Sequence[Any], inner_paths: dict[int, str], layers: dict[int, _Layer]) -> set[int]:
     """Return the ids of the layers that patterns match, and of all that these hold."""
-    # The first one is the model itself.
-    inner = dict(list(paths.items())[1:])
     kept = set()
     for pattern in patterns:
-        matching = {key for key, path in inner.items() if _matches(pattern, path)}
+        matching = {key for key, path in inner_paths.items() if _matches(pattern, path)}
         if not matching:
             raise ValueError(
                 f"keep_float32 has {_text(pattern)!r}, which matches no layer. The layers are "
-                f"{', '.join(inner.values()) or 'none: a layer that has no layers is kept by the level O0'}."
+                f"{', '.join(inner_paths.values()) or 'none: a layer that has no layers is kept by the level O0'}."
             )
         kept |= {id(held) for key in matching for held in layers_of(layers[key])}
     return kept
@@ -249,6 +255,14 @@ def _policy_name(layer: _Layer) -> str:
     return compute if compute == variable else f"mixed_{compute}"
 
 
+def _refuse_without_layers(keras: ModuleType, model: _Layer) -> None:
+    if isinstance(model, keras.Model) and not layers_directly_in(model) and not own_weights(keras, model):
+        raise ValueError(
+            f"the model {model.name!r} has no layers yet: add them, or call it on a batch first, so that they get the "
+            "level."
+        )
+
+
 def _refuse_quantized(layers: Sequence[_Layer]) -> None:
     quantized = [layer.name for layer in layers if getattr(layer, "quantization_mode", None)]
     if quantized:
@@ -259,6 +273,8 @@ def _refuse_quantized(layers: Sequence[_Layer]) -> None:
 
 def _refuse_weights_of_another_type(keras: ModuleType, level: Level, layer: _Layer, path: str, policy: str) -> None:
     """Refuse weights that exist in another type than a policy stores them in."""
+    if policy == _policy_name(layer):
+        return
     # Keras 2 stores those of batch normalization in float32 under each policy.
     if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core.gradients.arithmetic import HALF_TYPES
 from tfmp.mixed_precision.levels.level import Level
 from tfmp.mixed_precision.storage import float32_variable_storage_getter
 
@@ -23,13 +24,24 @@ def variables_at(level: Level) -> Iterator[None]:
     # The scope is changed and not entered again, which would count the names in it anew.
     scope = tf.compat.v1.get_variable_scope()
     dtype, getter = scope.dtype, scope.custom_getter
-    scope.set_dtype(tf.as_dtype(level.half) if level.number >= 2 else tf.float32)
+    if tf.as_dtype(dtype).base_dtype in (tf.float32, *HALF_TYPES):
+        scope.set_dtype(tf.as_dtype(level.half) if level.number >= 2 else tf.float32)
     scope.set_custom_getter(_Getter(level, getter))
     try:
         yield
     finally:
         scope.set_dtype(dtype)
         scope.set_custom_getter(getter)
+
+
+class _Thread(threading.local):
+    """Whether an inner level has decided on the variable that a thread makes."""
+
+    def __init__(self) -> None:
+        self.has_decided = False
+
+
+_thread = _Thread()
 
 
 class _Getter:
@@ -39,8 +51,6 @@ class _Getter:
         level: The level.
         outer: The custom getter that stood here before; it may be one of an outer level, which then decides nothing.
     """
-
-    _thread = threading.local()
 
     def __init__(self, level: Level, outer: Callable[..., Any] | None) -> None:
         self._in_float32 = level.number in (1, 2)
@@ -56,9 +66,9 @@ class _Getter:
         """
         if self._outer is not None:
             getter = functools.partial(self._outer, getter)
-        if getattr(self._thread, "has_decided", False):
+        if _thread.has_decided:
             return getter(*args, **kwargs)
-        self._thread.has_decided = True
+        _thread.has_decided = True
         try:
             return (
                 float32_variable_storage_getter(getter, *args, **kwargs)
@@ -66,4 +76,4 @@ class _Getter:
                 else getter(*args, **kwargs)
             )
         finally:
-            self._thread.has_decided = False
+            _thread.has_decided = False

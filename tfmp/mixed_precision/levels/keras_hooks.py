@@ -36,15 +36,23 @@ class _Levels(threading.local):
 levels = _Levels()
 
 
-@functools.cache
+_wrapping = threading.Lock()
+
+
 def wrap_keras() -> None:
-    """Let the layers of every Keras ask for the level when they are made, and models look at it when compiled."""
+    """Let layers of every Keras ask for the level when they are made, and `compile` warn of unscaled losses."""
+    with _wrapping:
+        _wrap_when_imported()
+
+
+@functools.cache
+def _wrap_when_imported() -> None:
     for package in ("keras", "tf_keras"):
         wrapt.register_post_import_hook(_wrap, package)
 
 
 def _wrap(keras: ModuleType) -> None:
-    # What is imported may be a directory that an uninstalled Keras left behind.
+    # What is imported may be an empty package that an uninstalled Keras left behind.
     if not hasattr(keras, "layers"):
         return
     layer = keras.layers.Layer
@@ -82,8 +90,11 @@ def _activation_of_caller(layer: _Layer) -> Any:  # noqa: ANN401 - a name, a fun
     """
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_locals.get("self") is layer and frame.f_locals.get("activation") is not None:
-            return frame.f_locals["activation"]
+        # Reading its variables keeps alive what a frame holds, so those of other functions are not read.
+        if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is layer:
+            activation = frame.f_locals.get("activation")
+            if activation is not None:
+                return activation
         frame = frame.f_back
     return None
 

@@ -1,6 +1,7 @@
 """The levels O0 to O3, by their names."""
 
 import difflib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 _NUMBERS = {"O0": 0, "O1": 1, "O2": 2, "O3": 3}
@@ -49,9 +50,15 @@ def level_of(name: object) -> Level:
         f"{level}{suffix}": Level(_NUMBERS[level], _SUFFIXES[suffix]) for level in _NUMBERS for suffix in _SUFFIXES
     }
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1) or ["O2"]
         raise ValueError(
-            f"there is no precision level {name!r}: did you mean {near[0]!r}? The levels are {', '.join(_NUMBERS)}, in "
-            "float16; with '-bfloat16' behind them, they are in bfloat16."
+            f"there is no precision level {name!r}: did you mean {_nearest(name, known)!r}? The levels are "
+            f"{', '.join(_NUMBERS)}, in float16; with '-bfloat16' behind them, they are in bfloat16."
         )
     return known[name]
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    # The names of Keras' policies, and a small or a zero for the big letter.
+    policies = {"mixed_float16": "O2", "mixed_bfloat16": "O2-bfloat16"}
+    meant = policies.get(name, f"O{name[1:]}" if name[:1] in ("o", "0") else name)
+    return difflib.get_close_matches(meant, known, n=1, cutoff=0.0)[0]

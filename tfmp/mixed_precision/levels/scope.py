@@ -1,7 +1,10 @@
 """tfmp.precision: layers and variables that are made at a level of precision."""
 
 import contextlib
-from typing import Any
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -11,6 +14,15 @@ from tfmp.mixed_precision.levels import keras_hooks
 from tfmp.mixed_precision.levels.graph_variables import variables_at
 from tfmp.mixed_precision.levels.level import level_of
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Entered(threading.local):
+    """What a thread has to leave, the innermost at the end."""
+
+    def __init__(self) -> None:
+        self.stacks: list[contextlib.ExitStack] = []
+
 
 class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager, as tfmp.autocast is
     """Makes layers of Keras, and variables of TensorFlow 1's graphs, at a level of precision.
@@ -18,8 +30,8 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
     | level | layers compute in | weights |
     |---|---|---|
     | O0 | float32 | float32 |
-    | O1 | float16; softmax, averages and other sums in float32 | float32 |
-    | O2 | float16; batch and layer normalization in float32, as Keras does it itself | float32 |
+    | O1 | float16; softmax, normalizations and averages over many values in float32 | float32 |
+    | O2 | float16; batch and layer normalization in float32, as Keras does it without being told | float32 |
     | O3 | float16 | float16 |
 
     "O1-bfloat16" and so on are the same levels in bfloat16. At O1 and O2 the loss of float16 must be scaled, and so it
@@ -30,9 +42,9 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
     loaded and cloned with their level, also where tfmp is not installed. `compile` of Keras scales the loss of a model
     whose own policy is "mixed_float16", and warns if the loss of another model with float16 layers is not scaled.
 
-    In a graph of TensorFlow 1, O1 is `tfmp.autocast`. At O2 and O3, `tf.compat.v1.get_variable` makes half-precision
-    variables, stored in float32 at O2; cast the inputs with `cast`, and `tf.compat.v1.layers` compute in the type of
-    these. Enter the scope within the graph.
+    In a graph of TensorFlow 1, enter the scope within the graph. There, O1 is `tfmp.autocast`. At O2 and O3,
+    `tf.compat.v1.get_variable` makes half-precision variables, stored in float32 at O2. Cast the inputs with `cast`;
+    `tf.compat.v1.layers` compute in the type of these.
 
     Levels can be nested: the innermost one acts. A scope acts on the thread that entered it. It can be a decorator of
     the function that builds the model.
@@ -41,7 +53,7 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
         level: "O0", "O1", "O2" or "O3"; with "-bfloat16" behind it for bfloat16.
 
     Raises:
-        TypeError: `level` is no string.
+        TypeError: `level` is no string; or a decorated object is a generator or a coroutine.
         ValueError: There is no such level.
 
     Example:
@@ -59,7 +71,8 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
 
     def __init__(self, level: str) -> None:
         self._level = level_of(level)
-        self._entered: list[contextlib.ExitStack] = []
+        # Threads share an object that decorates a function.
+        self._entered = _Entered()
 
     @property
     def level(self) -> str:
@@ -94,6 +107,19 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
 
         return tf.nest.map_structure(cast, inputs)
 
+    def __call__(self, func: _Function) -> _Function:
+        """Return a function that enters the scope in each call.
+
+        Args:
+            func: The function.
+        """
+        if inspect.isgeneratorfunction(func) or inspect.iscoroutinefunction(func):
+            raise TypeError(
+                f"tfmp.precision decorates functions, got {func!r}. A generator or a coroutine would run outside of "
+                "the scope: enter the scope within it, with no yield or await inside."
+            )
+        return super().__call__(func)
+
     def __enter__(self) -> "precision":
         """Enter the scope in this thread."""
         keras_hooks.wrap_keras()
@@ -103,9 +129,9 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
             if not tf.executing_eagerly():
                 entered.enter_context(autocast(self._level.half, enabled=self._level.number == 1))
                 entered.enter_context(variables_at(self._level))
-            self._entered.append(entered.pop_all())
+            self._entered.stacks.append(entered.pop_all())
         return self
 
     def __exit__(self, *error: object) -> None:
         """Leave the scope."""
-        self._entered.pop().close()
+        self._entered.stacks.pop().close()
