@@ -2,6 +2,7 @@
 
 import ast
 import codecs
+import gc
 import os
 import re
 import stat
@@ -169,11 +170,16 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.chdir(directory)
         user = os.geteuid()
         os.chown(directory, user or 65534, -1)
+        # What earlier tests left to the garbage collector may own files of the first user: this
+        # one may not delete them.
+        gc.collect()
+        gc.disable()
         os.seteuid(user or 65534)
         try:
             yield Path()
         finally:
             os.seteuid(user)
+            gc.enable()
             monkeypatch.undo()
 
 
