@@ -13,8 +13,13 @@ _OTHER_KERAS = ["keras215.py"] if _KERAS3 else ["keras3.py", "keras3_update.py"]
 if importlib.util.find_spec("tf_keras") is None:
     _OTHER_KERAS.append("tf_keras.py")
 collect_ignore = [
-    f"tfmp/{package}/{module}" for package in ("optimizers", "recomputation/layers") for module in _OTHER_KERAS
+    f"tfmp/{package}/{module}"
+    for package in ("optimizers", "optimizer_state", "recomputation/layers")
+    for module in _OTHER_KERAS
 ]
+if not _KERAS3:
+    # Its example is an optimizer of Keras 3.
+    collect_ignore += ["tfmp/optimizer_state/half_state.py", "docs/half_state.md"]
 if _KERAS3:
     # The rewriter does not import TensorFlow, and its tables list the names of TensorFlow 2.15.
     collect_ignore += ["tfmp/migrate", "tests/migrate"]

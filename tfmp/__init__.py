@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
     from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
     from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
+    from tfmp.optimizer_state.half_state import half_state as half_state
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.ranges.check.precision_check import check_precision as check_precision
     from tfmp.ranges.counts import exponent_counts as exponent_counts
@@ -88,6 +89,7 @@ _MODULE_OF = {
     "exponent_counts": "tfmp.ranges.counts",
     "float32_variable_storage_getter": "tfmp.mixed_precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
+    "half_state": "tfmp.optimizer_state.half_state",
     "precision": "tfmp.mixed_precision.levels.scope",
     "probe": "tfmp.ranges.probes",
     "read_loss_scale_state": "tfmp.checkpoints.states",

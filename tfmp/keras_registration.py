@@ -8,7 +8,7 @@ from typing import Any
 
 
 def register_when_imported() -> None:
-    """Register `LossScaleOptimizer` and `Recompute` with `keras` and `tf_keras`, at once or when these are imported.
+    """Register the classes that saved models name with `keras` and `tf_keras`, at once or when these are imported.
 
     This function does not import them itself.
     """
@@ -41,8 +41,16 @@ def _recompute(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases o
     return recompute_class(keras)
 
 
+def _half_state(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
+    # Not at the top of the file, for the same reason.
+    from tfmp.optimizer_state.half_state import half_state_base
+
+    return half_state_base(keras)
+
+
 #: The functions that import a class for one version of Keras, by the name that saved models have for it.
 _CLASSES: dict[str, Callable[[ModuleType], Any]] = {
+    "HalfState": _half_state,
     "LossScaleOptimizer": _loss_scale_optimizer,
     "Recompute": _recompute,
 }

@@ -7,6 +7,8 @@ import example_processes
 import keras
 import pytest
 
+from estimator_examples import digits_ranges
+
 
 # On a CPU, TensorFlow 2.15 multiplies float16 matrices hundreds of times slower than float32 matrices.
 @pytest.mark.skipif(not keras.__version__.startswith("3."), reason="takes many minutes on TensorFlow 2.15")
@@ -25,7 +27,7 @@ def test_branch_learns_in_float16_only_with_the_suggested_scale(tmp_path: Path) 
     assert pictures == ["ranges_after.png", "ranges_before.png"]
 
 
-def test_wrong_number_is_an_error() -> None:
-    done = example_processes.run("digits_ranges", "--seeds=0")
-    assert done.returncode == 2
-    assert "must be 1 or more, got 0." in done.stderr
+def test_wrong_number_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        digits_ranges.main(["--seeds=0"])
+    assert "must be 1 or more, got 0." in capsys.readouterr().err

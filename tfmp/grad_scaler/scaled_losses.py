@@ -2,19 +2,17 @@
 
 import logging
 import weakref
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core import script_lines
+from tfmp.core.graph_search import calls_functions, with_ancestors
 from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
-#: The largest number of ops that a search visits. In a larger graph there is no warning.
-_MOST_OPS = 50_000
 #: Parts of the types of ops whose values may come from elsewhere than their inputs. If gradients depend on such an op,
 #: they may depend on the scale although the graph does not show it, so there is no warning.
 _VALUES_FROM_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray")
@@ -62,7 +60,7 @@ class ScaledLosses:
             return
         # Under `tf.debugging.enable_check_numerics`, `scaled.op` is not the multiplication but an op that checks its
         # result. The scale cannot be found then, and this object gives no more warnings.
-        ancestors = _with_ancestors([scaled.op.inputs[1].op]) if len(scaled.op.inputs) == 2 else None
+        ancestors = with_ancestors([scaled.op.inputs[1].op]) if len(scaled.op.inputs) == 2 else None
         if ancestors is None:
             self._scale_was_read = True
             return
@@ -99,7 +97,7 @@ class ScaledLosses:
         ancestors_of_scale = self._ancestors_of_scales.get(graph)
         if ancestors_of_scale is None or any(op.graph is not graph for op in ops):
             return False
-        ancestors = _with_ancestors(ops, ancestors_of_scale)
+        ancestors = with_ancestors(ops, ancestors_of_scale)
         return (
             ancestors is not None
             and not _calls_functions(ancestors)
@@ -110,31 +108,13 @@ class ScaledLosses:
 
 def _may_be_computed_elsewhere(ops: Sequence[tf.Operation]) -> bool:
     """Return whether the gradients may have been computed outside the graph of the ops, for example by a caller."""
-    ancestors = _with_ancestors(ops)
+    ancestors = with_ancestors(ops)
     if ancestors is None:
         return True
     is_made_here = _start_of_gradients(ancestors) is not None or _calls_functions(ancestors)
     return not is_made_here and (
         _has_values_from_elsewhere(ancestors) or any(_type_contains(op, _SOURCES) for op in ancestors)
     )
-
-
-def _with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) -> list[tf.Operation] | None:
-    """Return the given ops and all ops that they depend on.
-
-    The result is None if there are more than `_MOST_OPS`, or if an op whose name is in `excluded` is among them.
-    """
-    queue, seen = deque(ops), set(ops)
-    ancestors = []
-    while queue:
-        op = queue.popleft()
-        if op.name in excluded or len(seen) > _MOST_OPS:
-            return None
-        ancestors.append(op)
-        inputs = [tensor.op for tensor in op.inputs if tensor.op not in seen]
-        seen.update(inputs)
-        queue.extend(dict.fromkeys(inputs))
-    return ancestors
 
 
 def _start_of_gradients(ancestors: Sequence[tf.Operation]) -> tf.Operation | None:
@@ -146,7 +126,7 @@ def _start_of_gradients(ancestors: Sequence[tf.Operation]) -> tf.Operation | Non
 
 def _line_of(grads: Gradients) -> str:
     """Return the line that computes the gradients. In a graph this is not a later line, such as one that clips them."""
-    start = _start_of_gradients(_with_ancestors(script_lines.ops_of(grads)) or [])
+    start = _start_of_gradients(with_ancestors(script_lines.ops_of(grads)) or [])
     return (start and script_lines.line_of_op(start)) or script_lines.line_of_gradients(grads)
 
 
@@ -159,11 +139,7 @@ def _is_one(op: tf.Operation) -> bool:
 
 def _calls_functions(ancestors: Sequence[tf.Operation]) -> bool:
     # All ops of a type have the same attributes, so one op of each type is enough.
-    kinds = {
-        kind
-        for kind, op in {op.type: op for op in ancestors}.items()
-        if any(attribute.type in {"func", "list(func)"} for attribute in op.op_def.attr)
-    }
+    kinds = {kind for kind, op in {op.type: op for op in ancestors}.items() if calls_functions(op)}
     # The package's own clipping contains `tf.cond`, whose branches are functions. They compute norms, not gradients.
     return any(op.type in kinds and not script_lines.made_by_clipping(op) for op in ancestors)
 

@@ -7,6 +7,9 @@ import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import HALF_TYPES
 
+#: The types between which levels and getters cast; float64 stays as it is.
+FLOAT32_OR_HALF = (tf.float32, *HALF_TYPES)
+
 
 def float32_variable_storage_getter(
     getter: Callable[..., tf.Variable],
@@ -57,7 +60,7 @@ def float32_variable_storage_getter(
     if initializer is not None and not callable(initializer):
         value = tf.convert_to_tensor(initializer)
         # TensorFlow gives a variable the type of a value, whatever type is asked for.
-        if value.dtype not in (tf.float32, *HALF_TYPES):
+        if value.dtype not in FLOAT32_OR_HALF:
             return getter(name, dtype=dtype, trainable=trainable, initializer=initializer, **kwargs)
         initializer = tf.cast(value, tf.float32)
     variable = getter(name, dtype=tf.float32, trainable=trainable, initializer=initializer, **kwargs)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
-from tfmp.core.adapters import Keras3Adapter, names_of
+from tfmp.core.adapters import Keras3Adapter, names_of, takes_float32_gradients
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
@@ -23,6 +23,7 @@ from tfmp.optimizers.keras import (
     register_managers,
     validate_inner_optimizer,
 )
+from tfmp.optimizers.keras3_float8 import follow, scales_of_gradients
 from tfmp.optimizers.keras3_update import JitCompile, Keras3Update
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
 from tfmp.types import Gradient, GradsAndVars, Loss
@@ -150,7 +151,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """
         var_list = lists.variables("var_list", var_list)
         # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
-        self._accumulation.build(var_list, self._add_buffer)
+        keeps_float32 = takes_float32_gradients(self.inner_optimizer)
+        self._accumulation.build(var_list, self._add_buffer, keeps_float32=keeps_float32)
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
         self._scaler.prepare(names_of(var_list))
@@ -265,7 +267,11 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             )
         lists.refuse_other_number(grads, variables)
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
+        # A tensor: the scale as it is before the step.
+        float8_scales, loss_scale = scales_of_gradients(variables), self.loss_scale
         self._step(Keras3Adapter(self.inner_optimizer, variables, self._update), grads, are_scaled=are_scaled)
+        if float8_scales:
+            follow(float8_scales, before=loss_scale, after=self.loss_scale)
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:

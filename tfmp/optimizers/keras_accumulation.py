@@ -47,12 +47,13 @@ class KerasAccumulation:
         """Return the settings as keyword arguments of the optimizer's constructor."""
         return self._settings._asdict()
 
-    def build(self, variables: Sequence[Any], add_buffer: AddBuffer) -> None:
+    def build(self, variables: Sequence[Any], add_buffer: AddBuffer, *, keeps_float32: bool = False) -> None:
         """Make the accumulator with its buffers, if windows have more than one micro-batch and it is not made yet.
 
         Args:
             variables: The variables to train, of any version of Keras.
             add_buffer: Makes a variable of the optimizer.
+            keeps_float32: Whether the mean for a variable in half precision stays in float32.
 
         Raises:
             ValueError: The "gradient" of a variable is its next value (`overwrite_with_gradient`).
@@ -68,7 +69,11 @@ class KerasAccumulation:
             )
         self._variables = list(variables)
         self._accumulator = GradientAccumulator(
-            variables, **self.get_config(), overflow_detector=self._detector, add_buffer=add_buffer
+            variables,
+            **self.get_config(),
+            overflow_detector=self._detector,
+            add_buffer=add_buffer,
+            keeps_float32=keeps_float32,
         )
 
     def accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:

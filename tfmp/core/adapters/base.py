@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core.distribute.horovod_detection import without_horovods
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Gradient, Gradients
 
@@ -57,7 +58,10 @@ class OptimizerAdapter:
         self.optimizer = optimizer
         self.variables = list(variables)
         self.names = names_of(self.variables)
-        self.dtypes: Sequence[tf.DType | None] = [tf.as_dtype(variable.dtype).base_dtype for variable in self.variables]
+        keep_float32 = takes_float32_gradients(optimizer)
+        self.dtypes: Sequence[tf.DType | None] = [
+            None if keep_float32 else tf.as_dtype(variable.dtype).base_dtype for variable in self.variables
+        ]
         self.overwritten = frozenset(index for index, variable in enumerate(self.variables) if is_overwritten(variable))
         self.sums_first = False
         self._kwargs = kwargs or {}
@@ -169,6 +173,18 @@ def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
         variable: A variable of TensorFlow or Keras.
     """
     return getattr(variable, "overwrite_with_gradient", False)
+
+
+def takes_float32_gradients(optimizer: object) -> bool:
+    """Tell whether an optimizer asks for float32 gradients of half-precision variables, as those of `tfmp.bert` do.
+
+    Such an optimizer computes in float32. In the type of the variable, small gradients would be 0.
+
+    Args:
+        optimizer: The optimizer; one of Horovod's around it; or a MultiOptimizer of Keras, of which one does so.
+    """
+    asked = without_horovods(optimizer)
+    return any(getattr(each, "takes_float32_gradients", False) for each in (asked, *getattr(asked, "optimizers", ())))
 
 
 def finished(applied: Any) -> tf.Operation:  # noqa: ANN401 - whatever `apply_gradients` returns

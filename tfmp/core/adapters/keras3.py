@@ -60,6 +60,6 @@ class Keras3Adapter(OptimizerAdapter):
         return tf.no_op()
 
 
-def _can_be_unscaled_late(grad: Gradient, dtype: tf.DType) -> bool:
-    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to its variable's dtype."""
-    return dtype == tf.float64 or (dtype == tf.float32 and (grad is None or grad.dtype != tf.float64))
+def _can_be_unscaled_late(grad: Gradient, dtype: tf.DType | None) -> bool:
+    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to the dtype of `dtypes`."""
+    return dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))

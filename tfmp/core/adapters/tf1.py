@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
-from tfmp.core.distribute.horovod_detection import without_horovods
 from tfmp.types import Gradients
 
 
@@ -77,8 +76,6 @@ class TF1Adapter(OptimizerAdapter):
         self._counter = counter
         self._name_scope = name_scope
         self._leaves_out_none = leaves_out_none
-        if takes_float32_gradients(optimizer):
-            self.dtypes = [None] * len(self.variables)
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's slot variables, such as momenta, in eager code.
@@ -105,14 +102,3 @@ class TF1Adapter(OptimizerAdapter):
             return self._counter.count(
                 lambda global_step: self.optimizer.apply_gradients(pairs, global_step=global_step, **self._kwargs)
             )
-
-
-def takes_float32_gradients(optimizer: object) -> bool:
-    """Tell whether an optimizer asks for float32 gradients of half-precision variables, as those of `tfmp.bert` do.
-
-    Such an optimizer updates a float32 copy of each variable. In the type of the variable, small gradients would be 0.
-
-    Args:
-        optimizer: The optimizer, or one of Horovod's around it.
-    """
-    return bool(getattr(without_horovods(optimizer), "takes_float32_gradients", False))

@@ -14,6 +14,7 @@ from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.step.bfloat16_notice import Bfloat16Notice
 from tfmp.core.step.gradient_ranges import GradientRanges
 from tfmp.core.step.graph_records import (
     RecordedGradients,
@@ -123,6 +124,7 @@ class LossScaler:
         self.overflow_counts = AllOverflowCounts()
         #: The powers of two of gradients; None unless somebody wants to see them.
         self.gradient_ranges: GradientRanges | None = None
+        self._bfloat16_notice = Bfloat16Notice(manager)
 
     def distribution(self) -> Distribution:
         """Return the distribution of the step that is being built: how its replicas act together."""
@@ -136,6 +138,7 @@ class LossScaler:
             loss: The loss, of a floating-point type.
         """
         record_loss(self._manager, loss)
+        self._bfloat16_notice.look_at(loss)
         return arithmetic.scale(loss, self._manager.get_loss_scale())
 
     @without_autograph

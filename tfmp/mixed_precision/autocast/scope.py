@@ -12,6 +12,7 @@ from tfmp.mixed_precision.autocast import hooks, state
 from tfmp.mixed_precision.autocast.lists import AutocastLists, autocast_lists, half_type
 from tfmp.mixed_precision.autocast.op_types import OpTypes
 from tfmp.mixed_precision.autocast.state import Scope
+from tfmp.mixed_precision.decorators import refuse_all_but_functions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -92,11 +93,7 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         Args:
             function: The function.
         """
-        if not callable(function) or inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise TypeError(
-                f"tfmp.autocast decorates functions, got {function!r}. A generator or a coroutine would run outside of "
-                "the scope: enter the scope within it, with no yield or await inside."
-            )
+        refuse_all_but_functions("tfmp.autocast", function)
         if hasattr(function, "get_concrete_function"):
             raise TypeError(
                 "a tf.function would be traced within the scope, and keep it for ever: put @tf.function above "

@@ -70,8 +70,8 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
 
     The layers get the policies that they would have if they had been made under `tfmp.precision`, whatever they had
     before (of layers of your own, the activation is known if it stands in `self.activation`); layers that compute in
-    integers or in float64 are left alone. The weights stay as they are: float32. So
-    "O0" after another level gives back the model in float32, bit for bit.
+    integers or in float64 are left alone. The weights stay as they are: float32. So "O0" after another level gives back
+    the model in float32, bit for bit.
 
     The model keeps its optimizer. `fit`, `evaluate` and `predict` trace it anew; a `tf.function` of your own that was
     traced before keeps the old types. At O1 and O2 in float16, `compile` then scales the loss; a model that is compiled
@@ -120,13 +120,13 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     plan = _Plan(keras, found, _kept(listed, inner_paths, by_id)).of(model)
     layers = {key: by_id[key] for key in plan}
     _refuse_quantized(list(layers.values()))
-    for key, layer in layers.items():
-        _refuse_weights_of_another_type(keras, found, layer, paths[key], plan[key].policy)
     before = {key: _policy_name(layer) for key, layer in layers.items()}
+    changed = {key: layer for key, layer in layers.items() if plan[key].policy != before[key]}
+    for key, layer in changed.items():
+        _refuse_weights_of_another_type(keras, found, layer, paths[key], plan[key].policy)
     wrap_keras()
-    for key, layer in layers.items():
-        if not plan[key].is_left:
-            _set_policy(keras, layer, plan[key].policy)
+    for key, layer in changed.items():
+        _set_policy(keras, layer, plan[key].policy)
     report = PolicyReport(
         str(found), [LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers]
     )
@@ -143,12 +143,10 @@ class _Planned(NamedTuple):
     Attributes:
         policy: The name of the policy.
         reason: Why it is another one than that of the level; empty if it is that.
-        is_left: Whether the layer keeps the policy that it has.
     """
 
     policy: str
     reason: str
-    is_left: bool = False
 
 
 class _Plan:
@@ -186,7 +184,7 @@ class _Plan:
 
     def _for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
         if layer.compute_dtype not in ("float32", *HALF):
-            return _Planned(_policy_name(layer), f"computes in {layer.compute_dtype}", is_left=True)
+            return _Planned(_policy_name(layer), f"computes in {layer.compute_dtype}")
         if id(layer) in self._kept:
             return _Planned("float32", "in keep_float32")
         if followed is not None:
@@ -273,8 +271,6 @@ def _refuse_quantized(layers: Sequence[_Layer]) -> None:
 
 def _refuse_weights_of_another_type(keras: ModuleType, level: Level, layer: _Layer, path: str, policy: str) -> None:
     """Refuse weights that exist in another type than a policy stores them in."""
-    if policy == _policy_name(layer):
-        return
     # Keras 2 stores those of batch normalization in float32 under each policy.
     if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
         return

@@ -8,9 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
 from tfmp.mixed_precision.levels.level import Level
-from tfmp.mixed_precision.storage import float32_variable_storage_getter
+from tfmp.mixed_precision.storage import FLOAT32_OR_HALF, float32_variable_storage_getter
 
 
 @contextlib.contextmanager
@@ -24,7 +23,7 @@ def variables_at(level: Level) -> Iterator[None]:
     # The scope is changed and not entered again, which would count the names in it anew.
     scope = tf.compat.v1.get_variable_scope()
     dtype, getter = scope.dtype, scope.custom_getter
-    if tf.as_dtype(dtype).base_dtype in (tf.float32, *HALF_TYPES):
+    if tf.as_dtype(dtype).base_dtype in FLOAT32_OR_HALF:
         scope.set_dtype(tf.as_dtype(level.half) if level.number >= 2 else tf.float32)
     scope.set_custom_getter(_Getter(level, getter))
     try:

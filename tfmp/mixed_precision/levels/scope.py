@@ -1,18 +1,18 @@
 """tfmp.precision: layers and variables that are made at a level of precision."""
 
 import contextlib
-import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
 from tfmp.mixed_precision.autocast.scope import autocast
+from tfmp.mixed_precision.decorators import refuse_all_but_functions
 from tfmp.mixed_precision.levels import keras_hooks
 from tfmp.mixed_precision.levels.graph_variables import variables_at
 from tfmp.mixed_precision.levels.level import level_of
+from tfmp.mixed_precision.storage import FLOAT32_OR_HALF
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -100,10 +100,9 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
         if self._level.number == 1:
             return inputs
         to = tf.as_dtype(self._level.half) if self._level.number else tf.float32
-        floats = (tf.float32, *HALF_TYPES)
 
         def cast(each: Any) -> Any:  # noqa: ANN401 - a tensor, or anything else
-            return tf.cast(each, to) if tf.is_tensor(each) and each.dtype in floats else each
+            return tf.cast(each, to) if tf.is_tensor(each) and each.dtype in FLOAT32_OR_HALF else each
 
         return tf.nest.map_structure(cast, inputs)
 
@@ -113,11 +112,7 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
         Args:
             func: The function.
         """
-        if inspect.isgeneratorfunction(func) or inspect.iscoroutinefunction(func):
-            raise TypeError(
-                f"tfmp.precision decorates functions, got {func!r}. A generator or a coroutine would run outside of "
-                "the scope: enter the scope within it, with no yield or await inside."
-            )
+        refuse_all_but_functions("tfmp.precision", func)
         return super().__call__(func)
 
     def __enter__(self) -> "precision":

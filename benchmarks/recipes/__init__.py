@@ -1,0 +1,1 @@
+"""Tells what each recipe of precision, memory and state costs and saves; `python -m benchmarks.recipes`."""

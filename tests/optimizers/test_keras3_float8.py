@@ -1,0 +1,112 @@
+"""Training in float8, as Keras 3 does it, with the loss scaled: the scales of float8 follow the loss scale."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+if not keras.__version__.startswith("3."):
+    pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
+
+#: The largest number of float8_e5m2, the type of gradients.
+_LARGEST = 57344.0
+
+
+class _Float8Training:
+    """A layer in float8, and the largest gradient of each step beside the largest one that its scale allows for."""
+
+    def __init__(self, opt: Any, policy: str = "mixed_float16") -> None:
+        keras.utils.set_random_seed(0)
+        self.layer = keras.layers.Dense(4, dtype=policy)
+        self.layer.build([None, 8])
+        self.layer.quantize("float8")
+        self.opt = opt
+        opt.build(self.layer.trainable_variables)
+        self.inputs = np.random.default_rng(0).normal(size=[16, 8]).astype(np.float32)
+        self.step = tf.function(self._step)
+
+    def _step(self, factor: tf.Tensor) -> None:
+        variables = self.layer.trainable_variables
+        with tf.GradientTape() as tape:
+            outputs = self.layer(self.inputs, training=True)
+            loss = self.opt.scale_loss(factor * tf.reduce_mean(tf.cast(outputs, tf.float32)))
+        self.opt.apply(tape.gradient(loss, [variable.value for variable in variables]), variables)
+
+    def scales(self) -> list[Any]:
+        """Return what float8 keeps: scales, and histories of largest magnitudes."""
+        return [
+            variable.numpy().tolist() for variable in self.layer.trainable_variables if variable.overwrite_with_gradient
+        ]
+
+    def saturated(self) -> bool:
+        """Take a step, and return whether gradients were larger than the scale before it allows for."""
+        allowed, loss_scale = _LARGEST * float(self.layer.outputs_grad_scale.numpy()), float(self.opt.loss_scale)
+        self.step(tf.constant(1.0))
+        # After the step the history is in terms of the next loss scale.
+        largest = float(self.layer.outputs_grad_amax_history.numpy()[0]) * loss_scale / float(self.opt.loss_scale)
+        # The scale itself is rounded.
+        return largest > 1.001 * allowed
+
+
+def test_skipped_step_leaves_the_scales_of_float8() -> None:
+    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), 2.0**10))
+    training.step(tf.constant(1.0))
+    training.step(tf.constant(1.0))
+    before = training.scales()
+    assert max(before[-1]) > 0
+    training.step(tf.constant(np.inf))
+    assert training.scales() == before
+    assert int(training.opt.skipped_steps) == 1
+
+
+def test_doubled_scale_saturates_no_step() -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(2.0**8, 10)
+    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), manager))
+    saturated = [training.saturated() for _ in range(45)]
+    assert float(training.opt.loss_scale) == 2.0**12
+    # Keras learns the size of gradients from the first two steps.
+    assert not any(saturated[2:])
+    # A history that did not follow would be too small in two steps.
+    allowed = _LARGEST * float(training.layer.outputs_grad_scale.numpy())
+    assert allowed == pytest.approx(2.0**12 / 64, rel=1e-3)
+
+
+def test_halved_scale_saturates_no_step() -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(2.0**12, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), manager))
+    for _ in range(3):
+        training.saturated()
+    for _ in range(4):
+        training.step(tf.constant(np.inf))
+        assert not training.saturated()
+    assert float(training.opt.loss_scale) == 2.0**8
+
+
+def test_training_learns_through_changes_of_the_scale() -> None:
+    def accuracy(policy: str | None, scale: Any) -> float:
+        keras.utils.set_random_seed(2)
+        rng = np.random.default_rng(0)
+        points = rng.normal(size=[512, 16]).astype(np.float32)
+        classes = (points @ rng.normal(size=[16, 4])).argmax(axis=1)
+        layers = [keras.layers.Dense(32, "relu", dtype=policy), keras.layers.Dense(4, dtype=policy)]
+        model = keras.Sequential([keras.Input([16]), *layers])
+        if policy is not None:
+            for layer in model.layers:
+                layer.quantize("float8")
+        model.compile(
+            tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.01), scale),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        model.fit(points, classes, batch_size=64, epochs=25, verbose=0)
+        return float(np.mean(model.predict(points, verbose=0).argmax(axis=1) == classes))
+
+    # The scale is doubled every 20 of 200 steps.
+    growing = tfmp.ExponentialUpdateLossScaleManager(2.0**5, 20)
+    in_float8 = accuracy("mixed_float16", growing)
+    assert float(growing.get_loss_scale()) > 2.0**10
+    assert in_float8 > accuracy(None, 1.0) - 0.03
+    assert accuracy("mixed_bfloat16", 1.0) > accuracy(None, 1.0) - 0.03

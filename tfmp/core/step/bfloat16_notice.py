@@ -1,0 +1,61 @@
+"""Says that a loss which is computed in bfloat16 needs no scaling."""
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.graph_search import calls_functions, with_ancestors
+from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
+
+_logger = logging.getLogger("tfmp")
+
+#: Parts of the types of the ops in which models spend their time: matrix products and convolutions.
+_PRODUCTS = ("MatMul", "Einsum", "Conv")
+
+
+class Bfloat16Notice:
+    """Logs once that no scaling is needed, if a loss that is scaled is computed in bfloat16.
+
+    bfloat16 has the range of float32, so that gradients become neither 0 nor infinite in it. A graph shows in which
+    types the ops compute that a loss depends on: there is a notice if matrix products or convolutions are in bfloat16,
+    and nothing is in float16. There is none if the loss depends on functions that the graph calls, such as the body of
+    a loop, whose ops are not seen. In eager code, only the type of the loss itself is known.
+
+    Args:
+        manager: Decides the loss scale. With a fixed scale of 1 there is nothing to say.
+
+    Example:
+        >>> Bfloat16Notice(FixedLossScaleManager(8)).look_at(tf.constant(2.0))  # a loss in bfloat16 would be logged
+    """
+
+    def __init__(self, manager: LossScaleManager) -> None:
+        self._told = isinstance(manager, FixedLossScaleManager) and manager.get_config()["loss_scale"] == 1
+
+    def look_at(self, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
+        """Log the notice, if it holds for a loss and was not given before.
+
+        Args:
+            loss: The unscaled loss.
+        """
+        if not self._told and _is_computed_in_bfloat16(loss):
+            self._told = True
+            _logger.warning(
+                "the loss is computed in bfloat16, which has the range of float32: it needs no loss scaling. The "
+                "training is right as it is. To do without scaling and checks, use the optimizer inside the "
+                "LossScaleOptimizer as it is, or pass enabled=False to tfmp.GradScaler."
+            )
+
+
+def _is_computed_in_bfloat16(loss: Any) -> bool:  # noqa: ANN401 - whatever converts to a tensor
+    if not tf.is_tensor(loss) or hasattr(loss, "numpy"):
+        # An eager tensor does not record the ops that it was computed by.
+        return bool(getattr(loss, "dtype", None) == tf.bfloat16)
+    ops = with_ancestors([loss.op]) or []
+    if any(map(calls_functions, ops)) or any(tf.float16 in _types_of(op) for op in ops):
+        return False
+    return any(tf.bfloat16 in _types_of(op) for op in ops if any(part in op.type for part in _PRODUCTS))
+
+
+def _types_of(op: tf.Operation) -> list[tf.DType]:
+    return [output.dtype for output in op.outputs]

@@ -1,0 +1,1 @@
+"""What an optimizer keeps between its steps, stored in half precision."""

@@ -1,0 +1,305 @@
+"""Optimizers of Keras 3 whose slots are in half precision."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from tfmp.core.gradients import arithmetic
+from tfmp.optimizer_state.float32_view import Float32View
+from tfmp.optimizer_state.rounding import rounded
+from tfmp.optimizer_state.settings import HALF_TYPES_BY_NAME, HalfSettings, half_settings
+from tfmp.optimizer_state.state_bytes import SlotBytes, StateBytes
+from tfmp.types import Gradient
+
+_Optimizer = TypeVar("_Optimizer")
+
+# The class of optimizers that stands behind `HalfState`. Keras has no types, so that type checkers accept its methods.
+_NextClass: Any = keras.optimizers.Optimizer if TYPE_CHECKING else object
+
+#: The first of the numbers from which the random numbers for a weight follow. Those of slots count from 0.
+_FIRST_OF_WEIGHTS = 2**24
+
+
+def with_half_state(optimizer: _Optimizer, settings: HalfSettings) -> _Optimizer:
+    """Return an optimizer of Keras 3 as one whose slots are in half precision.
+
+    Args:
+        optimizer: The optimizer.
+        settings: What is in half precision.
+
+    Raises:
+        ValueError: The optimizer is built already, wraps others, or has half-precision state already.
+    """
+    _validate(optimizer, settings)
+    plain: Any = type(optimizer)
+    half: Any = object.__new__(half_state_class(plain))
+    # Both objects have one dictionary of attributes, so that nothing is left behind in the first one.
+    object.__setattr__(half, "__dict__", vars(optimizer))
+    vars(half).update(_half_settings=settings, _half_slots=[], _slot_dtype=None, _is_built_here=False)
+    return half
+
+
+def _validate(optimizer: Any, settings: HalfSettings) -> None:  # noqa: ANN401 - an optimizer of Keras
+    kind = type(optimizer).__name__
+    if "_half_settings" in vars(optimizer):
+        raise ValueError(f"the {kind} has half-precision state already: call tfmp.half_state once, with all slots.")
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(f"the optimizer is a {kind}, which has no slots: call tfmp.half_state with the one inside it.")
+    if hasattr(optimizer, "optimizers"):
+        raise ValueError(f"the {kind} has no slots itself: call tfmp.half_state with each of the optimizers inside it.")
+    if _has_weights_for_momentum(optimizer) and "momentum" in settings.dtypes:
+        raise ValueError(f"momentum of {kind} holds weights, from which it computes others: leave it in float32.")
+    if optimizer.built:
+        raise ValueError(f"the {kind} is built already, with slots in float32: call tfmp.half_state before it is.")
+
+
+def _has_weights_for_momentum(optimizer: object) -> bool:
+    # Older versions of Keras do not have this class.
+    schedule_free = getattr(keras.optimizers, "ScheduleFreeAdamW", None)
+    return schedule_free is not None and isinstance(optimizer, schedule_free)
+
+
+class HalfState(_NextClass):
+    """What a class of optimizers does in another way if its slots are in half precision; see `tfmp.half_state`.
+
+    Each optimizer with half-precision state is of a class that inherits from this one and from the optimizer's own.
+    """
+
+    #: Asks the front-ends and `tfmp.GradScaler` for float32 gradients of weights in half precision.
+    takes_float32_gradients = True
+
+    #: The class of optimizers that a subclass is made for.
+    _plain_class: Any
+    _half_settings: HalfSettings
+    #: The variables of the slots, with the names of the slots.
+    _half_slots: list[tuple[str, Any]]
+    #: The type of the slot that is being made, if it is in half precision.
+    _slot_dtype: tf.DType | None
+    _is_built_here: bool
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the slots.
+
+        Args:
+            variables: The variables to train.
+
+        Raises:
+            ValueError: Variables are in half precision, and the optimizer would lose their steps by rounding; or the
+                optimizer has made no slot of a name that was to be in half precision.
+        """
+        half = [variable for variable in variables if _is_half(variable)]
+        if half:
+            self._validate_half_weights(half[0])
+        super().build(variables)
+        try:
+            self._validate_slots(list(variables), half)
+        except ValueError:
+            self.built = False
+            raise
+        self._is_built_here = True
+
+    def _validate_slots(self, variables: Sequence[Any], half: Sequence[Any]) -> None:
+        made = {str(name) for name, _ in self._half_slots}
+        missing = [name for name in self._half_settings.dtypes if name not in made]
+        # Keras builds the optimizer of a model without weights, too.
+        if missing and variables:
+            raise ValueError(
+                f"the optimizer made no slot {', '.join(missing)}, only {', '.join(sorted(made)) or 'none'}: name those"
+                " that it has with its settings."
+            )
+        slots = {id(slot) for _, slot in self._half_slots}
+        others = [each.name for each in self.variables if _is_half(each) and id(each) not in slots]
+        if others and half:
+            raise ValueError(
+                f"the optimizer keeps {', '.join(others)} in the type of the weights itself, which is half precision: "
+                "train weights in float32."
+            )
+
+    def _validate_half_weights(self, variable: Any) -> None:  # noqa: ANN401 - of TensorFlow or Keras
+        which = f"the weight {variable.name} is in {keras.backend.standardize_dtype(variable.dtype)}"
+        if not self._half_settings.is_stochastic:
+            raise ValueError(
+                f"{which}, and most steps would be lost by rounding it to the nearest value: pass "
+                "rounding='stochastic', or train weights in float32."
+            )
+        if self._plain_class._apply_weight_decay is not keras.optimizers.SGD._apply_weight_decay:
+            raise ValueError(f"{which}, which {self._plain_class.__name__} decays in its own way: train it in float32.")
+        for setting in ("use_ema", "gradient_accumulation_steps"):
+            if getattr(self, setting):
+                raise ValueError(
+                    f"{which}, for which {setting}={getattr(self, setting)!r} does not work: leave it out."
+                )
+
+    def add_variable_from_reference(
+        self,
+        reference_variable: Any,  # noqa: ANN401 - of TensorFlow or Keras
+        name: str | None = None,
+        initializer: Any = "zeros",  # noqa: ANN401 - a name, or an initializer of Keras
+    ) -> Any:  # noqa: ANN401 - a variable of Keras, or a view of it
+        """Make a slot for a variable. One in half precision is read and assigned as if it were in float32.
+
+        Args:
+            reference_variable: The variable to train.
+            name: The name of the slot.
+            initializer: What the slot holds first.
+        """
+        name = name or "var"
+        half_type = self._half_settings.dtype_of(name)
+        # Keras gives no other way to the type: a slot has that of its weight.
+        self._slot_dtype = half_type
+        try:
+            slot = super().add_variable_from_reference(reference_variable, name=name, initializer=initializer)
+        finally:
+            self._slot_dtype = None
+        self._half_slots.append((name, slot))
+        # The number tells the random numbers of this slot from those of others.
+        return slot if half_type is None else self._view(slot, half_type, number=len(self._half_slots))
+
+    def add_variable(
+        self,
+        shape: Sequence[int],
+        initializer: Any = "zeros",  # noqa: ANN401 - a name, or an initializer of Keras
+        dtype: Any = None,  # noqa: ANN401 - of TensorFlow, or a name
+        *args: Any,  # noqa: ANN401 - what Keras takes
+        **kwargs: Any,  # noqa: ANN401 - what Keras takes
+    ) -> Any:  # noqa: ANN401 - a variable of Keras
+        """Make a variable, in half precision only where that was asked for; `add_variable_from_reference` calls this.
+
+        Args:
+            shape: The shape.
+            initializer: What it holds first.
+            dtype: The type. Half precision, which the optimizer asks for if a weight has it, becomes float32.
+            *args: What the method of Keras takes.
+            **kwargs: More of what the method of Keras takes.
+        """
+        if dtype is not None and keras.backend.standardize_dtype(dtype) in HALF_TYPES_BY_NAME:
+            dtype = "float32"
+        return super().add_variable(shape, initializer, self._slot_dtype or dtype, *args, **kwargs)
+
+    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Update the variables.
+
+        Args:
+            grads: The gradients. Those in half precision are clipped and applied in float32.
+            trainable_variables: The variables; by default those that the optimizer was built with.
+
+        Raises:
+            ValueError: The optimizer was built by the object that was passed to `tfmp.half_state`.
+        """
+        if self.built and not self._is_built_here:
+            raise ValueError(
+                "the optimizer has slots in float32: the one that was passed to tfmp.half_state was built itself. Use "
+                "only the one that tfmp.half_state returned."
+            )
+        super().apply([arithmetic.map_values(arithmetic.widen, grad) for grad in grads], trainable_variables)
+
+    def update_step(self, gradient: Gradient, variable: tf.Variable, learning_rate: Any) -> None:  # noqa: ANN401 - a number
+        """Update a variable and its slots.
+
+        Args:
+            gradient: The gradient.
+            variable: The variable; one in half precision is updated as if it were in float32.
+            learning_rate: The learning rate.
+        """
+        # TensorFlow would read the slots ahead of the gradients, and keep them in float32 until then.
+        with tf.control_dependencies(arithmetic.values_of([gradient])):
+            super().update_step(gradient, self._decayed(variable, learning_rate), learning_rate)
+
+    def _decayed(self, variable: tf.Variable, learning_rate: Any) -> tf.Variable | Float32View:  # noqa: ANN401 - a number
+        """Return what to update: the variable; or a view of one in half precision, whose decay is applied before."""
+        if not _is_half(variable):
+            return variable
+        # Two for each weight: for its decay, and for its update.
+        number = _FIRST_OF_WEIGHTS + 2 * self._get_variable_index(variable)
+        if self.weight_decay is not None and self._use_weight_decay(variable):
+            decayed = self._view(variable, variable.dtype, number)
+            decayed.assign_sub(decayed * self.weight_decay * tf.cast(learning_rate, tf.float32))
+        return self._view(variable, variable.dtype, number + 1)
+
+    # The next two methods are private in Keras. Weights in half precision need both: Keras' own method would decay them
+    # in half precision, where the decay is lost by rounding, and it would not find the slots of a view.
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        super()._apply_weight_decay([variable for variable in variables if not _is_half(variable)])
+
+    def _var_key(self, variable: Any) -> Any:  # noqa: ANN401 - of TensorFlow or Keras; what Keras returns
+        return super()._var_key(variable.variable if isinstance(variable, Float32View) else variable)
+
+    def _view(self, variable: Any, dtype: tf.DType, number: int) -> Float32View:  # noqa: ANN401 - as above
+        """Return a view of a variable, whose random numbers follow from a number of its own."""
+
+        def rounding(values: tf.Tensor) -> tf.Tensor:
+            seed = [self._half_settings.seed, number, self.iterations] if self._half_settings.is_stochastic else None
+            return rounded(values, dtype, seed)
+
+        return Float32View(variable, rounding)
+
+    def state_bytes(self) -> StateBytes:
+        """Report the memory of the slots.
+
+        Raises:
+            ValueError: The optimizer is not built, and has no slots yet.
+        """
+        if not self.built:
+            raise ValueError("the optimizer is not built and has no slots yet: call build with the variables to train.")
+        return StateBytes(tuple(_bytes_of(slots) for slots in _by_name(self._half_slots).values()))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the configuration, from which `from_config` makes an optimizer with the same settings."""
+        plain: Any = object.__new__(type(self)._plain_class)
+        object.__setattr__(plain, "__dict__", vars(self))
+        settings = self._half_settings
+        return {
+            "optimizer": keras.saving.serialize_keras_object(plain),
+            "slots": settings.dtypes,
+            "rounding": settings.rounding,
+            "seed": settings.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
+        """Make an optimizer from a configuration that `get_config` returned.
+
+        Args:
+            config: The configuration.
+            custom_objects: Classes by their names, for those in the configuration that Keras does not know.
+        """
+        optimizer = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
+        settings = half_settings(config["slots"], config["rounding"], config["seed"])
+        return with_half_state(optimizer, settings)
+
+
+@functools.cache
+def half_state_class(plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, which has no types
+    """Return the class for optimizers of a class whose slots are in half precision.
+
+    A wrapper around the optimizer would have to pass on each setting and method of each class of optimizers, and would
+    be no instance of it. A subclass inherits them.
+
+    Args:
+        plain: The class of optimizers.
+    """
+    attributes = {"__doc__": plain.__doc__, "__module__": plain.__module__, "_plain_class": plain}
+    made = type(f"HalfState{plain.__name__}", (HalfState, plain), attributes)
+    # All classes have one name in saved models: which one an optimizer is of follows from its configuration.
+    keras.saving.register_keras_serializable(package="tfmp", name="HalfState")(made)
+    return made
+
+
+def _is_half(variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras
+    return keras.backend.standardize_dtype(variable.dtype) in HALF_TYPES_BY_NAME
+
+
+def _by_name(slots: Sequence[tuple[str, Any]]) -> dict[str, list[tuple[str, Any]]]:
+    return {name: [slot for slot in slots if slot[0] == name] for name, _ in slots}
+
+
+def _bytes_of(slots: Sequence[tuple[str, Any]]) -> SlotBytes:
+    values = sum(math.prod(variable.shape) for _, variable in slots)
+    name, first = slots[0]
+    dtype = tf.as_dtype(keras.backend.standardize_dtype(first.dtype))
+    return SlotBytes(name, dtype.name, values * dtype.size, values * tf.float32.size)
