@@ -51,8 +51,8 @@ def test_by_default_it_shows_and_writes_nothing(capsys: pytest.CaptureFixture[st
         "+manager = tfmp.FixedLossScaleManager(8)\n"
         "a.py:2: R2: added `import tfmp`\n"
         "a.py:2: R2: `tf.contrib.mixed_precision.FixedLossScaleManager` becomes `tfmp.FixedLossScaleManager`\n"
-        "rule  files  lines rewritten  left to do  notes\n"
-        "R2        1                2           0      0\n"
+        "rule  files  lines rewritten  trains wrongly  fails  notes\n"
+        "R2        1                2               0      0      0\n"
         "1 file: 1 to be rewritten, 0 unchanged, 0 not done\n"
     )
 

@@ -47,7 +47,7 @@ def test_a_script_without_tensorflow_is_told_to_turn_the_behaviour_on(capsys: py
     for _ in range(2):  # the second time model.py is written by the first
         assert command.main(["main.py", "model.py"]) == 1
         assert f"main.py:2: R1: {message}\n" in capsys.readouterr().out
-        assert _found(capsys, "--write", "main.py", "model.py") == [("main.py", 2, "todo", message)]
+        assert _found(capsys, "--write", "main.py", "model.py") == [("main.py", 2, "fails", message)]
     assert Path("model.py").read_text().startswith(_OLD)
 
 
@@ -114,7 +114,7 @@ def test_what_a_script_of_tensorflow_1_imports_is_of_tensorflow_1(capsys: pytest
         }
     )
     found = _found(capsys, "--write", ".")
-    assert [(path, line, level) for path, line, level, _ in found] == [("./nets/unused.py", 5, "todo")]
+    assert [(path, line, level) for path, line, level, _ in found] == [("./nets/unused.py", 5, "fails")]
     assert Path("nets/layers.py").read_text() == "from . import basic\n" + _LAYERS.replace(*_UPGRADE)
     assert Path("nets/basic.py").read_text() == _LAYERS.replace(*_UPGRADE)
     assert Path("nets/unused.py").read_text() == _LAYERS
@@ -128,10 +128,10 @@ def test_what_a_script_of_tensorflow_1_imports_is_of_tensorflow_1(capsys: pytest
         ({"new.py": _IMPORTS + _NEW_MODEL}, []),
         (
             {"new.py": _IMPORTS + _NEW_MODEL, "old.py": _IMPORTS + _MODEL},
-            [("./layers.py", 5, "todo")],
+            [("./layers.py", 5, "fails")],
         ),
-        ({"old.py": _IMPORTS + _MODEL.replace(*_UPGRADE)}, [("./layers.py", 5, "todo")]),
-        ({"elsewhere/old.py": "import other\n" + _MODEL}, [("./layers.py", 5, "todo")]),
+        ({"old.py": _IMPORTS + _MODEL.replace(*_UPGRADE)}, [("./layers.py", 5, "fails")]),
+        ({"elsewhere/old.py": "import other\n" + _MODEL}, [("./layers.py", 5, "fails")]),
     ],
     ids=["of TensorFlow 2", "of both", "upgraded", "none"],
 )
@@ -159,5 +159,5 @@ def test_many_processes_say_the_same(capsys: pytest.CaptureFixture[str]) -> None
     _write({f"p{number}/model.py": _IMPORTS + _MODEL for number in range(40)})
     _write({f"p{number}/layers.py": _LAYERS for number in range(40)})
     found = _found(capsys, "--write", *(f"p{number}" for number in range(40)))
-    assert [one[:3] for one in found] == [(f"p{number}/main.py", 1, "todo") for number in range(40)]
+    assert [one[:3] for one in found] == [(f"p{number}/main.py", 1, "fails") for number in range(40)]
     assert all(Path(f"p{number}/layers.py").read_text().startswith(_OLD) for number in range(40))

@@ -44,7 +44,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         "error": None,
         "error_line": None,
     }
-    assert [(one["rule"], one["line"], one["level"]) for one in second["findings"]] == [("R2", 2, "todo")]
+    assert [(one["rule"], one["line"], one["level"]) for one in second["findings"]] == [("R2", 2, "fails")]
     assert (third["error"], third["error_line"]) == ("Python 2: run 2to3 or futurize first", 1)
     assert document["summary"] == {
         "files": 3,
@@ -52,7 +52,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         "unchanged": 1,
         "not_done": 1,
         "written": False,
-        "rules": {"R2": {"files": 2, "lines": 2, "todo": 1, "note": 0}},
+        "rules": {"R2": {"files": 2, "lines": 2, "wrong": 0, "fails": 1, "note": 0}},
     }
 
 
@@ -77,5 +77,5 @@ def test_notes_are_marked_and_leave_nothing_to_do(
     assert command.main(["--to-tfmp", "a.py"]) == 0
     shown = capsys.readouterr().out
     assert "a.py:1: R6: note: kept, to_tfmp=True.\n" in shown
-    assert "R6        1                0           0      1\n" in shown
+    assert "R6        1                0               0      0      1\n" in shown
     assert command.main(["--check", "a.py"]) == 0

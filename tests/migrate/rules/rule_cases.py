@@ -32,7 +32,7 @@ class RuleCase:
         """Rewrite the script with the given line ends, and compare the text and the report with the expected ones."""
         done = rewrite(self.before.replace("\n", newline), self.options)
         assert done.text == self.after.replace("\n", newline)
-        assert [f"{one.line}: {one.rule}: {one.level.value}: {one.message}" for one in done.findings] == self.report
+        assert [f"{one.line}: {one.rule}: {one.level.value}: {one.text}" for one in done.findings] == self.report
 
 
 def cases_of(test_file: str) -> list[object]:

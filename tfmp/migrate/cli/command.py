@@ -36,9 +36,9 @@ the other names of the file keep the old content.
 A second run changes nothing more. Lines that are not rewritten keep every byte: line ends, tabs, encoding.
 
 --json prints {"files": [FILE, ...], "summary": {"files", "changed", "unchanged", "not_done", "written", "rules": {"R1":
-{"files", "lines", "todo", "note"}, ...}}}, where FILE is {"path", "changed", "edits": [{"rule", "line", "before",
-"after"}, ...], "findings": [{"rule", "line", "level", "message"}, ...], "error", "error_line"}. A level is "todo" or
-"note"; the error is null for a file that was processed.
+{"files", "lines", "wrong", "fails", "note"}, ...}}}, where FILE is {"path", "changed", "edits": [{"rule", "line",
+"before", "after"}, ...], "findings": [{"rule", "line", "level", "message"}, ...], "error", "error_line"}. A level is
+"wrong", "fails" or "note"; the error is null for a file that was processed.
 
 exit status:
   0  nothing is left for a person. Findings marked "note:" are for information and do not count. Rewrites that are
@@ -203,7 +203,7 @@ def _status(arguments: argparse.Namespace, reports: list[FileReport]) -> int:
     from tfmp.migrate.edits.results import Level
 
     left = any(
-        report.error is not None or any(finding.level is Level.TODO for finding in report.findings)
+        report.error is not None or any(finding.level is not Level.NOTE for finding in report.findings)
         for report in reports
     )
     pending = arguments.check and any(report.changes for report in reports)

@@ -91,7 +91,7 @@ class Project:
             f"this script is run, and imports {self._reports[needing[0]].path}{others}, which needs the behavior of "
             f"TensorFlow 1, but nothing turns that on: call {_ADVICE}."
         )
-        return Finding(RULE, line, Level.TODO, message)
+        return Finding(RULE, line, Level.FAILS, message)
 
     def _of_library(self, needing: Sequence[int]) -> Finding:
         """Return the note for files of a library whose scripts must turn on the behavior of TensorFlow 1."""

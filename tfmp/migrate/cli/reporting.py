@@ -18,13 +18,15 @@ class RuleTotals(NamedTuple):
     Attributes:
         files: The number of files that the rule changed or has findings in.
         lines: The number of lines that the rule rewrote or added.
-        todo: The number of findings that a person must handle.
+        wrong: The number of findings without which the script trains wrongly.
+        fails: The number of findings without which the script fails.
         note: The number of findings that are only for information.
     """
 
     files: int
     lines: int
-    todo: int
+    wrong: int
+    fails: int
     note: int
 
 
@@ -74,7 +76,7 @@ def summary_lines(reports: Sequence[FileReport], *, written: bool) -> Iterator[s
     """
     totals = rule_totals(reports)
     if totals:
-        rows = [["rule", "files", "lines rewritten", "left to do", "notes"]]
+        rows = [["rule", "files", "lines rewritten", "trains wrongly", "fails", "notes"]]
         rows += [[rule, *map(str, row)] for rule, row in totals.items()]
         yield from _aligned(rows)
     yield files_line(reports, written=written)
@@ -105,7 +107,7 @@ def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
     - `path`: a string; bytes in it that are not UTF-8 are written as `\xff`.
     - `changed`: true if the file was rewritten, or would be.
     - `edits`: objects with `rule`, `line`, `before` and `after`.
-    - `findings`: objects with `rule`, `line`, `level` (`todo` or `note`) and `message`.
+    - `findings`: objects with `rule`, `line`, `level` (`wrong`, `fails` or `note`) and `message`.
     - `error`: the reason why the file was not processed, or null; `error_line`: the line that caused it, or null.
 
     Lines are counted from 1 in the file as it is now. `summary` has the members of `FileTotals`, the member `written`,
@@ -152,16 +154,17 @@ def file_totals(reports: Iterable[FileReport]) -> FileTotals:
 
 
 def _totals(rule: str, reports: Iterable[FileReport]) -> RuleTotals:
-    files = lines = todo = note = 0
+    files = lines = wrong = fails = note = 0
     for report in reports:
         changes = [change for change in report.changes if change.rule == rule]
         levels = [finding.level for finding in report.findings if finding.rule == rule]
         files += bool(changes or levels)
         lines += len({line for change in changes for line in _lines(change)})
         lines += sum(not change.before for change in changes)
-        todo += levels.count(Level.TODO)
+        wrong += levels.count(Level.WRONG)
+        fails += levels.count(Level.FAILS)
         note += levels.count(Level.NOTE)
-    return RuleTotals(files, lines, todo, note)
+    return RuleTotals(files, lines, wrong, fails, note)
 
 
 def _rewritten(change: Change) -> str:
@@ -172,7 +175,7 @@ def _rewritten(change: Change) -> str:
 
 
 def _found(finding: Finding) -> str:
-    return finding.message if finding.level is Level.TODO else f"note: {finding.message}"
+    return f"note: {finding.text}" if finding.level is Level.NOTE else finding.text
 
 
 def _short(text: str) -> str:
@@ -205,7 +208,7 @@ def _as_json(report: FileReport) -> dict[str, Any]:  # JSON's values are of many
             for change in report.changes
         ],
         "findings": [
-            {"rule": one.rule, "line": one.line, "level": one.level.value, "message": one.message}
+            {"rule": one.rule, "line": one.line, "level": one.level.value, "message": one.text}
             for one in report.findings
         ],
         "error": report.error,

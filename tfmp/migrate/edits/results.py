@@ -66,10 +66,12 @@ class MovedNames(NamedTuple):
 
 
 class Level(enum.Enum):
-    """How much a finding matters."""
+    """How much a finding matters; the worst comes first."""
 
-    #: The script fails or trains wrongly until a person has changed it.
-    TODO = "todo"
+    #: The script runs, but trains wrongly without an error, until a person has changed it.
+    WRONG = "wrong"
+    #: The script fails, or cannot be rewritten, until a person has changed it.
+    FAILS = "fails"
     #: The script runs; the finding is for information.
     NOTE = "note"
 
@@ -81,13 +83,20 @@ class Finding(NamedTuple):
         rule: The rule that this result comes from.
         line: The line of the script, from 1.
         level: How much the finding matters.
-        message: What was found, why it matters, and what to do.
+        message: What is wrong, what happens, and the line to write. A message that many files share is reported once.
+        detail: A sentence about this file alone, such as the names that the message is about; empty if there is none.
     """
 
     rule: str
     line: int
     level: Level
     message: str
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """The message with its detail."""
+        return f"{self.message} {self.detail}".rstrip()
 
 
 Result = Edit | MovedNames | NeededImport | Finding

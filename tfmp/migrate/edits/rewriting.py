@@ -166,7 +166,7 @@ def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[resu
         results.Finding(
             names[name],
             script.line(node),
-            results.Level.TODO,
+            results.Level.FAILS,
             f"{name} is a name of the script's own, and would hide the package {name}: left alone. "
             "Give it another name, and rewrite the script then.",
         )

@@ -29,7 +29,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
             yield from _modules(script, node)
         elif isinstance(node.names, cst.ImportStar):
             message = f"a star import from {imported[0].raw}: write `from tfmp import` with the names that are used."
-            yield Finding(RULE, script.line(node), Level.TODO, f"{message} There were {_LISTED}.")
+            yield Finding(RULE, script.line(node), Level.FAILS, f"{message} There were {_LISTED}.")
         else:
             yield from _names(script, node, imported)
     yield from _unknown_attributes(script)
@@ -45,7 +45,7 @@ def _names(script: Script, node: cst.ImportFrom, imported: list[Imported]) -> It
             targets[name] = ("tfmp", name)
         elif module in _MODULES:
             message = f"{one.raw.rpartition('.')[0]} had no {name}: the names of tf.contrib.mixed_precision were"
-            yield Finding(RULE, script.line(node), Level.TODO, f"{message} {_LISTED}.")
+            yield Finding(RULE, script.line(node), Level.FAILS, f"{message} {_LISTED}.")
     if targets:
         yield MovedNames(RULE, node, targets)
 
@@ -63,7 +63,7 @@ def _modules(script: Script, node: cst.Import) -> Iterator[Result]:
             yield Finding(
                 RULE,
                 script.line(node),
-                Level.TODO,
+                Level.FAILS,
                 f"`import {one.raw}` also binds the name {one.bound}, which line {others[0]} uses: write `import tfmp` "
                 f"here, and import {one.bound} by itself.",
             )
@@ -91,4 +91,4 @@ def _unknown_attributes(script: Script) -> Iterator[Finding]:
         name = use.name[len(use.root) + 1 :].split(".")[0]
         if name not in NAMES:
             message = f"{use.root} had no public {name}, and tfmp has none: write one of {_LISTED}."
-            yield Finding(RULE, script.line(use.node), Level.TODO, message)
+            yield Finding(RULE, script.line(use.node), Level.FAILS, message)

@@ -24,7 +24,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
         name = use.name[len(MODULE) + 1 :].split(".")[0]
         if name not in NAMES:
             message = f"tf.contrib.mixed_precision had no {name}: its names were {', '.join(sorted(NAMES))}."
-            yield Finding(RULE, script.line(use.node), Level.TODO, message)
+            yield Finding(RULE, script.line(use.node), Level.FAILS, message)
             continue
         rest = use.name[len(f"{MODULE}.{name}") :]
         start, end = script.span(without_last_words(use.node, rest.count(".")))

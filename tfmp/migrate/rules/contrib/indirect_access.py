@@ -39,7 +39,7 @@ def _finding(script: Script, node: cst.CSTNode, text: str) -> Finding:
         f"indirect access: {text} is not in TensorFlow 2, and its use here cannot be followed. "
         f"For its mixed_precision write tfmp."
     )
-    return Finding(RULE, script.line(node), Level.TODO, message)
+    return Finding(RULE, script.line(node), Level.FAILS, message)
 
 
 def _followed(script: Script, use: Use) -> list[Edit]:
@@ -104,7 +104,7 @@ def _by_text(script: Script) -> Iterator[Finding]:
                 f"TensorFlow 2 has no {dotted(call.args[0].value)}.contrib: code that runs only where it exists runs "
                 "no more. Keep the branch that you want, without the condition."
             )
-            yield Finding(RULE, script.line(call), Level.TODO, message)
+            yield Finding(RULE, script.line(call), Level.FAILS, message)
 
 
 def _first_text(call: cst.Call) -> str:
@@ -136,7 +136,7 @@ def _unresolved(script: Script) -> Iterator[Finding]:
             f"{dotted(old[0])} is a name of TensorFlow 1, but {word} cannot be followed, because not only an import of "
             f"TensorFlow binds it: write `import {V1_MODULE} as {word}`, and bind {word} nowhere else."
         )
-        yield Finding(RULE, script.line(old[0]), Level.TODO, message)
+        yield Finding(RULE, script.line(old[0]), Level.FAILS, message)
 
 
 def _is_of_contrib(node: cst.Attribute) -> bool:

@@ -173,7 +173,7 @@ def _listed(left: Sequence[_Left]) -> Iterator[Finding]:
         told = advice(name)
         full = f"tf.contrib.{name}" if name else "tf.contrib"
         message = f"{full} is not in TensorFlow 2{count}{f': {told}' if told else ''}."
-        yield Finding(RULE, min(places), Level.TODO, message)
+        yield Finding(RULE, min(places), Level.FAILS, message)
 
 
 def _short(name: str) -> str:

@@ -46,7 +46,7 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
             "tf.keras has no mixed_precision.experimental any more: import tensorflow.keras.mixed_precision, whose"
         )
         names = ", ".join(_RENAMED.values())
-        yield Finding(RULE, script.line(node), Level.TODO, f"{message} names are {names}, and change what follows.")
+        yield Finding(RULE, script.line(node), Level.FAILS, f"{message} names are {names}, and change what follows.")
 
 
 def _plain(name: str) -> str:
@@ -190,7 +190,7 @@ def _is_old(script: Script, use: Use) -> bool:
 
 
 def _todo(script: Script, use: Use, message: str) -> Finding:
-    return Finding(RULE, script.line(use.node), Level.TODO, message)
+    return Finding(RULE, script.line(use.node), Level.FAILS, message)
 
 
 def _is_keyword(arg: cst.Arg, name: str) -> bool:

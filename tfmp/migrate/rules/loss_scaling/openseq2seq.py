@@ -26,11 +26,11 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     for node in script.nodes(cst.ClassDef):
         if node.name.value == _NAME:
             bound.add(_NAME)
-            yield Finding(RULE, script.line(node.name), Level.TODO, _MESSAGE)
+            yield Finding(RULE, script.line(node.name), Level.FAILS, _MESSAGE)
     for call in script.nodes(cst.Call):
         of_module = script.name_of(call.func)
         if (isinstance(call.func, cst.Name) and call.func.value in bound) or of_module.endswith(f".{_NAME}"):
-            yield Finding(RULE, script.line(call), Level.TODO, _MESSAGE)
+            yield Finding(RULE, script.line(call), Level.FAILS, _MESSAGE)
 
 
 def _bound_by(node: cst.ImportFrom) -> Iterator[str]:

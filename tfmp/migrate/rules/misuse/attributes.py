@@ -39,7 +39,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             continue
         message = _MESSAGE if around is None else _OF_HOROVOD
         name, said = code(script, node.value), optimizers.description(node.value, wrapping)
-        yield node, Level.TODO, message.format(optimizer=said, name=name, attribute=node.attr.value)
+        yield node, Level.FAILS, message.format(optimizer=said, name=name, attribute=node.attr.value)
 
 
 def _is_of_keras(script: Script, construction: cst.Call) -> bool:

@@ -29,7 +29,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
                 seen.add(node)
                 said = optimizers.description(method(call)[0], wrapping)
                 function = code(script, node.func)
-                yield node, Level.TODO, message.format(function=function, optimizer=said, line=script.line(call))
+                yield node, Level.WRONG, message.format(function=function, optimizer=said, line=script.line(call))
 
 
 def _message(script: Script, call: cst.Call) -> str:

@@ -26,7 +26,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             continue
         if wrapping.certain or not flow.is_conditional(construction, wrapping.call):
             line = script.line(wrapping.call)
-            yield construction, Level.TODO, _TWICE.format(line=line)
+            yield construction, Level.WRONG, _TWICE.format(line=line)
     yield from _with_tensorflows(script)
     for call, owner, loss in optimizers.gradient_computations():
         wrapping = optimizers.wrapping(owner)
@@ -36,7 +36,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         scale = next((each for each in multipliers if _is_scale(script, call, wrapping.call, each)), None)
         if scale is not None:
             said = optimizers.description(owner, wrapping)
-            yield call, Level.TODO, _BY_HAND.format(scale=code(script, scale), optimizer=said)
+            yield call, Level.WRONG, _BY_HAND.format(scale=code(script, scale), optimizer=said)
 
 
 def _with_tensorflows(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
@@ -46,14 +46,14 @@ def _with_tensorflows(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]
         wrapping = optimizers.wrapping(argument(call, 0, "opt")) if _is_tensorflows(script, call) else None
         if wrapping is not None and (wrapping.certain or not flow.is_conditional(call, wrapping.call)):
             message = _TENSORFLOWS.format(function=code(script, call.func), line=script.line(wrapping.call))
-            yield call, Level.TODO, message
+            yield call, Level.WRONG, message
     for construction in optimizers.constructions:
         inner = optimizers.inner(construction)
         made = (inner, *flow.values(inner).nodes) if inner is not None else ()
         for each in (node for node in made if isinstance(node, cst.Call) and _is_tensorflows(script, node)):
             if len(made) < 3 or not flow.is_conditional(construction, each):
                 message = _AROUND_TENSORFLOWS.format(function=code(script, each.func), line=script.line(each))
-                yield construction, Level.TODO, message
+                yield construction, Level.WRONG, message
 
 
 def _is_tensorflows(script: Script, call: cst.Call) -> bool:

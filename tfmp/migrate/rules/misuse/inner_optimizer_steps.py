@@ -26,10 +26,10 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         if computed is not None:
             wrapper = code(script, method(computed)[0])
             message = _GRADIENTS.format(wrapper=wrapper, line=script.line(computed), inner=code(script, owner))
-            yield call, Level.TODO, message
+            yield call, Level.WRONG, message
         elif len(unused) == len(around) and not script.cached(DataFlow).is_exclusive(call, unused[0]):
             step = code(script, call.func)
-            yield call, Level.TODO, _UNUSED.format(line=script.line(unused[0]), step=step, name=method(call)[1])
+            yield call, Level.WRONG, _UNUSED.format(line=script.line(unused[0]), step=step, name=method(call)[1])
 
 
 def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[cst.Call]:

@@ -32,7 +32,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             if not any(name.startswith(f"{package}.") for package in PACKAGES):
                 continue
             if last in _OPTIMIZERS:
-                yield node.name, Level.TODO, _OPTIMIZER.format(name=node.name.value)
+                yield node.name, Level.FAILS, _OPTIMIZER.format(name=node.name.value)
             elif last in _MANAGERS:
                 yield node.name, *_of_manager(script, node, last)
 
@@ -43,12 +43,12 @@ def _of_manager(script: Script, node: cst.ClassDef, base: str) -> tuple[Level, s
     missing = [each for each in _PROTOCOL if each not in defined]
     if base == "LossScaleManager":
         if missing:
-            return Level.TODO, _MISSING.format(name=name, missing=" and ".join(missing))
+            return Level.FAILS, _MISSING.format(name=name, missing=" and ".join(missing))
         return Level.NOTE, _MANAGER.format(name=name)
     attributes = [each for each in script.nodes(cst.Attribute) if node in script.ancestors(each)]
     read = [each.attr.value for each in attributes if _is_self(each.value) and each.attr.value in _OF_CONTRIB]
     if read:
-        return Level.TODO, _PRIVATE.format(name=name, base=base, names=", ".join(dict.fromkeys(read)))
+        return Level.FAILS, _PRIVATE.format(name=name, base=base, names=", ".join(dict.fromkeys(read)))
     return Level.NOTE, _MANAGER.format(name=name)
 
 

@@ -30,7 +30,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             line=script.line(call),
             scale=code(script, by_hand[0]) if by_hand is not None else "",
         )
-        yield first, Level.TODO if by_hand is None else Level.NOTE, message
+        yield first, Level.WRONG if by_hand is None else Level.NOTE, message
 
 
 def _may_be_scaled(script: Script, gradients: cst.Call) -> bool:

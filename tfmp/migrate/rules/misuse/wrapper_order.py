@@ -21,15 +21,15 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             around, said = code(script, call.func), f"the wrapped {optimizers.description(inner, wrapping)}"
             said = said.replace("the wrapped the ", "the wrapped ")
             if around.split(".")[-1] != "DistributedOptimizer":
-                yield call, Level.TODO, _NPU.format(around=around, optimizer=said)
+                yield call, Level.WRONG, _NPU.format(around=around, optimizer=said)
             elif _is_float16(script, call):
-                yield call, Level.TODO, _FLOAT16_OUTSIDE.format(around=around, optimizer=said)
+                yield call, Level.WRONG, _FLOAT16_OUTSIDE.format(around=around, optimizer=said)
             elif not _agrees(script, wrapping.call):
                 yield call, Level.NOTE, _OUTSIDE.format(around=around, optimizer=said)
         elif last_word(script, call) == "allreduce" and _is_float16(script, call) and call.args:
             behind = flow.calls_behind(call.args[0].value, optimizers.computes_gradients)
             if any(optimizers.computed_by_wrapper(each) is not None for each in behind):
-                yield call, Level.TODO, _FLOAT16.format(function=code(script, call.func))
+                yield call, Level.WRONG, _FLOAT16.format(function=code(script, call.func))
 
 
 def _agrees(script: Script, construction: cst.Call) -> bool:

@@ -49,7 +49,7 @@ def _star(script: Script, node: cst.ImportFrom) -> Iterator[Finding]:
         message += ": import or replace one by one the names that the script uses."
     else:
         message += ", and the script uses nothing of it: remove this line."
-    yield Finding(RULE, script.line(node), Level.TODO, message)
+    yield Finding(RULE, script.line(node), Level.FAILS, message)
 
 
 def _modules(script: Script, node: cst.Import, imported: Sequence[Imported]) -> Iterator[Result]:
@@ -90,10 +90,10 @@ def _left(script: Script, node: cst.CSTNode, imported: Sequence[Imported]) -> It
     used = {_name(one): _lines_of(script, one) for one in imported}
     message = "the NPU bridge exists only on the NPU"
     if any(used.values()):
-        yield Finding(RULE, script.line(node), Level.TODO, f"{message}. {advised(used)}.")
+        yield Finding(RULE, script.line(node), Level.FAILS, f"{message}. {advised(used)}.")
     else:
         message = f"{message}, and the script does not use {', '.join(used)}: remove it from this line."
-        yield Finding(RULE, script.line(node), Level.TODO, message)
+        yield Finding(RULE, script.line(node), Level.FAILS, message)
 
 
 def _name(imported: Imported) -> str:
@@ -114,4 +114,4 @@ def _unknown_attributes(script: Script) -> Iterator[Finding]:
             message = (
                 f"tfmp.npu.{last} has no {name}: {', '.join(sorted(LOSS_SCALES))} are what it has of the NPU bridge."
             )
-            yield Finding(RULE, script.line(use.node), Level.TODO, message)
+            yield Finding(RULE, script.line(use.node), Level.FAILS, message)

@@ -45,14 +45,14 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
         yield Finding(RULE, line, Level.NOTE, message)
     elif not all(script.is_top_level(node) for node in nodes):
         message = f"`{_LINE}` stands in a branch: write the imports of the names that it needs, or remove it."
-        yield Finding(RULE, line, Level.TODO, message)
+        yield Finding(RULE, line, Level.FAILS, message)
     elif theirs:
-        yield Finding(RULE, line, Level.TODO, _of_bridge(theirs, ours))
+        yield Finding(RULE, line, Level.FAILS, _of_bridge(theirs, ours))
     elif unknown:
-        yield Finding(RULE, line, Level.TODO, _of_nobody(script, unknown, ours))
+        yield Finding(RULE, line, Level.FAILS, _of_nobody(script, unknown, ours))
     elif in_text:
         message = f"{', '.join(in_text)} may be looked up by name, through eval, exec, globals or vars:"
-        yield Finding(RULE, line, Level.TODO, f"{message} replace `{_LINE}` by imports of the names that are used.")
+        yield Finding(RULE, line, Level.FAILS, f"{message} replace `{_LINE}` by imports of the names that are used.")
     else:
         yield from _edits(script, nodes, import_lines(ours))
 

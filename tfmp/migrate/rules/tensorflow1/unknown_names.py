@@ -50,7 +50,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
                 lines[_said(name)].append(script.line(one.node))
     for said, places in lines.items():
         count = f" ({len(places)} places)" if len(places) > 1 else ""
-        yield Finding(RULE, min(places), Level.TODO, f"{said}{count}.")
+        yield Finding(RULE, min(places), Level.FAILS, f"{said}{count}.")
 
 
 def _is_imported(one: Imported) -> bool:

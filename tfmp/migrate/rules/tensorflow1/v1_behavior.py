@@ -56,7 +56,7 @@ def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
                 f"a star import hides which names are of TensorFlow 1{first}: "
                 f"write `import {V1_MODULE} as tf`, and tf. before each of them{advice}."
             )
-            yield Finding(RULE, script.line(one.node), Level.TODO, message)
+            yield Finding(RULE, script.line(one.node), Level.FAILS, message)
 
 
 def _left_alone(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _left_alone(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
         f"{new.shown} is of TensorFlow 2, but {old.shown} in line {script.line(old.node)} is of TensorFlow 1: left "
         f"alone. Write tf.compat.v1 for what is of 1, or `import {V1_MODULE} as tf` and tf.compat.v2 for what is of 2."
     )
-    yield Finding(RULE, script.line(new.node), Level.TODO, message)
+    yield Finding(RULE, script.line(new.node), Level.FAILS, message)
 
 
 def _unclear(script: Script) -> Finding:
@@ -90,7 +90,7 @@ def _unclear(script: Script) -> Finding:
         "If it was for 1, "
         f"write `import {V1_MODULE} as tf`; if for 2, give them by keyword."
     )
-    return Finding(RULE, script.line(changed.node), Level.TODO, message)
+    return Finding(RULE, script.line(changed.node), Level.FAILS, message)
 
 
 def _means_two_things(script: Script, use: Use) -> bool:
@@ -126,7 +126,7 @@ def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bou
             f"`import {others[0].raw}` in line {script.line(others[0].node)} binds the name tensorflow too: "
             f"write `import {V1_MODULE} as tf`, and tf for tensorflow below."
         )
-        return Finding(RULE, script.line(node), Level.TODO, message)
+        return Finding(RULE, script.line(node), Level.FAILS, message)
     start, end = script.span(alias.name)
     return Edit(RULE, start, end, V1_MODULE if bound else f"{V1_MODULE} as tensorflow")
 
@@ -146,7 +146,7 @@ def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: 
             f"`import tensorflow.{name}` brings TensorFlow 2's names, as {dotted(first.node)} in line "
             f"{script.line(first.node)}: write `import {V1_MODULE} as tf`, and tf for tensorflow below."
         )
-        yield Finding(RULE, script.line(node), Level.TODO, message)
+        yield Finding(RULE, script.line(node), Level.FAILS, message)
 
 
 def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[Result]:
@@ -193,7 +193,7 @@ def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
             "cannot tell whether Keras is to train as in TensorFlow 1 or eagerly: left alone. If as in 1, write "
             f"tf.compat.v1.{_CALL} below the imports; if eagerly, tf.compat.v1.enable_eager_execution()."
         )
-        yield Finding(RULE, _first_import(script), Level.TODO, message)
+        yield Finding(RULE, _first_import(script), Level.FAILS, message)
     else:
         yield _inserted(script, detected)
 
@@ -210,7 +210,7 @@ def _inserted(script: Script, detected: DetectedVersion) -> Edit | Finding:
         word = v1_alias(script, detected, imported.bound)
         return Edit(RULE, place, place, f"{start}{_indent(script, statement)}{word}.{_CALL}{newline}")
     message = f"this script is run, but imports no tensorflow at its top: call {V1_MODULE}.{_CALL} before all else."
-    return Finding(RULE, _first_import(script), Level.TODO, message)
+    return Finding(RULE, _first_import(script), Level.FAILS, message)
 
 
 def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:

@@ -61,7 +61,7 @@ def _found(script: Script, node: cst.CSTNode, resources: bool) -> Iterator[Findi
 
 def _fixed(name: str, line: int, resources: bool) -> Iterator[Finding]:
     if _OVERFLOW.fullmatch(name):
-        yield Finding(RULE, line, Level.TODO, _NO_STATUS.format(name=name.strip()))
+        yield Finding(RULE, line, Level.FAILS, _NO_STATUS.format(name=name.strip()))
         return
     match = _NAME.fullmatch(name)
     # A string that starts with a slash, or that has a placeholder, is only a part of a longer name.
@@ -69,7 +69,7 @@ def _fixed(name: str, line: int, resources: bool) -> Iterator[Finding]:
         return
     if match["variable"] == "global_step":
         if resources:
-            yield Finding(RULE, line, Level.TODO, _HANDLE.format(name=name, variable=name.removesuffix(":0")))
+            yield Finding(RULE, line, Level.FAILS, _HANDLE.format(name=name, variable=name.removesuffix(":0")))
     elif match["scope"]:
         yield Finding(RULE, line, Level.NOTE, _SCOPE.format(name=name, scope=match["scope"].rstrip("/")))
 

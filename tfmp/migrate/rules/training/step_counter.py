@@ -123,7 +123,7 @@ def _of_step(script: Script, update: GlobalStepUpdate, step: _Step) -> tuple[Lev
     if counting and (len(counting) == len(made.plain) or any(_counts(script, node) for node in counting)):
         # LAMB needs global_step to correct its moments, and a wrapper in another branch needs it to count.
         is_needed = wrapping is not None or all(_is_kits(script, node) for node in made.plain)
-        return Level.TODO, _TWICE.format(
+        return Level.WRONG, _TWICE.format(
             counter=code(script, update.counter),
             optimizer=dotted(step.optimizer) or "the optimizer",
             line=script.line(step.call),
@@ -167,11 +167,11 @@ def _of_wrapped(
     if step.given is _Given.SAME:
         is_never_needed = wrapping.certain or (made.plain and all(_is_counting(script, node) for node in made.plain))
         mend = _DELETE if is_never_needed else _ONLY_ELSE
-        return Level.TODO, (_WRAPPED + mend).format(**words) + kit
+        return Level.WRONG, (_WRAPPED + mend).format(**words) + kit
     if step.given is _Given.NONE and not update.conditional:
         own = [node for node in made.plain if _is_original(script, node) and not _counts(script, node)]
         mend = _ELSE if own and not wrapping.certain else "delete this increment"
-        return Level.TODO, _SKIPPED.format(mend=mend, **words) + kit
+        return Level.WRONG, _SKIPPED.format(mend=mend, **words) + kit
     return None
 
 
