@@ -3,7 +3,6 @@
 import pytest
 
 from tfmp.migrate.analysis.bindings import bindings_of
-from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.script import Script
 
 
@@ -26,6 +25,6 @@ from tfmp.migrate.analysis.script import Script
 def test_each_form_of_assignment_is_found(text: str, bindings: list[tuple[str, str | None, bool]]) -> None:
     script = Script(text)
     found = [
-        (one.name, None if one.value is None else code(script, one.value), one.replaces) for one in bindings_of(script)
+        (one.name, None if one.value is None else script.code(one.value), one.replaces) for one in bindings_of(script)
     ]
     assert found == bindings

@@ -3,7 +3,6 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.script import Script
 
@@ -24,7 +23,7 @@ from tfmp.migrate.analysis.script import Script
 )
 def test_branches_and_early_returns_exclude_each_other(text: str, exclusive: bool) -> None:
     script = Script(text)
-    calls = {code(script, call): call for call in script.nodes(cst.Call)}
+    calls = {script.code(call): call for call in script.nodes(cst.Call)}
     conditions = DataFlow(script).conditions
     assert conditions.is_exclusive(calls["a()"], calls["b()"]) is exclusive
     assert conditions.is_exclusive(calls["b()"], calls["a()"]) is exclusive

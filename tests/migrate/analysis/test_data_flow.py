@@ -3,7 +3,6 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Options
@@ -13,9 +12,9 @@ from tfmp.migrate.edits.rewriting import rewrite
 def _values(text: str) -> tuple[list[str], bool]:
     """Return what the argument of the last call, `read(...)`, stands for, and whether that is all."""
     script = Script(text)
-    call = [node for node in script.nodes(cst.Call) if code(script, node.func) == "read"][-1]
+    call = [node for node in script.nodes(cst.Call) if script.code(node.func) == "read"][-1]
     values = DataFlow(script).values(call.args[0].value)
-    return [code(script, node) for node in values.nodes], values.complete
+    return [script.code(node) for node in values.nodes], values.complete
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
@@ -22,4 +21,4 @@ from tfmp.migrate.analysis.script import Script
 def test_a_function_that_is_known_is_followed(text: str, values: list[str]) -> None:
     script = Script(text)
     *_, call = script.nodes(cst.Call)
-    assert [code(script, value) for value in ReturnValues(script).values(call)] == values
+    assert [script.code(value) for value in ReturnValues(script).values(call)] == values

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 
 Scope: TypeAlias = cst.CSTNode

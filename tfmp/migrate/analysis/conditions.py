@@ -5,8 +5,7 @@ from typing import TypeAlias
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import last_word
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 
 Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
@@ -162,7 +161,7 @@ class Conditions:
         return found
 
     def _is_arm(self, call: cst.Call, arg: cst.Arg) -> bool:
-        return last_word(self._script, call) in _CONDS and isinstance(arg.value, cst.Lambda)
+        return self._script.last_word(call) in _CONDS and isinstance(arg.value, cst.Lambda)
 
 
 def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:

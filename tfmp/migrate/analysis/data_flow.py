@@ -13,9 +13,8 @@ from typing import NamedTuple
 import libcst as cst
 
 from tfmp.migrate.analysis.bindings import COMPREHENSIONS, Binding, Scope, bindings_of
-from tfmp.migrate.analysis.calls import argument
 from tfmp.migrate.analysis.conditions import Branches, Conditions
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import argument, dotted
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 

@@ -4,8 +4,7 @@ import re
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import code
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 
 _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
@@ -55,7 +54,7 @@ def is_checked_for(script: Script, node: cst.CSTNode) -> bool:
         [True, True]
     """
     conditions = (above.test for above in script.ancestors(node) if isinstance(above, cst.If | cst.IfExp))
-    return any(_LOOKS.search(code(script, test)) for test in conditions)
+    return any(_LOOKS.search(script.code(test)) for test in conditions)
 
 
 def _catches_imports(handler: cst.ExceptHandler) -> bool:

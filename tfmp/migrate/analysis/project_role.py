@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import TfVersion, detect_version, name_in_tensorflow
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 
 

@@ -9,12 +9,13 @@ from typing import TypeVar
 import libcst as cst
 from libcst import metadata
 
-from tfmp.migrate.analysis.dotted_names import (
+from tfmp.migrate.analysis.expressions import (
     Imported,
     Use,
     dotted,
     imported_by,
     imported_from,
+    method,
     one_tensorflow,
     root_of,
 )
@@ -198,6 +199,36 @@ class Script:
     def name_of(self, node: cst.CSTNode) -> str:
         """Return the full meaning of a dotted name that starts at an imported name; empty for any other node."""
         return self._name_of_use.get(node, "")
+
+    def methods(self, *names: str) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
+        """Yield the calls of methods with one of these names, each with the object that the method is called on.
+
+        Calls of functions in imported modules, such as `tf.gradients`, are not methods and are left out.
+        """
+        for call in self.nodes(cst.Call):
+            owner, name = method(call)
+            if name in names and not self.name_of(call.func):
+                yield call, owner
+
+    def function_name(self, call: cst.Call) -> str:
+        """Return the full name of an imported function, or the name as it is written for any other function.
+
+        A name that may come from a star import is also returned as it is written.
+
+        Example:
+            >>> script = Script("import tensorflow as tf; tf.gradients(a, b); mine.f()")
+            >>> [script.function_name(call) for call in script.nodes(cst.Call)]
+            ['tensorflow.gradients', 'mine.f']
+        """
+        return self.name_of(call.func) or dotted(call.func)
+
+    def last_word(self, call: cst.Call) -> str:
+        """Return the last word of `function_name`: the function's own name, wherever the script imports it from."""
+        return self.function_name(call).split(".")[-1]
+
+    def code(self, node: cst.CSTNode) -> str:
+        """Return the source code of a node on one line."""
+        return " ".join(self.text[slice(*self.span(node))].split())
 
     @cached_property
     def _name_of_use(self) -> Mapping[cst.CSTNode, str]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import Imported, Use, dotted, first_word
+from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.tables.api_names import Standing, standing
 

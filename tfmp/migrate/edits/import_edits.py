@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, MovedNames, NeededImport
 

@@ -3,7 +3,6 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.gradient_values import may_be_gradient
 
@@ -22,5 +21,5 @@ from tfmp.migrate.analysis.training.gradient_values import may_be_gradient
 )
 def test_norms_and_shapes_are_no_gradients(value: str, expected: bool) -> None:
     script = Script(f"import tensorflow as tf\ndef f(parameter):\n    grads = tf.gradients(a, b)\n    read({value})\n")
-    call = next(call for call in script.nodes(cst.Call) if code(script, call.func) == "read")
+    call = next(call for call in script.nodes(cst.Call) if script.code(call.func) == "read")
     assert may_be_gradient(script, call.args[0].value) is expected

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tfmp.migrate.analysis.calls import methods
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 
@@ -22,6 +21,6 @@ _WRAP = "opt = tfmp.LossScaleOptimizer(opt, manager)\n"
 )
 def test_a_wrapper_is_found_through_assignments_and_functions(text: str, certain: bool | None) -> None:
     script = Script(f"import other\nimport tfmp\n{text}opt.minimize(loss)\n")
-    ((_, owner),) = methods(script, "minimize")
+    ((_, owner),) = script.methods("minimize")
     wrapping = WrappedOptimizers(script).wrapping(owner)
     assert (None if wrapping is None else wrapping.certain) is certain

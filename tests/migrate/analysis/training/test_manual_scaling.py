@@ -3,7 +3,6 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling
 
@@ -23,4 +22,4 @@ def test_the_factor_of_the_loss_that_divides_the_gradients_is_found(loss: str, g
     script = Script(f"import tensorflow as tf\ngrads = tf.gradients({loss}, w)\nunscaled = {grads}\n")
     call = next(call for call in script.nodes(cst.Call) if script.name_of(call.func) == "tensorflow.gradients")
     found = find_manual_scaling(script, call)
-    assert (None if found is None else code(script, found[0])) == scale
+    assert (None if found is None else script.code(found[0])) == scale

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.script import Script
 
 _ADDS = ("tensorflow.assign_add", "tensorflow.python.ops.state_ops.assign_add")
@@ -138,7 +137,7 @@ def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
         return True
     if any(_gets_global_step(script, node) for node in script.cached(DataFlow).values(counter).nodes):
         return True
-    given = (argument(step, 1, "global_step") for step, _ in methods(script, "apply_gradients", "minimize"))
+    given = (argument(step, 1, "global_step") for step, _ in script.methods("apply_gradients", "minimize"))
     return any(each is not None and is_same_counter(script, each, counter) for each in given)
 
 
@@ -154,7 +153,7 @@ def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
 
 def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a call returns the graph's global step, or creates a variable with that name."""
-    function = last_word(script, node) if isinstance(node, cst.Call) else ""
+    function = script.last_word(node) if isinstance(node, cst.Call) else ""
     if not isinstance(node, cst.Call) or function not in _VARIABLES:
         return function in _GLOBAL_STEPS
     name = argument(node, 0, "name") if function == "get_variable" else argument(node, -1, "name")
@@ -211,4 +210,4 @@ def _variable(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def _last_word(script: Script, call: cst.Call) -> str:
-    return method(call)[1] or last_word(script, call)
+    return method(call)[1] or script.last_word(call)

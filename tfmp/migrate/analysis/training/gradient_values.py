@@ -5,8 +5,8 @@ from functools import partial
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import argument
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.manual_scaling import product_operands, quotient_operands

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code, function_name, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
@@ -50,7 +49,7 @@ class WrappedOptimizers:
         ... opt.minimize(loss)
         ... ''')
         >>> optimizers = WrappedOptimizers(script)
-        >>> (call, owner), = methods(script, "minimize")
+        >>> (call, owner), = script.methods("minimize")
         >>> optimizers.wrapping(owner).certain
         False
     """
@@ -86,7 +85,7 @@ class WrappedOptimizers:
         Args:
             construction: The call that constructs the wrapper.
         """
-        return function_name(self._script, construction).endswith(_OF_NPU)
+        return self._script.function_name(construction).endswith(_OF_NPU)
 
     def computed_by_wrapper(self, call: cst.Call) -> Wrapping | None:
         """Return the wrapper whose `compute_gradients` is called; None for any other call.
@@ -110,7 +109,7 @@ class WrappedOptimizers:
 
     def applied_gradients(self) -> Iterable[tuple[cst.Call, Wrapping, list[cst.CSTNode]]]:
         """Yield each `apply_gradients` of a wrapped optimizer, with the wrapper and the nodes behind its gradients."""
-        for call, owner in methods(self._script, "apply_gradients") if self.constructions else ():
+        for call, owner in self._script.methods("apply_gradients") if self.constructions else ():
             wrapping, grads = self.wrapping(owner), argument(call, 0, "grads_and_vars")
             if wrapping is not None and grads is not None:
                 yield call, wrapping, self._flow.nodes_behind(grads, self.computes_gradients)
@@ -119,7 +118,7 @@ class WrappedOptimizers:
         """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""
         for call in self._script.nodes(cst.Call) if self.constructions else ():
             owner, name = method(call)
-            last = last_word(self._script, call)
+            last = self._script.last_word(call)
             optimizer: cst.BaseExpression | None = None
             if last in _STEPS:
                 optimizer = argument(call, _STEPS[last], "optimizer")
@@ -135,7 +134,7 @@ class WrappedOptimizers:
         Args:
             call: Any call of the script.
         """
-        name = function_name(self._script, call)
+        name = self._script.function_name(call)
         if name.split(".")[-1] not in _SUMMING:
             return None
         imported = self._script.name_of(call.func)
@@ -158,14 +157,14 @@ class WrappedOptimizers:
             node: The expression of the optimizer.
             wrapping: The wrapper around it.
         """
-        name = code(self._script, node) if dotted(node) else "the optimizer"
+        name = self._script.code(node) if dotted(node) else "the optimizer"
         if wrapping.certain:
             return name
         return f"{name} (where line {self._script.line(wrapping.call)} wraps it)"
 
     def _constructs(self, call: cst.Call) -> bool:
         """Tell whether a call constructs a loss-scale wrapper."""
-        name = function_name(self._script, call)
+        name = self._script.function_name(call)
         if name.split(".")[-1] not in _WRAPPERS:
             return False
         imported = self._script.name_of(call.func)

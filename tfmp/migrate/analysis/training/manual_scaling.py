@@ -5,9 +5,8 @@ from itertools import product
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import argument, dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 
@@ -35,11 +34,11 @@ def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpre
         ... minimize(scaled)
         ... ''')
         >>> *_, call = script.nodes(cst.Call)
-        >>> [code(script, factor) for factor in loss_factors(script, call.args[0].value)]
+        >>> [script.code(factor) for factor in loss_factors(script, call.args[0].value)]
         []
         >>> script = Script("import tensorflow as tf" + script.text)
         >>> *_, call = script.nodes(cst.Call)
-        >>> [code(script, factor) for factor in loss_factors(script, call.args[0].value)]
+        >>> [script.code(factor) for factor in loss_factors(script, call.args[0].value)]
         ['loss', 'scale']
     """
     flow = script.cached(DataFlow)
@@ -191,7 +190,7 @@ def _number(script: Script, node: cst.BaseExpression) -> str:
         node = node.args[0].value
     if isinstance(node, cst.Integer | cst.Float):
         return str(float(node.evaluated_value))
-    return code(script, node)
+    return script.code(node)
 
 
 def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
@@ -208,4 +207,4 @@ def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseEx
 def _same_place(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
     """Tell whether the same code has the same meaning in two places: in one function, or for attributes of self."""
     function = script.function_of(other)
-    return function is None or function in script.ancestors(one) or code(script, one).startswith("self.")
+    return function is None or function in script.ancestors(one) or script.code(one).startswith("self.")

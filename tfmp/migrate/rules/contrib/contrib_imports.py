@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import Imported
+from tfmp.migrate.analysis.expressions import Imported
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
 from tfmp.migrate.rules.contrib.contrib_names import MODULE, NAMES

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tfmp.migrate.analysis.dotted_names import without_last_words
+from tfmp.migrate.analysis.expressions import without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, NeededImport, Options, Result
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import code, literal_text
-from tfmp.migrate.analysis.dotted_names import Use, dotted, first_word, root_of, without_last_words
+from tfmp.migrate.analysis.expressions import Use, dotted, first_word, literal_text, root_of, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, name_in_tensorflow
 from tfmp.migrate.edits.import_edits import without_statement
@@ -122,7 +121,7 @@ def _unresolved(script: Script) -> Iterator[Finding]:
     for node in script.nodes(cst.Attribute):
         is_open = _is_of_contrib(node) and root_of(node) not in known
         if is_open and not any(isinstance(above, cst.Import | cst.ImportFrom) for above in script.ancestors(node)):
-            yield _finding(script, node, code(script, node))
+            yield _finding(script, node, script.code(node))
     unclear = [(use.node, name_in_tensorflow(use.name)) for use in script.ambiguous_uses if use.root == "tensorflow"]
     unclear += _loaded(script)
     contrib = [

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import libcst as cst
 
 from tfmp.migrate.analysis.bindings import own_names
-from tfmp.migrate.analysis.dotted_names import Imported, Use, first_word, without_last_words
+from tfmp.migrate.analysis.expressions import Imported, Use, first_word, without_last_words
 from tfmp.migrate.analysis.guarded_imports import is_checked_for, is_guarded
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, detect_version, v1_alias

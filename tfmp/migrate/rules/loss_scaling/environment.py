@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import literal_text
+from tfmp.migrate.analysis.expressions import literal_text
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 

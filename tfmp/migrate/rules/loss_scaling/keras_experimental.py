@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import code, literal_text
-from tfmp.migrate.analysis.dotted_names import Use, without_last_words
+from tfmp.migrate.analysis.expressions import Use, literal_text, without_last_words
 from tfmp.migrate.analysis.guarded_imports import is_guarded
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version
@@ -99,14 +98,14 @@ def _policy(script: Script, use: Use, call: cst.Call) -> Iterator[Result]:
         yield from _renamed(script, use, "Policy")
         yield Edit(RULE, script.span(call.args[0].value)[1], script.span(scale.value)[1], "")
     elif literal_text(scale.value) == "dynamic":
-        given = code(script, call.args[0].value)
+        given = script.code(call.args[0].value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, {_DYNAMIC})`"
         message = (
             f"compile scales the loss itself only for 'mixed_float16': write Policy({given}), and for another policy"
         )
         yield _todo(script, use, f"{message} wrap the optimizer to scale: {line}.")
     else:
-        given = code(script, scale.value)
+        given = script.code(scale.value)
         line = f"`opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager({given}))`"
         if not literal_text(scale.value) and not isinstance(scale.value, cst.Integer | cst.Float):
             line = f"if {given} is a number, {line}; if it is 'dynamic', write nothing: compile scales the loss itself"
@@ -123,7 +122,7 @@ def _optimizer(script: Script, use: Use, call: cst.Call | None) -> Iterator[Resu
     scale = call.args[1] if len(call.args) == 2 else None
     known = scale is not None and _is_keyword(scale, "loss_scale") and not call.args[0].keyword
     if scale is None or not known or call.args[0].star or literal_text(scale.value) != "dynamic":
-        given = code(script, scale.value) if scale is not None and known else "scale"
+        given = script.code(scale.value) if scale is not None and known else "scale"
         yield _todo(
             script,
             use,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import code
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling
@@ -34,7 +33,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
         found = find_manual_scaling(script, call)
         if found is not None:
             factor, division = found
-            message = _message(code(script, factor), script.line(division))
+            message = _message(script.code(factor), script.line(division))
             yield Finding(RULE, script.line(call), Level.NOTE, message)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import argument
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 

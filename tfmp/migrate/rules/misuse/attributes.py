@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import code
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.edits.results import Level
@@ -35,10 +34,10 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             continue
         around = optimizers.distributed_call(node.value)
         # Horovod's DistributedOptimizer keeps its inner optimizer as _optimizer.
-        if around is not None and (node.attr.value == "_optimizer" or "npu" in code(script, around.func).lower()):
+        if around is not None and (node.attr.value == "_optimizer" or "npu" in script.code(around.func).lower()):
             continue
         message = _MESSAGE if around is None else _OF_HOROVOD
-        name, said = code(script, node.value), optimizers.description(node.value, wrapping)
+        name, said = script.code(node.value), optimizers.description(node.value, wrapping)
         yield node, Level.FAILS, message.format(optimizer=said, name=name, attribute=node.attr.value)
 
 

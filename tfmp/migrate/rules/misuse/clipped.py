@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code, method
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import argument, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.gradient_values import gradients_behind, may_be_gradient
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
@@ -28,7 +28,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
             if message and not script.cached(DataFlow).is_exclusive(node, wrapping.call):
                 seen.add(node)
                 said = optimizers.description(method(call)[0], wrapping)
-                function = code(script, node.func)
+                function = script.code(node.func)
                 yield node, Level.WRONG, message.format(function=function, optimizer=said, line=script.line(call))
 
 

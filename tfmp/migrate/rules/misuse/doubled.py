@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code, last_word, method
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import argument, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.manual_scaling import gradient_division, is_same_number, loss_factors
@@ -36,7 +36,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         scale = next((each for each in multipliers if _is_scale(script, call, wrapping.call, each)), None)
         if scale is not None:
             said = optimizers.description(owner, wrapping)
-            yield call, Level.WRONG, _BY_HAND.format(scale=code(script, scale), optimizer=said)
+            yield call, Level.WRONG, _BY_HAND.format(scale=script.code(scale), optimizer=said)
 
 
 def _with_tensorflows(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
@@ -45,14 +45,14 @@ def _with_tensorflows(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]
     for call in script.nodes(cst.Call) if optimizers.constructions else ():
         wrapping = optimizers.wrapping(argument(call, 0, "opt")) if _is_tensorflows(script, call) else None
         if wrapping is not None and (wrapping.certain or not flow.is_conditional(call, wrapping.call)):
-            message = _TENSORFLOWS.format(function=code(script, call.func), line=script.line(wrapping.call))
+            message = _TENSORFLOWS.format(function=script.code(call.func), line=script.line(wrapping.call))
             yield call, Level.WRONG, message
     for construction in optimizers.constructions:
         inner = optimizers.inner(construction)
         made = (inner, *flow.values(inner).nodes) if inner is not None else ()
         for each in (node for node in made if isinstance(node, cst.Call) and _is_tensorflows(script, node)):
             if len(made) < 3 or not flow.is_conditional(construction, each):
-                message = _AROUND_TENSORFLOWS.format(function=code(script, each.func), line=script.line(each))
+                message = _AROUND_TENSORFLOWS.format(function=script.code(each.func), line=script.line(each))
                 yield construction, Level.WRONG, message
 
 
@@ -79,7 +79,7 @@ def _scales(script: Script, construction: cst.Call) -> Iterator[cst.BaseExpressi
     manager = argument(construction, 1, "loss_scale_manager")
     made = (manager, *script.cached(DataFlow).values(manager).nodes) if manager is not None else ()
     for each in (node for node in made if isinstance(node, cst.Call)):
-        keyword = _SCALES.get(last_word(script, each), "")
+        keyword = _SCALES.get(script.last_word(each), "")
         scale = argument(each, 0, keyword) if keyword else None
         if scale is not None:
             yield scale

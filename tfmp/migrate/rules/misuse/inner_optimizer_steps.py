@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import argument, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.edits.results import Level
@@ -15,20 +15,20 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
     """Report gradients of a wrapper that the inner optimizer applies, and wrappers that are never used."""
     optimizers = script.cached(WrappedOptimizers)
     # A script that calls update_loss_scale itself checks for overflow itself.
-    if not optimizers.constructions or any(True for _ in methods(script, "update_loss_scale")):
+    if not optimizers.constructions or any(True for _ in script.methods("update_loss_scale")):
         return
-    for call, owner in methods(script, "apply_gradients", "minimize"):
+    for call, owner in script.methods("apply_gradients", "minimize"):
         around = _wrappers_around(script, owner)
         if not around or optimizers.wrapping(owner) is not None:
             continue
         computed = _of_wrapper(script, call, around)
         unused = [each for each in around if _is_unused(script, each)]
         if computed is not None:
-            wrapper = code(script, method(computed)[0])
-            message = _GRADIENTS.format(wrapper=wrapper, line=script.line(computed), inner=code(script, owner))
+            wrapper = script.code(method(computed)[0])
+            message = _GRADIENTS.format(wrapper=wrapper, line=script.line(computed), inner=script.code(owner))
             yield call, Level.WRONG, message
         elif len(unused) == len(around) and not script.cached(DataFlow).is_exclusive(call, unused[0]):
-            step = code(script, call.func)
+            step = script.code(call.func)
             yield call, Level.WRONG, _UNUSED.format(line=script.line(unused[0]), step=step, name=method(call)[1])
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code, method
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import argument, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling
@@ -24,11 +24,11 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         first, optimizer = min(unscaled or computed, key=script.line), method(call)[0]
         by_hand = find_manual_scaling(script, first)
         message = (_MESSAGE if by_hand is None else _BY_HAND).format(
-            function=code(script, first.func),
+            function=script.code(first.func),
             optimizer=optimizers.description(optimizer, wrapping),
-            name=code(script, optimizer),
+            name=script.code(optimizer),
             line=script.line(call),
-            scale=code(script, by_hand[0]) if by_hand is not None else "",
+            scale=script.code(by_hand[0]) if by_hand is not None else "",
         )
         yield first, Level.WRONG if by_hand is None else Level.NOTE, message
 

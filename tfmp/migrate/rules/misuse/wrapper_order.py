@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code, last_word
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import argument
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.edits.results import Level
@@ -18,7 +18,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
         inner = optimizers.distributed_optimizer(call)
         wrapping = optimizers.wrapping(inner)
         if wrapping is not None and inner is not None:
-            around, said = code(script, call.func), f"the wrapped {optimizers.description(inner, wrapping)}"
+            around, said = script.code(call.func), f"the wrapped {optimizers.description(inner, wrapping)}"
             said = said.replace("the wrapped the ", "the wrapped ")
             if around.split(".")[-1] != "DistributedOptimizer":
                 yield call, Level.WRONG, _NPU.format(around=around, optimizer=said)
@@ -26,16 +26,16 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
                 yield call, Level.WRONG, _FLOAT16_OUTSIDE.format(around=around, optimizer=said)
             elif not _agrees(script, wrapping.call):
                 yield call, Level.NOTE, _OUTSIDE.format(around=around, optimizer=said)
-        elif last_word(script, call) == "allreduce" and _is_float16(script, call) and call.args:
+        elif script.last_word(call) == "allreduce" and _is_float16(script, call) and call.args:
             behind = flow.calls_behind(call.args[0].value, optimizers.computes_gradients)
             if any(optimizers.computed_by_wrapper(each) is not None for each in behind):
-                yield call, Level.WRONG, _FLOAT16.format(function=code(script, call.func))
+                yield call, Level.WRONG, _FLOAT16.format(function=script.code(call.func))
 
 
 def _agrees(script: Script, construction: cst.Call) -> bool:
     """Tell whether a wrapper combines the finite check of all processes (`is_distributed=True`)."""
     given = argument(construction, 2, "is_distributed")
-    return given is not None and code(script, given) == "True"
+    return given is not None and script.code(given) == "True"
 
 
 def _is_float16(script: Script, call: cst.Call) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import Imported, dotted
+from tfmp.migrate.analysis.expressions import Imported, dotted
 from tfmp.migrate.analysis.guarded_imports import is_guarded
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result

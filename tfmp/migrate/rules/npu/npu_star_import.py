@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import literal_text
+from tfmp.migrate.analysis.expressions import literal_text
 from tfmp.migrate.analysis.guarded_imports import is_guarded
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, Options, Result

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import Imported
+from tfmp.migrate.analysis.expressions import Imported
 from tfmp.migrate.analysis.guarded_imports import is_checked_for, is_guarded
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (

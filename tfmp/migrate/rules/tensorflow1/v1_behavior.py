@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import Imported, Use, dotted, first_word
+from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word
 from tfmp.migrate.analysis.project_role import asks_for_main, is_run
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (

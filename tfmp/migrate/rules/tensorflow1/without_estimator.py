@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.dotted_names import Imported, dotted, first_word, without_last_words
+from tfmp.migrate.analysis.expressions import Imported, dotted, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, name_in_tensorflow, v1_alias
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import last_word, literal_text, method
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import literal_text, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
@@ -32,7 +32,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 
 def _fetches(script: Script, call: cst.Call) -> bool:
-    last = last_word(script, call)
+    last = script.last_word(call)
     return last in _FETCHES or (method(call)[1] in _METHODS and not script.name_of(call.func))
 
 

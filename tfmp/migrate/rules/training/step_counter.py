@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.calls import argument, code, last_word, method, methods
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.dotted_names import dotted
+from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.global_step_updates import (
     GlobalStepUpdate,
@@ -82,7 +81,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 def _applies(script: Script, update: GlobalStepUpdate) -> Iterator[_Step]:
     """Yield the optimizer steps in the function of an increment, and steps elsewhere that receive the same counter."""
     function = script.function_of(update.call)
-    for call, owner in methods(script, "apply_gradients", "minimize"):
+    for call, owner in script.methods("apply_gradients", "minimize"):
         beside = function in (script.function_of(call), *script.ancestors(call))
         given = _given(script, update, call)
         if (beside or given is _Given.SAME) and not _is_super(owner) and not _is_apart(script, update, call):
@@ -124,7 +123,7 @@ def _of_step(script: Script, update: GlobalStepUpdate, step: _Step) -> tuple[Lev
         # LAMB needs global_step to correct its moments, and a wrapper in another branch needs it to count.
         is_needed = wrapping is not None or all(_is_kits(script, node) for node in made.plain)
         return Level.WRONG, _TWICE.format(
-            counter=code(script, update.counter),
+            counter=script.code(update.counter),
             optimizer=dotted(step.optimizer) or "the optimizer",
             line=script.line(step.call),
             mend=_DELETE_THIS if is_needed else _OR_LEAVE_OUT,
@@ -158,7 +157,7 @@ def _of_wrapped(
 ) -> tuple[Level, str] | None:
     """Return the level and the message for a step of a wrapped optimizer; None if the pair is correct."""
     words = {
-        "counter": code(script, update.counter),
+        "counter": script.code(update.counter),
         "optimizer": script.cached(WrappedOptimizers).description(step.optimizer, wrapping),
         "line": script.line(step.call),
         "here": script.line(update.call),
@@ -211,7 +210,7 @@ def _made(script: Script, update: GlobalStepUpdate, optimizer: cst.BaseExpressio
 
 def _around(script: Script, call: cst.Call) -> cst.BaseExpression | None:
     """Return the optimizer inside a wrapper that does not scale the loss; None for any other call."""
-    return argument(call, 0, "opt") if last_word(script, call) in _AROUND else None
+    return argument(call, 0, "opt") if script.last_word(call) in _AROUND else None
 
 
 def _is_counting(script: Script, call: cst.Call) -> bool:

@@ -1,4 +1,4 @@
-"""Dotted names in a script: as its imports bind them and as its expressions use them."""
+"""Reads single expressions: dotted names, the parts of a call, literal strings, and the names that imports bind."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -151,3 +151,56 @@ def one_tensorflow(name: str) -> str:
             # `tf.compat.v1` itself contains a `compat.v1`, so the prefix may occur twice.
             return one_tensorflow(f"tensorflow{name[len(module) :]}")
     return name
+
+
+def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression | None:
+    """Return an argument of a call; None if the call does not give it, or if `*args` may contain it.
+
+    Args:
+        call: The call.
+        position: The index of the argument if it is given by position, from 0; negative if it is keyword-only.
+        keyword: The name of the argument.
+
+    Example:
+        >>> call = cst.parse_expression("f(a, b, c=d)")
+        >>> argument(call, 1, "x").value, argument(call, -1, "c").value, argument(call, 2, "x")
+        ('b', 'd', None)
+    """
+    positional = [arg for arg in call.args if arg.keyword is None]
+    for arg in call.args:
+        if arg.keyword is not None and arg.keyword.value == keyword:
+            return arg.value
+    given = positional[: position + 1]
+    if position < 0 or len(given) <= position or any(arg.star for arg in given):
+        return None
+    return given[position].value
+
+
+def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
+    """Return the object that a method is called on and the method's name; the name is empty for a plain function.
+
+    Args:
+        call: The call of a method or a function.
+
+    Example:
+        >>> owner, name = method(cst.parse_expression("opt.minimize(loss)"))
+        >>> owner.value, name
+        ('opt', 'minimize')
+    """
+    if isinstance(call.func, cst.Attribute):
+        return call.func.value, call.func.attr.value
+    return call.func, ""
+
+
+def literal_text(node: cst.BaseExpression) -> str:
+    """Return the value of a string literal; empty for any other expression.
+
+    Args:
+        node: Any expression.
+
+    Example:
+        >>> literal_text(cst.parse_expression("'loss_scale:0'")), literal_text(cst.parse_expression("name"))
+        ('loss_scale:0', '')
+    """
+    value = node.evaluated_value if isinstance(node, cst.SimpleString) else ""
+    return value if isinstance(value, str) else ""
