@@ -12,7 +12,7 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
 from tfmp.migrate.rules import RULES
 
-# A script without any of these words cannot concern a rule, and is not parsed.
+# A script without any of these words is not parsed.
 _WORDS = ("tensorflow", "npu_bridge", "hccl", "TF_ENABLE_AUTO_MIXED_PRECISION")
 
 
@@ -79,7 +79,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
         >>> [(change.rule, change.line) for change in done.changes]
         [('R2', 2), ('R2', 2)]
     """
-    if not any(word in text for word in _WORDS):
+    if not concerns(text):
         return Rewritten(text, (), ())
     script = Script(text, options.tensorflow)
     found = [result for rule in RULES for result in rule(script, options)]
@@ -100,6 +100,11 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     if edits:
         _check_syntax(text, rewritten)
     return Rewritten(rewritten, changes, in_order, project_role(script))
+
+
+def concerns(text: str) -> bool:
+    """Tell whether a script has a word that can concern a rule."""
+    return any(word in text for word in _WORDS)
 
 
 def _check_positions(script: Script) -> None:
