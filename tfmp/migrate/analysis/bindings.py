@@ -1,16 +1,15 @@
 """Finds the assignments of a script, including loops, parameters and list operations."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from itertools import chain
+from typing import NamedTuple
 
 import libcst as cst
 
 from tfmp.migrate.analysis.expressions import dotted
+from tfmp.migrate.analysis.scopes import COMPREHENSIONS, Scope
 from tfmp.migrate.analysis.script import Script
 
-Scope: TypeAlias = cst.CSTNode
-#: Nodes that have variables of their own besides functions, classes and lambdas.
-COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _ADDING = ("append", "extend", "insert", "add")
 
@@ -56,20 +55,16 @@ def bindings_of(script: Script) -> Iterator[Binding]:
 
 
 def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
-    """Yield the names that a script binds by other means than imports, each with the statement that binds it.
-
-    Args:
-        script: The parsed script.
+    """Yield the names that a script binds by other means than imports, each with what binds it.
 
     Example:
-        >>> [name for name, _ in own_names(Script('''import a
-        ... b = a
-        ... def c(d): pass'''))]
-        ['b', 'd', 'c']
+        >>> [name for name, _ in own_names(Script("import a; b = a; c = lambda d: d"))]
+        ['b', 'c', 'd']
     """
-    yield from ((binding.name, binding.node) for binding in bindings_of(script))
-    yield from ((node.name.value, node) for node in script.nodes(cst.FunctionDef))
-    yield from ((node.name.value, node) for node in script.nodes(cst.ClassDef))
+    for word in script.scopes.words:
+        for each in chain.from_iterable(script.scopes.bound(word).values()):
+            if not isinstance(each.node, cst.ImportAlias):
+                yield word, each.node
 
 
 def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None, bool]]:

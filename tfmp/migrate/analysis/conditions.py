@@ -7,6 +7,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tree import children
 
 Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
 _Answers: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
@@ -121,7 +122,7 @@ class Conditions:
             if isinstance(node, cst.Name | cst.Attribute) and dotted(node):
                 versions.append(self._assigned(node))
             else:
-                stack.extend(node.children)
+                stack.extend(children(node))
         return self._script.text[slice(*self._script.span(test))], tuple(versions)
 
     def _known(self, block: cst.IndentedBlock | cst.Module) -> Sequence[tuple[int, cst.BaseExpression, bool]]:

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.bindings import COMPREHENSIONS, Binding, Scope, bindings_of
+from tfmp.migrate.analysis.bindings import Binding, bindings_of
 from tfmp.migrate.analysis.conditions import Branches, Conditions
 from tfmp.migrate.analysis.expressions import argument, dotted
 from tfmp.migrate.analysis.return_values import ReturnValues
+from tfmp.migrate.analysis.scopes import COMPREHENSIONS, Scope
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tree import children
 
 _SCOPES = (cst.FunctionDef, cst.Lambda, cst.ClassDef, cst.Module)
 _CLIPS = ("clip_by_value", "clip_by_norm", "clip_by_average_norm", "clip_by_global_norm")
@@ -211,7 +213,7 @@ class DataFlow:
             yield node.value
         elif not isinstance(node, cst.CompFor | cst.Parameters):
             # The iterable of a comprehension is reached through the variables of the comprehension.
-            yield from node.children
+            yield from children(node)
 
     def _returned(self, call: cst.Call) -> Iterator[cst.BaseExpression]:
         """Yield the values that a function of the script returns, except tuples of several values."""

@@ -34,19 +34,18 @@ class Imported(NamedTuple):
             import it is the module.
         raw: The full name as the script writes it.
         bound: The name that the script uses for it; empty for a star import.
+        alias: The part of the statement that names it; None for a star import.
     """
 
     node: cst.Import | cst.ImportFrom
     name: str
     raw: str
     bound: str
+    alias: cst.ImportAlias | None
 
 
 def dotted(node: cst.BaseExpression | None) -> str:
     """Return a dotted name as it is written: `tf.contrib`. Empty for any other expression.
-
-    Args:
-        node: Any expression.
 
     Example:
         >>> dotted(cst.parse_expression("tf.contrib")), dotted(cst.parse_expression("tf().contrib"))
@@ -63,8 +62,6 @@ def dotted(node: cst.BaseExpression | None) -> str:
 def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name | cst.Attribute:
     """Return a dotted name without its last words.
 
-    Args:
-        node: A dotted name, such as `tf.contrib.layers`.
         count: The number of words to leave out. It must be less than the number of words.
 
     Example:
@@ -79,9 +76,6 @@ def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name |
 def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
     """Return the expression in front of all attributes, which is the first word of a dotted name.
 
-    Args:
-        node: Any expression.
-
     Example:
         >>> root_of(cst.parse_expression("tf.contrib.layers")).value
         'tf'
@@ -94,9 +88,6 @@ def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
 def first_word(node: cst.Name | cst.Attribute) -> str:
     """Return the first word of a dotted name.
 
-    Args:
-        node: A dotted name, such as `tf.contrib.layers`.
-
     Example:
         >>> first_word(cst.parse_expression("tf.contrib.layers"))
         'tf'
@@ -104,43 +95,28 @@ def first_word(node: cst.Name | cst.Attribute) -> str:
     return dotted(node).partition(".")[0]
 
 
-def imported_by(node: cst.Import) -> Iterator[Imported]:
-    """Yield the names that an `import` statement imports.
+def imported_by(node: cst.Import | cst.ImportFrom) -> Iterator[Imported]:
+    """Yield the names that an import statement imports; none for a relative import.
 
-    Args:
-        node: The import statement.
+    Example:
+        >>> line = cst.parse_statement("from tensorflow.compat.v1 import layers as l")
+        >>> [(one.name, one.raw, one.bound) for one in imported_by(line.body[0])]
+        [('tensorflow.layers', 'tensorflow.compat.v1.layers', 'l')]
     """
-    for alias in node.names:
-        name = dotted(alias.name)
-        yield Imported(node, one_tensorflow(name), name, _bound_as(alias) or name.split(".")[0])
-
-
-def imported_from(node: cst.ImportFrom) -> Iterator[Imported]:
-    """Yield the names that a `from` import imports; none for a relative import.
-
-    Args:
-        node: The import statement.
-    """
-    module = dotted(node.module)
-    if node.relative or not module:
+    module = dotted(node.module) if isinstance(node, cst.ImportFrom) and not node.relative else ""
+    if isinstance(node, cst.ImportFrom) and not module:
         return
     if isinstance(node.names, cst.ImportStar):
-        yield Imported(node, one_tensorflow(module), module, "")
+        yield Imported(node, one_tensorflow(module), module, "", None)
         return
     for alias in node.names:
-        name = f"{module}.{dotted(alias.name)}"
-        yield Imported(node, one_tensorflow(name), name, _bound_as(alias) or dotted(alias.name))
-
-
-def _bound_as(alias: cst.ImportAlias) -> str:
-    return dotted(alias.asname.name) if alias.asname is not None and isinstance(alias.asname.name, cst.Name) else ""
+        name = dotted(alias.name)
+        raw = f"{module}.{name}" if module else name
+        yield Imported(node, one_tensorflow(raw), raw, alias.evaluated_alias or name.split(".")[0], alias)
 
 
 def one_tensorflow(name: str) -> str:
     """Return a full name with `tensorflow` in place of `tensorflow.compat.v1` and `tensorflow_core`.
-
-    Args:
-        name: A full dotted name.
 
     Example:
         >>> one_tensorflow("tensorflow.compat.v1.layers")
@@ -156,10 +132,7 @@ def one_tensorflow(name: str) -> str:
 def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression | None:
     """Return an argument of a call; None if the call does not give it, or if `*args` may contain it.
 
-    Args:
-        call: The call.
-        position: The index of the argument if it is given by position, from 0; negative if it is keyword-only.
-        keyword: The name of the argument.
+    The position counts from 0; it is negative for an argument that is keyword-only.
 
     Example:
         >>> call = cst.parse_expression("f(a, b, c=d)")
@@ -179,9 +152,6 @@ def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression 
 def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
     """Return the object that a method is called on and the method's name; the name is empty for a plain function.
 
-    Args:
-        call: The call of a method or a function.
-
     Example:
         >>> owner, name = method(cst.parse_expression("opt.minimize(loss)"))
         >>> owner.value, name
@@ -194,9 +164,6 @@ def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
 
 def literal_text(node: cst.BaseExpression) -> str:
     """Return the value of a string literal; empty for any other expression.
-
-    Args:
-        node: Any expression.
 
     Example:
         >>> literal_text(cst.parse_expression("'loss_scale:0'")), literal_text(cst.parse_expression("name"))
