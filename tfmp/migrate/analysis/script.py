@@ -154,8 +154,8 @@ class Script(Tree):
         lines: dict[str, set[int]] = {}
         for name in self.scopes.unbound():
             lines.setdefault(name.value, set()).add(self.line(name))
-        in_order = sorted((sorted(found), word) for word, found in lines.items())
-        return {word: tuple(found) for found, word in in_order}
+        in_order = sorted(lines, key=lambda word: (min(lines[word]), word))
+        return {word: tuple(sorted(lines[word])) for word in in_order}
 
     def reads_of(self, variable: cst.Name) -> tuple[cst.Name, ...] | None:
         """Return the nodes that read a variable, in the order of the text; None if it has more than one binding."""
