@@ -37,9 +37,6 @@ class Binding(NamedTuple):
 def bindings_of(script: Script) -> Iterator[Binding]:
     """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists.
 
-    Args:
-        script: The parsed script.
-
     Example:
         >>> [binding.name for binding in bindings_of(Script("a, b = f(); c.append(b)"))]
         ['a', 'b', 'c']

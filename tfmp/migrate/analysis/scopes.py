@@ -5,14 +5,13 @@ done for the words that are asked for.
 """
 
 import builtins
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 
-from tfmp.migrate.analysis.tree import Tree
+from tfmp.migrate.analysis.tree import Tree, once_per_argument
 
 #: A function, lambda, class, comprehension or module, which has names of its own.
 Scope: TypeAlias = cst.CSTNode
@@ -55,7 +54,6 @@ class Scopes:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._bound: dict[str, Mapping[Scope, Sequence[Bound]]] = {}
 
     @cached_property
     def words(self) -> Mapping[str, Sequence[cst.Name]]:
@@ -105,25 +103,20 @@ class Scopes:
                 return found
             scope = self._outer(scope)
 
+    @once_per_argument
     def bound(self, word: str) -> Mapping[Scope, Sequence[Bound]]:
         """Return all bindings of a word, by scope."""
-        if word not in self._bound:
-            self._bound[word] = found = defaultdict(list)
-            for name in self.words.get(word, ()):
-                binder = self.binder(name)
-                if binder is not None:
-                    found[self._scope_bound_in(name, binder)].append(Bound(binder, self._place(name, binder)))
-        return self._bound[word]
-
-    def _scope_bound_in(self, name: cst.Name, binder: cst.CSTNode) -> Scope:
-        scope = self.scope(name)
-        while isinstance(binder, cst.NamedExpr) and isinstance(scope, COMPREHENSIONS):
-            scope = self.scope(scope)
-        return self._declared.get((scope, name.value), scope)
-
-    def _place(self, name: cst.Name, binder: cst.CSTNode) -> int:
-        # A loop binds its target before its body runs; other statements have read their values before they bind.
-        return self._tree.span(name if isinstance(binder, _WITH_BODY) else binder)[1]
+        found: dict[Scope, list[Bound]] = {}
+        for name in self.words.get(word, ()):
+            binder, scope = self.binder(name), self.scope(name)
+            if binder is not None:
+                while isinstance(binder, cst.NamedExpr) and isinstance(scope, COMPREHENSIONS):
+                    scope = self.scope(scope)
+                scope = self._declared.get((scope, word), scope)
+                # A loop binds its target before its body runs; other statements read their values before they bind.
+                end = self._tree.span(name if isinstance(binder, _WITH_BODY) else binder)[1]
+                found.setdefault(scope, []).append(Bound(binder, end))
+        return found
 
     @cached_property
     def _declared(self) -> Mapping[tuple[Scope, str], Scope]:
@@ -141,27 +134,28 @@ class Scopes:
 
     def scope(self, node: cst.CSTNode) -> Scope:
         """Return the scope whose names a node reads. That of a default value is outside of the function."""
-        below, is_outside = node, False
-        for above in self._tree.ancestors(node):
+        is_outside = False
+        for above, part in self._tree.around(node):
             if isinstance(above, cst.Param):
-                is_outside = below is not above.name
+                is_outside = part is not above.name
             elif isinstance(above, cst.CompFor):
                 is_first = isinstance(self._tree.parent(above), COMPREHENSIONS)
-                is_outside = is_first and below is above.iter
-            elif self._is_scope(above, below):
+                is_outside = is_first and part is above.iter
+            elif _binds_in(above, part):
                 if not is_outside:
                     return above
                 is_outside = False
-            below = above
         return self._tree.module
-
-    def _is_scope(self, above: cst.CSTNode, below: cst.CSTNode) -> bool:
-        if isinstance(above, cst.FunctionDef | cst.Lambda):
-            return below is above.body or below is above.params
-        return isinstance(above, COMPREHENSIONS) or (isinstance(above, cst.ClassDef) and below is above.body)
 
     def unbound(self) -> Iterator[cst.Name]:
         """Yield the places where a name is read that neither the script nor Python binds. Star imports may bind it."""
         for word, names in self.words.items():
             if word not in _OF_PYTHON:
                 yield from (name for name in names if self.is_read(name) and not self.bindings(name))
+
+
+def _binds_in(above: cst.CSTNode, part: cst.CSTNode) -> bool:
+    """Tell whether a part of a node has a scope of its own."""
+    if isinstance(above, cst.FunctionDef | cst.Lambda):
+        return part is above.body or part is above.params
+    return isinstance(above, COMPREHENSIONS) or (isinstance(above, cst.ClassDef) and part is above.body)

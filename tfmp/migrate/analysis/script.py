@@ -17,10 +17,6 @@ _Made = TypeVar("_Made")
 class Script(Tree):
     """A parsed script. It is never modified: rules return edits instead.
 
-    Args:
-        text: The code of the script.
-        tensorflow: The TensorFlow version, 1 or 2, of the scripts around it; None if that is not known.
-
     Raises:
         libcst.ParserSyntaxError: It is not Python 3.
 
@@ -136,11 +132,7 @@ class Script(Tree):
         return {use.node: use.name for use in self.uses}
 
     def cached(self, make: "Callable[[Script], _Made]") -> _Made:
-        """Return an analysis of this script that several rules share; it is computed at the first call.
-
-        Args:
-            make: The class or module-level function that computes the analysis from a script.
-        """
+        """Return an analysis of this script that several rules share; it is computed at the first call."""
         if make not in self._made:
             self._made[make] = make(self)
         return self._made[make]  # type: ignore[return-value] # made by this function

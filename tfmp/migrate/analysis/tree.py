@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from itertools import accumulate, chain
 from typing import TypeVar
 
@@ -10,6 +10,9 @@ import libcst as cst
 from libcst import metadata
 
 _Node = TypeVar("_Node", bound=cst.CSTNode)
+_Owner = TypeVar("_Owner", bound=object)
+_Key = TypeVar("_Key")
+_Made = TypeVar("_Made")
 # The fields that hold only spaces, comments and punctuation. No rule asks for their nodes, which are half of all.
 _LAYOUT = frozenset(
     (
@@ -17,6 +20,19 @@ _LAYOUT = frozenset(
         *("header", "footer", "leading_lines", "lines_after_decorators", "lines_after_module_docstring"),
     )
 )
+
+
+def once_per_argument(compute: Callable[[_Owner, _Key], _Made]) -> Callable[[_Owner, _Key], _Made]:
+    """Make a method of one argument remember what it returned, for as long as its object lives."""
+
+    @wraps(compute)
+    def remembered(owner: _Owner, key: _Key) -> _Made:
+        known: dict[_Key, _Made] = vars(owner).setdefault(f"_known_{compute.__name__}", {})
+        if key not in known:
+            known[key] = compute(owner, key)
+        return known[key]
+
+    return remembered
 
 
 class Tree:
@@ -101,6 +117,13 @@ class Tree:
         while above is not None:
             yield above
             above = self._parents.get(above)
+
+    def around(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+        """Yield the nodes around a node, the nearest first, each with the part of it that holds the node."""
+        part = node
+        for above in self.ancestors(node):
+            yield above, part
+            part = above
 
     def function_of(self, node: cst.CSTNode) -> cst.FunctionDef | None:
         """Return the innermost function around a node; None outside of functions."""

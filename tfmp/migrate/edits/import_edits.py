@@ -13,10 +13,6 @@ from tfmp.migrate.edits.results import Edit, MovedNames, NeededImport
 def move_names(script: Script, every: Iterable[MovedNames]) -> Iterator[Edit]:
     """Yield one edit for each `from` import that names move out of.
 
-    Args:
-        script: The parsed script.
-        every: The moved names that the rules yielded.
-
     Example:
         >>> script = Script("from a.b import X as Y, Z")
         >>> edit, = move_names(script, [MovedNames("R3", script.imports[0].node, {"X": ("tfmp", "X")})])
@@ -36,11 +32,6 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
     r"""Import each module that the edits use, once, above the first edit that uses it.
 
     The new import is below the first import of TensorFlow if that is alone on its line at the top level of the script.
-
-    Args:
-        script: The parsed script.
-        needed: The modules that the edits use.
-        edits: All edits of the script.
 
     Example:
         >>> script = Script("import tensorflow as tf\nopt = tf.contrib.X(opt)")
@@ -65,13 +56,7 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
 
 
 def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
-    """Remove a statement with its line. Yield nothing if it shares its line, or if its block would become empty.
-
-    Args:
-        script: The parsed script.
-        node: The statement to remove.
-        rule: The rule that this result comes from.
-    """
+    """Remove a statement with its line. Yield nothing if it shares its line, or if its block would become empty."""
     line = script.parent(node)
     block = script.parent(line) if line is not None else None
     if _is_alone(script, node) and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:

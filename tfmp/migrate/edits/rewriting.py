@@ -59,10 +59,6 @@ class Rewritten(NamedTuple):
 def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
     """Apply all rules to a script: rewrite what is certain, and report the rest.
 
-    Args:
-        text: The code of the script.
-        options: The options of the rewrite.
-
     Returns:
         The rewritten script with its changes and findings. The text is the same if no rule edits it.
 
@@ -92,20 +88,20 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     found = [result for rule in RULES for result in rule(script, options)]
     needed = [result for result in found if isinstance(result, results.NeededImport)]
     moved = [result for result in found if isinstance(result, results.MovedNames)]
-    hidden = _hidden(script, needed)
-    if hidden:
-        found, needed, moved = [*filter(_is_finding, found), *hidden], [], []
     edits = [result for result in found if isinstance(result, results.Edit)]
     edits = [*import_edits.add_imports(script, needed, edits), *import_edits.move_names(script, moved), *edits]
     edits.sort(key=lambda edit: (edit.start, edit.end))
     findings = {result for result in found if isinstance(result, results.Finding)}
+    hidden = _hidden(script, needed)
+    if hidden:
+        edits, findings = [], findings.union(hidden)
     in_order = tuple(sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message)))
     if edits or findings:
         _check_positions(script)
     changes = _changes(text, edits)
     rewritten = _applied(text, edits)
-    if edits:
-        _check_syntax(text, rewritten)
+    if edits and _compiles(text) and not _compiles(rewritten):
+        raise RewritingError("it would not be Python after the rewrite: this is a defect of tfmp, report it")
     return Rewritten(rewritten, changes, in_order, project_role(script))
 
 
@@ -122,11 +118,6 @@ def _check_positions(script: Script) -> None:
         raise RewritingError(
             "LibCST, which parses it, does not give it back as it is; form feeds in its indentation may be why"
         )
-
-
-def _check_syntax(before: str, after: str) -> None:
-    if _compiles(before) and not _compiles(after):
-        raise RewritingError("it would not be Python after the rewrite: this is a defect of tfmp, report it")
 
 
 def _compiles(text: str) -> bool:
@@ -163,10 +154,6 @@ def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
         changes.append(Change(edit.rule, line, before, edit.text, line + moved + lead))
         moved += _newlines(edit.text) - _newlines(before)
     return tuple(changes)
-
-
-def _is_finding(result: results.Result) -> bool:
-    return isinstance(result, results.Finding)
 
 
 def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[results.Finding]:
