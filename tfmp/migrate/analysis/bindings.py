@@ -7,10 +7,9 @@ from typing import NamedTuple
 import libcst as cst
 
 from tfmp.migrate.analysis.expressions import dotted
-from tfmp.migrate.analysis.scopes import COMPREHENSIONS, Scope
+from tfmp.migrate.analysis.scopes import Scope
 from tfmp.migrate.analysis.script import Script
 
-_SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _ADDING = ("append", "extend", "insert", "add")
 
 
@@ -43,10 +42,6 @@ def bindings_of(script: Script) -> Iterator[Binding]:
     """
     kinds = (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.CompFor, cst.WithItem)
     for node in script.nodes(*kinds, cst.Expr, cst.Param):
-        if isinstance(node, cst.Param):
-            above = next(each for each in script.ancestors(node) if isinstance(each, cst.FunctionDef | cst.Lambda))
-            yield Binding(above, node.name.value, None, node, script.span(node)[1], True)
-            continue
         for target, value, replaces in _assigned(node):
             yield from _bound(script, node, target, value, replaces)
 
@@ -66,7 +61,9 @@ def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
 
 def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None, bool]]:
     """Yield the targets of a statement, each with its value and with whether the value replaces the earlier one."""
-    if isinstance(node, cst.Assign):
+    if isinstance(node, cst.Param):
+        yield node.name, None, True
+    elif isinstance(node, cst.Assign):
         yield from ((each.target, node.value, True) for each in node.targets)
     elif isinstance(node, cst.AnnAssign | cst.NamedExpr) and node.value is not None:
         yield node.target, node.value, True
@@ -98,15 +95,6 @@ def _bound(
     if not name or (isinstance(target, cst.Attribute) and not name.startswith("self.")):
         return
     place = script.span(node.iter if isinstance(node, cst.For | cst.CompFor) else node)[1]
-    yield Binding(_scope(script, node, name), name, value, node, place, replaces)
-
-
-def _scope(script: Script, node: cst.CSTNode, name: str) -> Scope:
-    """Return the node whose variable an assigned name is."""
-    for above in script.ancestors(node):
-        if name.startswith("self."):
-            if isinstance(above, cst.ClassDef):
-                return above
-        elif isinstance(above, COMPREHENSIONS if isinstance(node, cst.CompFor) else _SCOPES):
-            return above
-    return script.module
+    classes = (above for above in script.ancestors(node) if isinstance(above, cst.ClassDef))
+    scope = next(classes, script.module) if "." in name else script.scopes.scope_bound_in(node)
+    yield Binding(scope, name, value, node, place, replaces)

@@ -74,24 +74,14 @@ def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name |
 
 
 def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the expression in front of all attributes, which is the first word of a dotted name.
-
-    Example:
-        >>> root_of(cst.parse_expression("tf.contrib.layers")).value
-        'tf'
-    """
+    """Return the expression in front of all attributes, which is the first word of a dotted name."""
     while isinstance(node, cst.Attribute):
         node = node.value
     return node
 
 
 def first_word(node: cst.Name | cst.Attribute) -> str:
-    """Return the first word of a dotted name.
-
-    Example:
-        >>> first_word(cst.parse_expression("tf.contrib.layers"))
-        'tf'
-    """
+    """Return the first word of a dotted name: `tf` of `tf.contrib.layers`."""
     return dotted(node).partition(".")[0]
 
 
@@ -163,11 +153,6 @@ def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
 
 
 def literal_text(node: cst.BaseExpression) -> str:
-    """Return the value of a string literal; empty for any other expression.
-
-    Example:
-        >>> literal_text(cst.parse_expression("'loss_scale:0'")), literal_text(cst.parse_expression("name"))
-        ('loss_scale:0', '')
-    """
+    """Return the value of a string literal; empty for any other expression."""
     value = node.evaluated_value if isinstance(node, cst.SimpleString) else ""
     return value if isinstance(value, str) else ""

@@ -108,15 +108,21 @@ class Scopes:
         """Return all bindings of a word, by scope."""
         found: dict[Scope, list[Bound]] = {}
         for name in self.words.get(word, ()):
-            binder, scope = self.binder(name), self.scope(name)
+            binder = self.binder(name)
             if binder is not None:
-                while isinstance(binder, cst.NamedExpr) and isinstance(scope, COMPREHENSIONS):
-                    scope = self.scope(scope)
-                scope = self._declared.get((scope, word), scope)
+                own = self.scope_bound_in(binder)
+                scope = self._declared.get((own, word), own)
                 # A loop binds its target before its body runs; other statements read their values before they bind.
                 end = self._tree.span(name if isinstance(binder, _WITH_BODY) else binder)[1]
                 found.setdefault(scope, []).append(Bound(binder, end))
         return found
+
+    def scope_bound_in(self, binder: cst.CSTNode) -> Scope:
+        """Return the scope in which a node binds names. An assignment in a comprehension binds outside of it."""
+        scope = self.scope(binder)
+        while isinstance(binder, cst.NamedExpr) and isinstance(scope, COMPREHENSIONS):
+            scope = self.scope(scope)
+        return scope
 
     @cached_property
     def _declared(self) -> Mapping[tuple[Scope, str], Scope]:
