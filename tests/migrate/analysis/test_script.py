@@ -1,18 +1,6 @@
-"""The positions and the meanings of names in a script."""
-
-import pytest
+"""The meanings of names in a script."""
 
 from tfmp.migrate.analysis.script import Script
-
-
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_positions_are_characters_of_the_text(newline: str) -> None:
-    script = Script(newline.join(["import tensorflow as tf", "", "x = tf.nn.relu(y)", ""]))
-    (use,) = script.uses
-    assert script.text[slice(*script.span(use.node))] == "tf.nn.relu"
-    assert script.line(use.node) == 3
-    assert script.text[script.start_of_line(use.node) :].startswith("x = tf")
-    assert script.end_of_line(use.node) == len(script.text)
 
 
 def test_a_name_with_another_binding_is_an_ambiguous_use() -> None:
