@@ -16,11 +16,10 @@ from tfmp.migrate.analysis.bindings import Binding, bindings_of
 from tfmp.migrate.analysis.conditions import Branches, Conditions
 from tfmp.migrate.analysis.expressions import argument, dotted
 from tfmp.migrate.analysis.return_values import ReturnValues
-from tfmp.migrate.analysis.scopes import COMPREHENSIONS, Scope
+from tfmp.migrate.analysis.scopes import Scope
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import children, once_per_argument
 
-_SCOPES = (cst.FunctionDef, cst.Lambda, cst.ClassDef, cst.Module)
 _CLIPS = ("clip_by_value", "clip_by_norm", "clip_by_average_norm", "clip_by_global_norm")
 
 
@@ -182,17 +181,14 @@ class DataFlow:
         if bindings and not dotted(call.func).startswith("self."):
             yield from (each.value.body for each in bindings if isinstance(each.value, cst.Lambda))
         else:
-            yield from (
-                each for each in self._script.cached(ReturnValues).values(call) if not isinstance(each, cst.Tuple)
-            )
+            found = self._script.cached(ReturnValues).values(call)
+            yield from (each for each in found if not isinstance(each, cst.Tuple))
 
     def _visible(self, node: cst.CSTNode, name: str) -> tuple[Sequence[Binding], bool]:
         """Return the bindings of a name that is read, and whether they are in the function that reads it."""
         here = True
         is_of_self = name.startswith("self.")
         for above in self._script.ancestors(node):
-            if not isinstance(above, (*_SCOPES, *COMPREHENSIONS)):
-                continue
             found = self._bindings.get((above, name), ())
             if is_of_self and isinstance(above, cst.ClassDef):
                 in_function = [each for each in found if self._is_before(each, node)]

@@ -9,19 +9,7 @@ from tfmp.migrate.analysis.script import Script
 
 
 class ReturnValues:
-    """Looks up the `return` expressions of a script's own functions.
-
-    Example:
-        >>> script = Script('''
-        ... def clip(grad):
-        ...     return tf.clip_by_norm(grad, 1.0)
-        ... clipped = clip(grad)
-        ... ''')
-        >>> *_, call = script.nodes(cst.Call)
-        >>> value, = ReturnValues(script).values(call)
-        >>> script.text[slice(*script.span(value))]
-        'tf.clip_by_norm(grad, 1.0)'
-    """
+    """Looks up the `return` expressions of a script's own functions."""
 
     def __init__(self, script: Script) -> None:
         self._script = script

@@ -14,7 +14,7 @@ from tfmp.migrate.rules import RULES
 
 # A script without any of these words is not parsed.
 _WORDS = ("tensorflow", "npu_bridge", "hccl", "TF_ENABLE_AUTO_MIXED_PRECISION")
-# Each takes LibCST a tenth of a millisecond and five kilobytes. The longest scripts of people have 20,000.
+# An item of a list takes LibCST a tenth of a millisecond and five kilobytes. People write less than 10,000 commas.
 _MOST_COMMAS = 100_000
 
 
@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 class RewritingError(Exception):
-    """A script cannot be rewritten because of a defect of this package or of LibCST; the message says which."""
+    """A script cannot be rewritten; the message says why."""
 
 
 class Rewritten(NamedTuple):
@@ -64,7 +64,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
 
     Raises:
         libcst.ParserSyntaxError: It is not Python 3. A script that has nothing to do with TensorFlow is not parsed.
-        RewritingError: The script cannot be rewritten because of a defect of this package or of LibCST.
+        RewritingError: The script cannot be rewritten: it is mostly data, or this package or LibCST has a defect.
 
     Example:
         >>> done = rewrite('''import tensorflow.compat.v1 as tf
@@ -81,8 +81,8 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
         return Rewritten(text, (), ())
     if text.count(",") > _MOST_COMMAS:
         raise RewritingError(
-            f"it has more than {_MOST_COMMAS:,} commas, which would take minutes: move its data to a file of another "
-            "kind, and rewrite it then"
+            f"it has more than {_MOST_COMMAS:,} commas, which can take minutes and gigabytes of memory: move its data "
+            "to a file of another format, such as .npy, and run this again"
         )
     script = Script(text, options.tensorflow)
     found = [result for rule in RULES for result in rule(script, options)]
