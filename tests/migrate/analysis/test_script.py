@@ -1,5 +1,7 @@
 """The meanings of names in a script."""
 
+import libcst as cst
+
 from tfmp.migrate.analysis.script import Script
 
 
@@ -26,3 +28,8 @@ def test_a_shared_analysis_is_computed_once() -> None:
 
 def _analysis(script: Script) -> list[str]:
     return [script.text]
+
+
+def test_builtins_are_told_from_names_of_the_script() -> None:
+    script = Script("vars = loss.eval(exec=False)\nlen(vars)\n")
+    assert [name.value for name in script.nodes(cst.Name) if script.is_builtin(name)] == ["False", "len"]

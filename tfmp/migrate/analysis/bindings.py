@@ -14,23 +14,14 @@ _ADDING = ("append", "extend", "insert", "add")
 
 
 class Binding(NamedTuple):
-    """One assignment of a value to a name.
-
-    Attributes:
-        scope: The function, lambda, class, comprehension or module that the name belongs to.
-        name: The name, or `self.name` for an attribute of a class.
-        value: The assigned expression. For a part of a value that is unpacked, the whole value; for a parameter, None.
-        node: The statement, parameter or comprehension that assigns.
-        place: The position after which the value holds, in characters from the start of the script.
-        replaces: False if the earlier value still matters, as after `+=` or `append`.
-    """
+    """One assignment of a value to a name. The value of a parameter is None."""
 
     scope: Scope
-    name: str
-    value: cst.BaseExpression | None
-    node: cst.CSTNode
-    place: int
-    replaces: bool
+    name: str  #: The name, or `self.name` for an attribute of a class.
+    value: cst.BaseExpression | None  #: The assigned expression: the whole value if its parts are unpacked.
+    node: cst.CSTNode  #: The statement, parameter or comprehension that assigns.
+    place: int  #: The position after which the value holds, in characters from the start of the script.
+    replaces: bool  #: False if the earlier value still matters, as after `+=` or `append`.
 
 
 def bindings_of(script: Script) -> Iterator[Binding]:

@@ -29,21 +29,6 @@ class Conditions:
 
     `assigned` returns how often a name was assigned before the place where it is read. Two equal conditions are only
     the same condition if this number is equal for each of their names.
-
-    Example:
-        >>> script = Script('''
-        ... def f():
-        ...     if not a:
-        ...         return b()
-        ...     if c and d:
-        ...         e()
-        ... ''')
-        >>> conditions = Conditions(script, lambda name: 0)
-        >>> one, other = script.nodes(cst.Call)
-        >>> [(script.text[slice(*script.span(test))], answer) for test, answer in conditions.of(other)]
-        [('c and d', True), ('c', True), ('d', True), ('a', True)]
-        >>> conditions.is_exclusive(one, other)
-        True
     """
 
     def __init__(self, script: Script, assigned: Callable[[cst.BaseExpression], int]) -> None:

@@ -24,15 +24,10 @@ _CLIPS = ("clip_by_value", "clip_by_norm", "clip_by_average_norm", "clip_by_glob
 
 
 class Values(NamedTuple):
-    """The values that a name may have.
+    """The values that a name may have."""
 
-    Attributes:
-        nodes: The expressions that were assigned to the name.
-        complete: False if there may be other values, as for a parameter or a name without a visible binding.
-    """
-
-    nodes: tuple[cst.BaseExpression, ...]
-    complete: bool
+    nodes: tuple[cst.BaseExpression, ...]  #: The expressions that were assigned to the name.
+    complete: bool  #: False if there may be other values, as for a parameter or a name without a visible binding.
 
 
 class DataFlow:

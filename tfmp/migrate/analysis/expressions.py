@@ -10,38 +10,22 @@ _TENSORFLOW = ("tensorflow_core.compat.v1", "tensorflow.compat.v1", "tensorflow_
 
 
 class Use(NamedTuple):
-    """A dotted name in an expression that starts at an imported name, as `tf.contrib.layers`.
-
-    Attributes:
-        node: The whole name.
-        name: Its full meaning: `tensorflow.contrib.layers`. `tensorflow.compat.v1` is written as `tensorflow` here.
-        root: The full meaning of its first word: `tensorflow`.
-        raw: The same as `name`, but with the module as the script imports it: `tensorflow.compat.v1.layers`.
-    """
+    """A dotted name in an expression that starts at an imported name, as `tf.contrib.layers`."""
 
     node: cst.Name | cst.Attribute
-    name: str
-    root: str
-    raw: str
+    name: str  #: Its full meaning: `tensorflow.contrib.layers`, with `tensorflow` for `tensorflow.compat.v1`.
+    root: str  #: The full meaning of its first word: `tensorflow`.
+    raw: str  #: The same as `name`, but with the module as the script imports it: `tensorflow.compat.v1.layers`.
 
 
 class Imported(NamedTuple):
-    """One name that an import statement imports.
-
-    Attributes:
-        node: The statement, `import ...` or `from ... import ...`.
-        name: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`. For a star
-            import it is the module.
-        raw: The full name as the script writes it.
-        bound: The name that the script uses for it; empty for a star import.
-        alias: The part of the statement that names it; None for a star import.
-    """
+    """One name that an import statement imports. For a star import it is the module."""
 
     node: cst.Import | cst.ImportFrom
-    name: str
-    raw: str
-    bound: str
-    alias: cst.ImportAlias | None
+    name: str  #: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`.
+    raw: str  #: The full name as the script writes it.
+    bound: str  #: The name that the script uses for it; empty for a star import.
+    alias: cst.ImportAlias | None  #: The part of the statement that names it; None for a star import.
 
 
 def dotted(node: cst.BaseExpression | None) -> str:
@@ -60,14 +44,7 @@ def dotted(node: cst.BaseExpression | None) -> str:
 
 
 def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name | cst.Attribute:
-    """Return a dotted name without its last words.
-
-        count: The number of words to leave out. It must be less than the number of words.
-
-    Example:
-        >>> dotted(without_last_words(cst.parse_expression("tf.contrib.layers"), 1))
-        'tf.contrib'
-    """
+    """Return a dotted name without its last words. It must have more words than that."""
     for _ in range(count):
         node = node.value  # type: ignore[assignment] # that many words are attributes
     return node
@@ -86,13 +63,7 @@ def first_word(node: cst.Name | cst.Attribute) -> str:
 
 
 def imported_by(node: cst.Import | cst.ImportFrom) -> Iterator[Imported]:
-    """Yield the names that an import statement imports; none for a relative import.
-
-    Example:
-        >>> line = cst.parse_statement("from tensorflow.compat.v1 import layers as l")
-        >>> [(one.name, one.raw, one.bound) for one in imported_by(line.body[0])]
-        [('tensorflow.layers', 'tensorflow.compat.v1.layers', 'l')]
-    """
+    """Yield the names that an import statement imports; none for a relative import."""
     module = dotted(node.module) if isinstance(node, cst.ImportFrom) and not node.relative else ""
     if isinstance(node, cst.ImportFrom) and not module:
         return
@@ -140,13 +111,7 @@ def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression 
 
 
 def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
-    """Return the object that a method is called on and the method's name; the name is empty for a plain function.
-
-    Example:
-        >>> owner, name = method(cst.parse_expression("opt.minimize(loss)"))
-        >>> owner.value, name
-        ('opt', 'minimize')
-    """
+    """Return the object that a method is called on and the method's name; the name is empty for a plain function."""
     if isinstance(call.func, cst.Attribute):
         return call.func.value, call.func.attr.value
     return call.func, ""

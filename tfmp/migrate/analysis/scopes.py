@@ -31,15 +31,10 @@ _WITH_NAME = (
 
 
 class Bound(NamedTuple):
-    """A binding of a word.
+    """A binding of a word."""
 
-    Attributes:
-        node: The statement, definition, parameter, clause or import alias that binds the word.
-        place: The position after which the binding holds, in characters from the start of the script.
-    """
-
-    node: cst.CSTNode
-    place: int
+    node: cst.CSTNode  #: The statement, definition, parameter, clause or import alias that binds the word.
+    place: int  #: The position after which the binding holds, in characters from the start of the script.
 
 
 class Scopes:

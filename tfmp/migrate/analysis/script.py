@@ -37,14 +37,7 @@ class Script(Tree):
         self._made: dict[object, object] = {}
 
     def is_builtin(self, name: cst.Name) -> bool:
-        """Tell whether a word is a use of a Python builtin that the script does not rebind.
-
-        Example:
-            >>> script = Script('''vars = loss.eval(exec=False)
-            ... len(vars)''')
-            >>> [name.value for name in script.nodes(cst.Name) if script.is_builtin(name)]
-            ['False', 'len']
-        """
+        """Tell whether a word is a use of a Python builtin that the script does not rebind."""
         return hasattr(builtins, name.value) and self.scopes.is_read(name) and not self.scopes.bindings(name)
 
     @cached_property

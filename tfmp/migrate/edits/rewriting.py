@@ -19,21 +19,13 @@ _MOST_COMMAS = 100_000
 
 
 class Change(NamedTuple):
-    """An edit as the report shows it.
-
-    Attributes:
-        rule: The rule that this result comes from.
-        line: The line of the original script in which the edit starts, from 1.
-        before: The text that the edit removes.
-        after: The text that the edit inserts.
-        written_line: The line of the rewritten script in which the edit starts.
-    """
+    """An edit as the report shows it: the text that a rule removes, and the text that it inserts."""
 
     rule: str
-    line: int
+    line: int  #: The line of the original script in which the edit starts, from 1.
     before: str
     after: str
-    written_line: int
+    written_line: int  #: The line of the rewritten script in which the edit starts.
 
 
 class RewritingError(Exception):
@@ -41,19 +33,12 @@ class RewritingError(Exception):
 
 
 class Rewritten(NamedTuple):
-    """The result of rewriting one script.
-
-    Attributes:
-        text: The whole script, rewritten.
-        changes: The edits that were applied, in the order of the text.
-        findings: The findings, in the order of the text. Their lines are lines of the original text.
-        role: The role of the original script in its project; None if the script does not concern any rule.
-    """
+    """The result of rewriting one script: the whole new text, and the changes and findings in the order of the text."""
 
     text: str
     changes: tuple[Change, ...]
-    findings: tuple[results.Finding, ...]
-    role: ProjectRole | None = None
+    findings: tuple[results.Finding, ...]  #: Their lines are lines of the original text.
+    role: ProjectRole | None = None  #: The role of the original script; None if it does not concern any rule.
 
 
 def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
