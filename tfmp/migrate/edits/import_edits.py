@@ -121,7 +121,7 @@ def _without_names(
         if alias not in moved:
             text += piece
             continue
-        line, newline, below = _split_line(piece)
+        line, newline, below, *_ = (*re.split(r"(\r\n?|\n)", piece, maxsplit=1), "", "")
         if "#" in line:
             comments[alias] = line[line.index("#") + 1 :].strip()
         text = _closed_up(text, newline, below)
@@ -140,12 +140,6 @@ def _closed_up(text: str, newline: str, below: str) -> str:
     if line.endswith("(") and not below.strip():
         return text
     return text.rstrip(" \t") + newline + below
-
-
-def _split_line(text: str) -> tuple[str, str, str]:
-    """Return the first line of a text, its line end, and the rest."""
-    found = re.search(r"\r\n?|\n", text)
-    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
 
 
 def _last_line(text: str) -> str:
@@ -175,9 +169,7 @@ def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[st
 
 def _joined(script: Script, node: cst.CSTNode, statements: Sequence[str]) -> str:
     if script.is_alone(node):
-        start, _ = script.span(node)
-        before = script.text[:start]
-        indent = before[max(before.rfind("\n"), before.rfind("\r")) + 1 :]
+        indent = script.text[script.start_of_line(node) : script.span(node)[0]]
         return f"{script.module.default_newline}{indent}".join(statements)
     return "; ".join(statements)
 
