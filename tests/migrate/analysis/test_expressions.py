@@ -3,7 +3,7 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.expressions import argument, imported_by, imported_from, one_tensorflow
+from tfmp.migrate.analysis.expressions import argument, imported_by, one_tensorflow
 from tfmp.migrate.analysis.script import Script
 
 
@@ -19,8 +19,8 @@ from tfmp.migrate.analysis.script import Script
 )
 def test_imports_are_read_with_the_names_that_they_bind(text: str, names: list[tuple[str, str, str]]) -> None:
     node = cst.ensure_type(cst.parse_module(text).body[0], cst.SimpleStatementLine).body[0]
-    found = imported_by(node) if isinstance(node, cst.Import) else imported_from(cst.ensure_type(node, cst.ImportFrom))
-    assert [(one.name, one.raw, one.bound) for one in found] == names
+    assert isinstance(node, cst.Import | cst.ImportFrom)
+    assert [(one.name, one.raw, one.bound) for one in imported_by(node)] == names
 
 
 def test_only_whole_words_are_tensorflow() -> None:

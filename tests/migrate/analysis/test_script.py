@@ -1,18 +1,8 @@
-"""The positions and the meanings of names in a script."""
+"""The meanings of names in a script."""
 
-import pytest
+import libcst as cst
 
 from tfmp.migrate.analysis.script import Script
-
-
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_positions_are_characters_of_the_text(newline: str) -> None:
-    script = Script(newline.join(["import tensorflow as tf", "", "x = tf.nn.relu(y)", ""]))
-    (use,) = script.uses
-    assert script.text[slice(*script.span(use.node))] == "tf.nn.relu"
-    assert script.line(use.node) == 3
-    assert script.text[script.start_of_line(use.node) :].startswith("x = tf")
-    assert script.end_of_line(use.node) == len(script.text)
 
 
 def test_a_name_with_another_binding_is_an_ambiguous_use() -> None:
@@ -38,3 +28,8 @@ def test_a_shared_analysis_is_computed_once() -> None:
 
 def _analysis(script: Script) -> list[str]:
     return [script.text]
+
+
+def test_builtins_are_told_from_names_of_the_script() -> None:
+    script = Script("vars = loss.eval(exec=False)\nlen(vars)\n")
+    assert [name.value for name in script.nodes(cst.Name) if script.is_builtin(name)] == ["False", "len"]

@@ -29,3 +29,13 @@ def test_a_script_that_uses_the_name_of_a_needed_package_is_left_alone() -> None
 def test_a_text_that_libcst_changes_is_refused() -> None:
     with pytest.raises(RewritingError, match="does not give it back"):
         rewrite(f"import tensorflow.compat.v1 as tf\n{_USE}if opt:\n\f    x = 1\n    y = 2\n")
+
+
+def test_a_script_that_is_mostly_data_is_refused() -> None:
+    with pytest.raises(RewritingError, match="more than 100,000 commas"):
+        rewrite(f"import tensorflow as tf\nx = [{'1,' * 100_001}]\n")
+
+
+def test_a_long_string_is_read_at_once() -> None:
+    text = f"import tensorflow as tf\nx = {'a' * 1_000_000!r}\n"
+    assert rewrite(text).text == text

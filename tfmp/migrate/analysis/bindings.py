@@ -1,45 +1,31 @@
 """Finds the assignments of a script, including loops, parameters and list operations."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from itertools import chain
+from typing import NamedTuple
 
 import libcst as cst
 
 from tfmp.migrate.analysis.expressions import dotted
+from tfmp.migrate.analysis.scopes import Scope
 from tfmp.migrate.analysis.script import Script
 
-Scope: TypeAlias = cst.CSTNode
-#: Nodes that have variables of their own besides functions, classes and lambdas.
-COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
-_SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 _ADDING = ("append", "extend", "insert", "add")
 
 
 class Binding(NamedTuple):
-    """One assignment of a value to a name.
-
-    Attributes:
-        scope: The function, lambda, class, comprehension or module that the name belongs to.
-        name: The name, or `self.name` for an attribute of a class.
-        value: The assigned expression. For a part of a value that is unpacked, the whole value; for a parameter, None.
-        node: The statement, parameter or comprehension that assigns.
-        place: The position after which the value holds, in characters from the start of the script.
-        replaces: False if the earlier value still matters, as after `+=` or `append`.
-    """
+    """One assignment of a value to a name. The value of a parameter is None."""
 
     scope: Scope
-    name: str
-    value: cst.BaseExpression | None
-    node: cst.CSTNode
-    place: int
-    replaces: bool
+    name: str  #: The name, or `self.name` for an attribute of a class.
+    value: cst.BaseExpression | None  #: The assigned expression: the whole value if its parts are unpacked.
+    node: cst.CSTNode  #: The statement, parameter or comprehension that assigns.
+    place: int  #: The position after which the value holds, in characters from the start of the script.
+    replaces: bool  #: False if the earlier value still matters, as after `+=` or `append`.
 
 
 def bindings_of(script: Script) -> Iterator[Binding]:
     """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists.
-
-    Args:
-        script: The parsed script.
 
     Example:
         >>> [binding.name for binding in bindings_of(Script("a, b = f(); c.append(b)"))]
@@ -47,34 +33,28 @@ def bindings_of(script: Script) -> Iterator[Binding]:
     """
     kinds = (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.CompFor, cst.WithItem)
     for node in script.nodes(*kinds, cst.Expr, cst.Param):
-        if isinstance(node, cst.Param):
-            above = next(each for each in script.ancestors(node) if isinstance(each, cst.FunctionDef | cst.Lambda))
-            yield Binding(above, node.name.value, None, node, script.span(node)[1], True)
-            continue
         for target, value, replaces in _assigned(node):
             yield from _bound(script, node, target, value, replaces)
 
 
 def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
-    """Yield the names that a script binds by other means than imports, each with the statement that binds it.
-
-    Args:
-        script: The parsed script.
+    """Yield the names that a script binds by other means than imports, each with what binds it.
 
     Example:
-        >>> [name for name, _ in own_names(Script('''import a
-        ... b = a
-        ... def c(d): pass'''))]
-        ['b', 'd', 'c']
+        >>> [name for name, _ in own_names(Script("import a; b = a; c = lambda d: d"))]
+        ['b', 'c', 'd']
     """
-    yield from ((binding.name, binding.node) for binding in bindings_of(script))
-    yield from ((node.name.value, node) for node in script.nodes(cst.FunctionDef))
-    yield from ((node.name.value, node) for node in script.nodes(cst.ClassDef))
+    for word in script.scopes.words:
+        for each in chain.from_iterable(script.scopes.bound(word).values()):
+            if not isinstance(each.node, cst.ImportAlias):
+                yield word, each.node
 
 
 def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None, bool]]:
     """Yield the targets of a statement, each with its value and with whether the value replaces the earlier one."""
-    if isinstance(node, cst.Assign):
+    if isinstance(node, cst.Param):
+        yield node.name, None, True
+    elif isinstance(node, cst.Assign):
         yield from ((each.target, node.value, True) for each in node.targets)
     elif isinstance(node, cst.AnnAssign | cst.NamedExpr) and node.value is not None:
         yield node.target, node.value, True
@@ -106,15 +86,6 @@ def _bound(
     if not name or (isinstance(target, cst.Attribute) and not name.startswith("self.")):
         return
     place = script.span(node.iter if isinstance(node, cst.For | cst.CompFor) else node)[1]
-    yield Binding(_scope(script, node, name), name, value, node, place, replaces)
-
-
-def _scope(script: Script, node: cst.CSTNode, name: str) -> Scope:
-    """Return the node whose variable an assigned name is."""
-    for above in script.ancestors(node):
-        if name.startswith("self."):
-            if isinstance(above, cst.ClassDef):
-                return above
-        elif isinstance(above, COMPREHENSIONS if isinstance(node, cst.CompFor) else _SCOPES):
-            return above
-    return script.module
+    classes = (above for above in script.ancestors(node) if isinstance(above, cst.ClassDef))
+    scope = next(classes, script.module) if "." in name else script.scopes.scope_bound_in(node)
+    yield Binding(scope, name, value, node, place, replaces)

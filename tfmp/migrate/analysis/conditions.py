@@ -1,12 +1,14 @@
 """Decides from the conditions of a script which of its nodes can run together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TypeAlias
 
 import libcst as cst
 
 from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tree import children, once_per_argument
 
 Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
 _Answers: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
@@ -25,43 +27,16 @@ _LEFT: Mapping[type, tuple[type[cst.CSTNode], ...]] = {
 class Conditions:
     """Tells which nodes never run together, because of `if`, `x if y else z`, early returns, or `tf.cond`.
 
-    Args:
-        script: The parsed script.
-        assigned: Returns how often a name was assigned before the place where it is read. Two equal conditions are only
-            the same condition if this number is equal for each of their names.
-
-    Example:
-        >>> script = Script('''
-        ... def f():
-        ...     if not a:
-        ...         return b()
-        ...     if c and d:
-        ...         e()
-        ... ''')
-        >>> conditions = Conditions(script, lambda name: 0)
-        >>> one, other = script.nodes(cst.Call)
-        >>> [(script.text[slice(*script.span(test))], answer) for test, answer in conditions.of(other)]
-        [('c and d', True), ('c', True), ('d', True), ('a', True)]
-        >>> conditions.is_exclusive(one, other)
-        True
+    `assigned` returns how often a name was assigned before the place where it is read. Two equal conditions are only
+    the same condition if this number is equal for each of their names.
     """
 
     def __init__(self, script: Script, assigned: Callable[[cst.BaseExpression], int]) -> None:
         self._script = script
         self._assigned = assigned
-        self._branches_of: dict[cst.CSTNode, Branches] = {}
-        self._arms_of: dict[cst.CSTNode, Sequence[tuple[cst.CSTNode, cst.CSTNode]]] = {}
-        self._conditions_of: dict[cst.CSTNode, _Answers] = {}
-        self._answers_of: dict[cst.CSTNode, Mapping[_Question, bool]] = {}
-        self._known_in: dict[cst.CSTNode, Sequence[tuple[int, cst.BaseExpression, bool]]] = {}
 
     def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether no run of the code, or of the graph, executes both of two nodes.
-
-        Args:
-            one: A node of the script.
-            other: Another node of the script.
-        """
+        """Tell whether no run of the code, or of the graph, executes both of two nodes."""
         arms = dict(self._arms(one))
         if any(arms.get(each, where) is not where for each, where in self._arms(other)):
             return True
@@ -70,47 +45,31 @@ class Conditions:
             return True
         return self._is_left(one, other) or self._is_left(other, one)
 
+    @once_per_argument
     def of(self, node: cst.CSTNode) -> _Answers:
         """Return the conditions that hold where a node stands, each with True or False.
 
         `not` is removed. For an `and` that is true and an `or` that is false, the operands are returned too.
-
-        Args:
-            node: A node of the script.
         """
-        if node not in self._conditions_of:
-            found, below = [], node
-            for above in self._script.ancestors(node):
-                if isinstance(above, cst.If | cst.IfExp) and below is not above.test:
-                    found.append((above.test, below is above.body))
-                elif isinstance(above, cst.IndentedBlock | cst.Module):
-                    start = self._script.span(below)[0]
-                    found += [(test, answer) for end, test, answer in self._known(above) if end <= start]
-                below = above
-            self._conditions_of[node] = [part for test, answer in found for part in _parts(test, answer)]
-        return self._conditions_of[node]
+        found = []
+        for above, part in self._script.around(node):
+            if isinstance(above, cst.If | cst.IfExp) and part is not above.test:
+                found.append((above.test, part is above.body))
+            elif isinstance(above, cst.IndentedBlock | cst.Module):
+                start = self._script.span(part)[0]
+                found += [(test, answer) for end, test, answer in self._known(above) if end <= start]
+        return [each for test, answer in found for each in _parts(test, answer)]
 
+    @once_per_argument
     def branches(self, node: cst.CSTNode) -> Branches:
-        """Return the `if` statements around a node, the outermost first, each with whether the node is in its body.
+        """Return the `if` statements around a node, the outermost first, each with whether the node is in its body."""
+        around = ((above, part) for above, part in self._script.around(node) if isinstance(above, cst.If))
+        return [(above, part is above.body) for above, part in around if part is not above.test][::-1]
 
-        Args:
-            node: A node of the script.
-        """
-        if node in self._branches_of:
-            return self._branches_of[node]
-        found, below = [], node
-        for above in self._script.ancestors(node):
-            if isinstance(above, cst.If) and below is not above.test:
-                found.append((above, below is above.body))
-            below = above
-        self._branches_of[node] = found[::-1]
-        return self._branches_of[node]
-
+    @once_per_argument
     def _answers(self, node: cst.CSTNode) -> Mapping[_Question, bool]:
         """Return the conditions that hold at a node, in a form that can be compared."""
-        if node not in self._answers_of:
-            self._answers_of[node] = {self._question(test): answer for test, answer in self.of(node)}
-        return self._answers_of[node]
+        return {self._question(test): answer for test, answer in self.of(node)}
 
     def _question(self, test: cst.BaseExpression) -> _Question:
         """Return a condition in a form that can be compared: its code, and how often its names were assigned before."""
@@ -121,17 +80,14 @@ class Conditions:
             if isinstance(node, cst.Name | cst.Attribute) and dotted(node):
                 versions.append(self._assigned(node))
             else:
-                stack.extend(node.children)
+                stack.extend(children(node))
         return self._script.text[slice(*self._script.span(test))], tuple(versions)
 
+    @once_per_argument
     def _known(self, block: cst.IndentedBlock | cst.Module) -> Sequence[tuple[int, cst.BaseExpression, bool]]:
         """Return the conditions that hold after an `if` that returns: the position, the condition, and its value."""
-        if block not in self._known_in:
-            branchings = [each for each in block.body if isinstance(each, cst.If)]
-            self._known_in[block] = [
-                (self._script.span(each)[1], test, answer) for each in branchings for test, answer in _known_below(each)
-            ]
-        return self._known_in[block]
+        ends = [(each, self._script.span(each)[1]) for each in block.body if isinstance(each, cst.If)]
+        return [(end, test, answer) for each, end in ends for test, answer in _known_below(each)]
 
     def _is_left(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether a node is in a branch that returns, breaks or continues before another node is reached."""
@@ -146,22 +102,15 @@ class Conditions:
                 return True
         return False
 
+    @once_per_argument
     def _arms(self, node: cst.CSTNode) -> Sequence[tuple[cst.CSTNode, cst.CSTNode]]:
         """Return the `tf.cond` calls around a node, each with the argument that contains the node."""
-        if node in self._arms_of:
-            return self._arms_of[node]
-        found, below = [], node
-        for above in self._script.ancestors(node):
-            if isinstance(above, cst.Call) and isinstance(below, cst.Arg) and self._is_arm(above, below):
-                found.append((above, below))
-            if isinstance(above, cst.FunctionDef):
-                break
-            below = above
-        self._arms_of[node] = found
-        return found
+        inside = takewhile(lambda each: not isinstance(each[0], cst.FunctionDef), self._script.around(node))
+        return [(above, part) for above, part in inside if self._is_arm(above, part)]
 
-    def _is_arm(self, call: cst.Call, arg: cst.Arg) -> bool:
-        return self._script.last_word(call) in _CONDS and isinstance(arg.value, cst.Lambda)
+    def _is_arm(self, call: cst.CSTNode, arg: cst.CSTNode) -> bool:
+        is_lambda = isinstance(call, cst.Call) and isinstance(arg, cst.Arg) and isinstance(arg.value, cst.Lambda)
+        return is_lambda and self._script.last_word(cst.ensure_type(call, cst.Call)) in _CONDS
 
 
 def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:

@@ -12,33 +12,26 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.bindings import COMPREHENSIONS, Binding, Scope, bindings_of
+from tfmp.migrate.analysis.bindings import Binding, bindings_of
 from tfmp.migrate.analysis.conditions import Branches, Conditions
 from tfmp.migrate.analysis.expressions import argument, dotted
 from tfmp.migrate.analysis.return_values import ReturnValues
+from tfmp.migrate.analysis.scopes import Scope
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tree import children, once_per_argument
 
-_SCOPES = (cst.FunctionDef, cst.Lambda, cst.ClassDef, cst.Module)
 _CLIPS = ("clip_by_value", "clip_by_norm", "clip_by_average_norm", "clip_by_global_norm")
 
 
 class Values(NamedTuple):
-    """The values that a name may have.
+    """The values that a name may have."""
 
-    Attributes:
-        nodes: The expressions that were assigned to the name.
-        complete: False if there may be other values, as for a parameter or a name without a visible binding.
-    """
-
-    nodes: tuple[cst.BaseExpression, ...]
-    complete: bool
+    nodes: tuple[cst.BaseExpression, ...]  #: The expressions that were assigned to the name.
+    complete: bool  #: False if there may be other values, as for a parameter or a name without a visible binding.
 
 
 class DataFlow:
     """Follows the names of a script to the expressions that were assigned to them.
-
-    Args:
-        script: The parsed script.
 
     Attributes:
         conditions: Tells which nodes never run together.
@@ -63,37 +56,22 @@ class DataFlow:
         for found in self._bindings.values():
             found.sort(key=lambda binding: binding.place)
         self.conditions = Conditions(script, self._assigned_before)
-        self._bindings_of: dict[cst.CSTNode, list[Binding]] = {}
 
     def values(self, node: cst.BaseExpression) -> Values:
-        """Return the values that a name, or `self.name`, may have where it is read.
-
-        Args:
-            node: The name. Any other expression has no values.
-        """
+        """Return the values that a name, or `self.name`, may have where it is read."""
         live = self.bindings(node)
         nodes = tuple(binding.value for binding in live if binding.value is not None)
         return Values(nodes, bool(live) and len(nodes) == len(live) and live[0].replaces)
 
+    @once_per_argument
     def bindings(self, node: cst.BaseExpression) -> list[Binding]:
-        """Return the assignments from which a name, or `self.name`, may have its value where it is read.
-
-        Args:
-            node: The name. Any other expression has no values.
-        """
-        if node not in self._bindings_of:
-            name = dotted(node)
-            found, here = self._visible(node, name) if name else ((), False)
-            self._bindings_of[node] = self._live(found, node if here else None)
-        return self._bindings_of[node]
+        """Return the assignments from which a name, or `self.name`, may have its value where it is read."""
+        name = dotted(node)
+        found, here = self._visible(node, name) if name else ((), False)
+        return self._live(found, node if here else None)
 
     def calls_behind(self, node: cst.BaseExpression, is_end: Callable[[cst.Call], bool]) -> list[cst.Call]:
-        """Return the calls that contribute to the value of an expression, as far as the script shows.
-
-        Args:
-            node: The expression to start from.
-            is_end: Returns True for a call behind which the search stops.
-        """
+        """Return the calls among `nodes_behind`."""
         return [each for each in self.nodes_behind(node, is_end) if isinstance(each, cst.Call)]
 
     def nodes_behind(
@@ -104,10 +82,8 @@ class DataFlow:
     ) -> list[cst.CSTNode]:
         """Return all nodes that contribute to the value of an expression, as far as the script shows.
 
-        Args:
-            node: The expression to start from.
-            is_end: Returns True for a call behind which the search stops.
-            is_left_out: Returns True for a node that is left out, with all that is behind it.
+        The search stops at a call for which `is_end` is true. It leaves out a node for which `is_left_out` is, with
+        all that is behind it.
         """
         found: dict[cst.CSTNode, None] = {}
         stack: list[cst.CSTNode] = [node]
@@ -121,11 +97,7 @@ class DataFlow:
         return list(found)
 
     def users_of_all_behind(self, nodes: Iterable[cst.CSTNode]) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
-        """Return the nodes behind some values, as `nodes_behind` does, each with the nodes that use it directly.
-
-        Args:
-            nodes: The expressions to start from.
-        """
+        """Return the nodes behind some values, as `nodes_behind` does, each with the nodes that use it directly."""
         users: dict[cst.CSTNode, list[cst.CSTNode]] = {}
         stack, seen = list(nodes), set()
         while stack:
@@ -138,30 +110,15 @@ class DataFlow:
         return users
 
     def is_same_name(self, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-        """Tell whether two expressions are the same name for the same variable.
-
-        Args:
-            one: A node of the script.
-            other: Another node of the script.
-        """
+        """Tell whether two expressions are the same name for the same variable."""
         return bool(dotted(one)) and dotted(one) == dotted(other) and self._scope(one) is self._scope(other)
 
     def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether no run of the code, or of the graph, executes both of two nodes.
-
-        Args:
-            one: A node of the script.
-            other: Another node of the script.
-        """
+        """Tell whether no run of the code, or of the graph, executes both of two nodes."""
         return self.conditions.is_exclusive(one, other)
 
     def is_conditional(self, node: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether a node is in a branch of an `if` that does not contain another node.
-
-        Args:
-            node: The node that may be conditional.
-            other: Another node of the script.
-        """
+        """Tell whether a node is in a branch of an `if` that does not contain another node."""
         shared = self.conditions.branches(other)
         return any(branch not in shared for branch in self.conditions.branches(node))
 
@@ -211,7 +168,7 @@ class DataFlow:
             yield node.value
         elif not isinstance(node, cst.CompFor | cst.Parameters):
             # The iterable of a comprehension is reached through the variables of the comprehension.
-            yield from node.children
+            yield from children(node)
 
     def _returned(self, call: cst.Call) -> Iterator[cst.BaseExpression]:
         """Yield the values that a function of the script returns, except tuples of several values."""
@@ -219,17 +176,14 @@ class DataFlow:
         if bindings and not dotted(call.func).startswith("self."):
             yield from (each.value.body for each in bindings if isinstance(each.value, cst.Lambda))
         else:
-            yield from (
-                each for each in self._script.cached(ReturnValues).values(call) if not isinstance(each, cst.Tuple)
-            )
+            found = self._script.cached(ReturnValues).values(call)
+            yield from (each for each in found if not isinstance(each, cst.Tuple))
 
     def _visible(self, node: cst.CSTNode, name: str) -> tuple[Sequence[Binding], bool]:
         """Return the bindings of a name that is read, and whether they are in the function that reads it."""
         here = True
         is_of_self = name.startswith("self.")
         for above in self._script.ancestors(node):
-            if not isinstance(above, (*_SCOPES, *COMPREHENSIONS)):
-                continue
             found = self._bindings.get((above, name), ())
             if is_of_self and isinstance(above, cst.ClassDef):
                 in_function = [each for each in found if self._is_before(each, node)]

@@ -10,43 +10,26 @@ _TENSORFLOW = ("tensorflow_core.compat.v1", "tensorflow.compat.v1", "tensorflow_
 
 
 class Use(NamedTuple):
-    """A dotted name in an expression that starts at an imported name, as `tf.contrib.layers`.
-
-    Attributes:
-        node: The whole name.
-        name: Its full meaning: `tensorflow.contrib.layers`. `tensorflow.compat.v1` is written as `tensorflow` here.
-        root: The full meaning of its first word: `tensorflow`.
-        raw: The same as `name`, but with the module as the script imports it: `tensorflow.compat.v1.layers`.
-    """
+    """A dotted name in an expression that starts at an imported name, as `tf.contrib.layers`."""
 
     node: cst.Name | cst.Attribute
-    name: str
-    root: str
-    raw: str
+    name: str  #: Its full meaning: `tensorflow.contrib.layers`, with `tensorflow` for `tensorflow.compat.v1`.
+    root: str  #: The full meaning of its first word: `tensorflow`.
+    raw: str  #: The same as `name`, but with the module as the script imports it: `tensorflow.compat.v1.layers`.
 
 
 class Imported(NamedTuple):
-    """One name that an import statement imports.
-
-    Attributes:
-        node: The statement, `import ...` or `from ... import ...`.
-        name: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`. For a star
-            import it is the module.
-        raw: The full name as the script writes it.
-        bound: The name that the script uses for it; empty for a star import.
-    """
+    """One name that an import statement imports. For a star import it is the module."""
 
     node: cst.Import | cst.ImportFrom
-    name: str
-    raw: str
-    bound: str
+    name: str  #: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`.
+    raw: str  #: The full name as the script writes it.
+    bound: str  #: The name that the script uses for it; empty for a star import.
+    alias: cst.ImportAlias | None  #: The part of the statement that names it; None for a star import.
 
 
 def dotted(node: cst.BaseExpression | None) -> str:
     """Return a dotted name as it is written: `tf.contrib`. Empty for any other expression.
-
-    Args:
-        node: Any expression.
 
     Example:
         >>> dotted(cst.parse_expression("tf.contrib")), dotted(cst.parse_expression("tf().contrib"))
@@ -61,86 +44,40 @@ def dotted(node: cst.BaseExpression | None) -> str:
 
 
 def without_last_words(node: cst.Name | cst.Attribute, count: int) -> cst.Name | cst.Attribute:
-    """Return a dotted name without its last words.
-
-    Args:
-        node: A dotted name, such as `tf.contrib.layers`.
-        count: The number of words to leave out. It must be less than the number of words.
-
-    Example:
-        >>> dotted(without_last_words(cst.parse_expression("tf.contrib.layers"), 1))
-        'tf.contrib'
-    """
+    """Return a dotted name without its last words. It must have more words than that."""
     for _ in range(count):
         node = node.value  # type: ignore[assignment] # that many words are attributes
     return node
 
 
 def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the expression in front of all attributes, which is the first word of a dotted name.
-
-    Args:
-        node: Any expression.
-
-    Example:
-        >>> root_of(cst.parse_expression("tf.contrib.layers")).value
-        'tf'
-    """
+    """Return the expression in front of all attributes, which is the first word of a dotted name."""
     while isinstance(node, cst.Attribute):
         node = node.value
     return node
 
 
 def first_word(node: cst.Name | cst.Attribute) -> str:
-    """Return the first word of a dotted name.
-
-    Args:
-        node: A dotted name, such as `tf.contrib.layers`.
-
-    Example:
-        >>> first_word(cst.parse_expression("tf.contrib.layers"))
-        'tf'
-    """
+    """Return the first word of a dotted name: `tf` of `tf.contrib.layers`."""
     return dotted(node).partition(".")[0]
 
 
-def imported_by(node: cst.Import) -> Iterator[Imported]:
-    """Yield the names that an `import` statement imports.
-
-    Args:
-        node: The import statement.
-    """
-    for alias in node.names:
-        name = dotted(alias.name)
-        yield Imported(node, one_tensorflow(name), name, _bound_as(alias) or name.split(".")[0])
-
-
-def imported_from(node: cst.ImportFrom) -> Iterator[Imported]:
-    """Yield the names that a `from` import imports; none for a relative import.
-
-    Args:
-        node: The import statement.
-    """
-    module = dotted(node.module)
-    if node.relative or not module:
+def imported_by(node: cst.Import | cst.ImportFrom) -> Iterator[Imported]:
+    """Yield the names that an import statement imports; none for a relative import."""
+    module = dotted(node.module) if isinstance(node, cst.ImportFrom) and not node.relative else ""
+    if isinstance(node, cst.ImportFrom) and not module:
         return
     if isinstance(node.names, cst.ImportStar):
-        yield Imported(node, one_tensorflow(module), module, "")
+        yield Imported(node, one_tensorflow(module), module, "", None)
         return
     for alias in node.names:
-        name = f"{module}.{dotted(alias.name)}"
-        yield Imported(node, one_tensorflow(name), name, _bound_as(alias) or dotted(alias.name))
-
-
-def _bound_as(alias: cst.ImportAlias) -> str:
-    return dotted(alias.asname.name) if alias.asname is not None and isinstance(alias.asname.name, cst.Name) else ""
+        name = dotted(alias.name)
+        raw = f"{module}.{name}" if module else name
+        yield Imported(node, one_tensorflow(raw), raw, alias.evaluated_alias or name.split(".")[0], alias)
 
 
 def one_tensorflow(name: str) -> str:
     """Return a full name with `tensorflow` in place of `tensorflow.compat.v1` and `tensorflow_core`.
-
-    Args:
-        name: A full dotted name.
 
     Example:
         >>> one_tensorflow("tensorflow.compat.v1.layers")
@@ -156,10 +93,7 @@ def one_tensorflow(name: str) -> str:
 def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression | None:
     """Return an argument of a call; None if the call does not give it, or if `*args` may contain it.
 
-    Args:
-        call: The call.
-        position: The index of the argument if it is given by position, from 0; negative if it is keyword-only.
-        keyword: The name of the argument.
+    The position counts from 0; it is negative for an argument that is keyword-only.
 
     Example:
         >>> call = cst.parse_expression("f(a, b, c=d)")
@@ -177,30 +111,13 @@ def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression 
 
 
 def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
-    """Return the object that a method is called on and the method's name; the name is empty for a plain function.
-
-    Args:
-        call: The call of a method or a function.
-
-    Example:
-        >>> owner, name = method(cst.parse_expression("opt.minimize(loss)"))
-        >>> owner.value, name
-        ('opt', 'minimize')
-    """
+    """Return the object that a method is called on and the method's name; the name is empty for a plain function."""
     if isinstance(call.func, cst.Attribute):
         return call.func.value, call.func.attr.value
     return call.func, ""
 
 
 def literal_text(node: cst.BaseExpression) -> str:
-    """Return the value of a string literal; empty for any other expression.
-
-    Args:
-        node: Any expression.
-
-    Example:
-        >>> literal_text(cst.parse_expression("'loss_scale:0'")), literal_text(cst.parse_expression("name"))
-        ('loss_scale:0', '')
-    """
+    """Return the value of a string literal; empty for any other expression."""
     value = node.evaluated_value if isinstance(node, cst.SimpleString) else ""
     return value if isinstance(value, str) else ""

@@ -9,22 +9,7 @@ from tfmp.migrate.analysis.script import Script
 
 
 class ReturnValues:
-    """Looks up the `return` expressions of a script's own functions.
-
-    Args:
-        script: The parsed script.
-
-    Example:
-        >>> script = Script('''
-        ... def clip(grad):
-        ...     return tf.clip_by_norm(grad, 1.0)
-        ... clipped = clip(grad)
-        ... ''')
-        >>> *_, call = script.nodes(cst.Call)
-        >>> value, = ReturnValues(script).values(call)
-        >>> script.text[slice(*script.span(value))]
-        'tf.clip_by_norm(grad, 1.0)'
-    """
+    """Looks up the `return` expressions of a script's own functions."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -38,11 +23,7 @@ class ReturnValues:
                 self._returns.setdefault(above, []).append(node.value)
 
     def values(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
-        """Return the values that a function, or a method of self, may return; empty if the called one is not known.
-
-        Args:
-            call: The call.
-        """
+        """Return the values that a function, or a method of self, may return; empty if the called one is not known."""
         words = dotted(call.func).split(".")
         is_method = len(words) == 2 and words[0] == "self"
         if not is_method and len(words) != 1:

@@ -11,11 +11,7 @@ from tfmp.migrate.edits.results import Edit, MovedNames, NeededImport
 
 
 def move_names(script: Script, every: Iterable[MovedNames]) -> Iterator[Edit]:
-    """Yield one edit for each `from` import that names move out of.
-
-    Args:
-        script: The parsed script.
-        every: The moved names that the rules yielded.
+    """Yield one edit for each `from` import that names move out of, whichever rules move them.
 
     Example:
         >>> script = Script("from a.b import X as Y, Z")
@@ -36,11 +32,6 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
     r"""Import each module that the edits use, once, above the first edit that uses it.
 
     The new import is below the first import of TensorFlow if that is alone on its line at the top level of the script.
-
-    Args:
-        script: The parsed script.
-        needed: The modules that the edits use.
-        edits: All edits of the script.
 
     Example:
         >>> script = Script("import tensorflow as tf\nopt = tf.contrib.X(opt)")
@@ -65,16 +56,10 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
 
 
 def without_statement(script: Script, node: cst.BaseSmallStatement, rule: str) -> Iterator[Edit]:
-    """Remove a statement with its line. Yield nothing if it shares its line, or if its block would become empty.
-
-    Args:
-        script: The parsed script.
-        node: The statement to remove.
-        rule: The rule that this result comes from.
-    """
+    """Remove a statement with its line. Yield nothing if it shares its line, or if its block would become empty."""
     line = script.parent(node)
     block = script.parent(line) if line is not None else None
-    if _is_alone(script, node) and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:
+    if script.is_alone(node) and isinstance(block, cst.IndentedBlock | cst.Module) and len(block.body) > 1:
         start, _ = script.span(node)
         yield Edit(rule, len(script.text[:start].rstrip(" \t")), script.end_of_line(node), "")
 
@@ -104,8 +89,8 @@ def _top(script: Script) -> int:
 def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str, tuple[str, str]]) -> Edit:
     if isinstance(node.names, cst.ImportStar):
         raise ValueError(f"{dotted(node.module)} is imported by a star: its names are not known.")
-    kept = [alias for alias in node.names if dotted(alias.name) not in targets]
-    moved = [alias for alias in node.names if dotted(alias.name) in targets]
+    kept = [alias for alias in node.names if alias.evaluated_name not in targets]
+    moved = [alias for alias in node.names if alias.evaluated_name in targets]
     module = _one_module(node.names, targets)
     if module and node.module is not None:
         # Only the module's name changes, so parentheses, line breaks and comments stay.
@@ -113,11 +98,11 @@ def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str
     start, end = script.span(node)
     left, comments = _without_names(script, node, moved)
     statements = [left] if kept else []
-    if kept and _is_alone(script, node):
+    if kept and script.is_alone(node):
         # The rest of the line, such as a comment, stays with the names that are not moved.
         rest = re.split(r"[\r\n]", script.text[end:], maxsplit=1)[0]
         statements, end = [f"{left}{rest}"], end + len(rest)
-    statements.extend(_imports_of(moved, targets, comments if _is_alone(script, node) else {}))
+    statements.extend(_imports_of(moved, targets, comments if script.is_alone(node) else {}))
     return Edit(rule, start, end, _joined(script, node, statements))
 
 
@@ -127,8 +112,8 @@ def _without_names(
     """Return the code of an import without the moved names, and the comments that followed these."""
     aliases: list[cst.ImportAlias] = list(node.names)  # type: ignore[arg-type] # a star moves no names
     if node.lpar is None:
-        kept = [alias for alias in aliases if alias not in moved]
-        return f"from {dotted(node.module)} import {_listed(kept)}", {}
+        kept = ", ".join(_renamed(alias.evaluated_name, alias) for alias in aliases if alias not in moved)
+        return f"from {dotted(node.module)} import {kept}", {}
     (start, end), starts = script.span(node), [script.span(alias)[0] for alias in aliases]
     text, comments = script.text[start : starts[0]], {}
     for alias, first, last in zip(aliases, starts, [*starts[1:], end - 1], strict=True):
@@ -136,7 +121,7 @@ def _without_names(
         if alias not in moved:
             text += piece
             continue
-        line, newline, below = _split_line(piece)
+        line, newline, below, *_ = (*re.split(r"(\r\n?|\n)", piece, maxsplit=1), "", "")
         if "#" in line:
             comments[alias] = line[line.index("#") + 1 :].strip()
         text = _closed_up(text, newline, below)
@@ -157,12 +142,6 @@ def _closed_up(text: str, newline: str, below: str) -> str:
     return text.rstrip(" \t") + newline + below
 
 
-def _split_line(text: str) -> tuple[str, str, str]:
-    """Return the first line of a text, its line end, and the rest."""
-    found = re.search(r"\r\n?|\n", text)
-    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
-
-
 def _last_line(text: str) -> str:
     return re.split(r"[\r\n]", text)[-1]
 
@@ -173,42 +152,29 @@ def _imports_of(
     """Yield the imports of the moved names from their new modules, with their comments."""
     together: dict[tuple[str, str], list[cst.ImportAlias]] = {}
     for alias in moved:
-        module, name = targets[dotted(alias.name)]
+        module, name = targets[alias.evaluated_name]
         together.setdefault((module, "" if module else name), []).append(alias)
     for (module, _), aliases in together.items():
-        names = ", ".join(_renamed(targets[dotted(alias.name)][1], _bound(alias)) for alias in aliases)
+        names = ", ".join(_renamed(targets[alias.evaluated_name][1], alias) for alias in aliases)
         said = "; ".join(comments[alias] for alias in aliases if alias in comments)
         yield (f"from {module} " if module else "") + f"import {names}" + (f"  # {said}" if said else "")
 
 
 def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]]) -> str:
     """Return the module that all names move to unrenamed; empty if there is no such module."""
-    words = [dotted(alias.name) for alias in names]
+    words = [alias.evaluated_name for alias in names]
     modules = {targets[word][0] if word in targets and targets[word][1] == word else "" for word in words}
     return modules.pop() if len(modules) == 1 else ""
 
 
-def _is_alone(script: Script, node: cst.CSTNode) -> bool:
-    line = script.parent(node)
-    return isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-
-
 def _joined(script: Script, node: cst.CSTNode, statements: Sequence[str]) -> str:
-    if _is_alone(script, node):
-        start, _ = script.span(node)
-        before = script.text[:start]
-        indent = before[max(before.rfind("\n"), before.rfind("\r")) + 1 :]
+    if script.is_alone(node):
+        indent = script.text[script.start_of_line(node) : script.span(node)[0]]
         return f"{script.module.default_newline}{indent}".join(statements)
     return "; ".join(statements)
 
 
-def _bound(alias: cst.ImportAlias) -> str:
-    return dotted(alias.asname.name) if alias.asname else dotted(alias.name)
-
-
-def _renamed(name: str, bound: str) -> str:
+def _renamed(name: str, alias: cst.ImportAlias) -> str:
+    """Return the code that imports a name as what an alias binds."""
+    bound = alias.evaluated_alias or alias.evaluated_name
     return name if name == bound else f"{name} as {bound}"
-
-
-def _listed(aliases: Sequence[cst.ImportAlias]) -> str:
-    return ", ".join(_renamed(dotted(alias.name), _bound(alias)) for alias in aliases)

@@ -12,61 +12,44 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
 from tfmp.migrate.rules import RULES
 
-# A script without any of these words cannot concern a rule, and is not parsed.
+# A script without any of these words is not parsed.
 _WORDS = ("tensorflow", "npu_bridge", "hccl", "TF_ENABLE_AUTO_MIXED_PRECISION")
+# An item of a list takes LibCST a tenth of a millisecond and five kilobytes. People write less than 10,000 commas.
+_MOST_COMMAS = 100_000
 
 
 class Change(NamedTuple):
-    """An edit as the report shows it.
-
-    Attributes:
-        rule: The rule that this result comes from.
-        line: The line of the original script in which the edit starts, from 1.
-        before: The text that the edit removes.
-        after: The text that the edit inserts.
-        written_line: The line of the rewritten script in which the edit starts.
-    """
+    """An edit as the report shows it: the text that a rule removes, and the text that it inserts."""
 
     rule: str
-    line: int
+    line: int  #: The line of the original script in which the edit starts, from 1.
     before: str
     after: str
-    written_line: int
+    written_line: int  #: The line of the rewritten script in which the edit starts.
 
 
 class RewritingError(Exception):
-    """A script cannot be rewritten because of a defect of this package or of LibCST; the message says which."""
+    """A script cannot be rewritten; the message says why."""
 
 
 class Rewritten(NamedTuple):
-    """The result of rewriting one script.
-
-    Attributes:
-        text: The whole script, rewritten.
-        changes: The edits that were applied, in the order of the text.
-        findings: The findings, in the order of the text. Their lines are lines of the original text.
-        role: The role of the original script in its project; None if the script does not concern any rule.
-    """
+    """The result of rewriting one script: the whole new text, and the changes and findings in the order of the text."""
 
     text: str
     changes: tuple[Change, ...]
-    findings: tuple[results.Finding, ...]
-    role: ProjectRole | None = None
+    findings: tuple[results.Finding, ...]  #: Their lines are lines of the original text.
+    role: ProjectRole | None = None  #: The role of the original script; None if it does not concern any rule.
 
 
 def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
     """Apply all rules to a script: rewrite what is certain, and report the rest.
-
-    Args:
-        text: The code of the script.
-        options: The options of the rewrite.
 
     Returns:
         The rewritten script with its changes and findings. The text is the same if no rule edits it.
 
     Raises:
         libcst.ParserSyntaxError: It is not Python 3. A script that has nothing to do with TensorFlow is not parsed.
-        RewritingError: The script cannot be rewritten because of a defect of this package or of LibCST.
+        RewritingError: The script cannot be rewritten: it is mostly data, or this package or LibCST has a defect.
 
     Example:
         >>> done = rewrite('''import tensorflow.compat.v1 as tf
@@ -79,27 +62,37 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
         >>> [(change.rule, change.line) for change in done.changes]
         [('R2', 2), ('R2', 2)]
     """
-    if not any(word in text for word in _WORDS):
+    if not concerns(text):
         return Rewritten(text, (), ())
+    if text.count(",") > _MOST_COMMAS:
+        raise RewritingError(
+            f"it has more than {_MOST_COMMAS:,} commas, which can take minutes and gigabytes of memory: move its data "
+            "to a file of another format, such as .npy, and run this again"
+        )
     script = Script(text, options.tensorflow)
     found = [result for rule in RULES for result in rule(script, options)]
     needed = [result for result in found if isinstance(result, results.NeededImport)]
     moved = [result for result in found if isinstance(result, results.MovedNames)]
-    hidden = _hidden(script, needed)
-    if hidden:
-        found, needed, moved = [*filter(_is_finding, found), *hidden], [], []
     edits = [result for result in found if isinstance(result, results.Edit)]
     edits = [*import_edits.add_imports(script, needed, edits), *import_edits.move_names(script, moved), *edits]
     edits.sort(key=lambda edit: (edit.start, edit.end))
     findings = {result for result in found if isinstance(result, results.Finding)}
+    hidden = _hidden(script, needed)
+    if hidden:
+        edits, findings = [], findings.union(hidden)
     in_order = tuple(sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message)))
     if edits or findings:
         _check_positions(script)
     changes = _changes(text, edits)
     rewritten = _applied(text, edits)
-    if edits:
-        _check_syntax(text, rewritten)
+    if edits and _compiles(text) and not _compiles(rewritten):
+        raise RewritingError("it would not be Python after the rewrite: this is a defect of tfmp, report it")
     return Rewritten(rewritten, changes, in_order, project_role(script))
+
+
+def concerns(text: str) -> bool:
+    """Tell whether a script has a word that can concern a rule."""
+    return any(word in text for word in _WORDS)
 
 
 def _check_positions(script: Script) -> None:
@@ -110,11 +103,6 @@ def _check_positions(script: Script) -> None:
         raise RewritingError(
             "LibCST, which parses it, does not give it back as it is; form feeds in its indentation may be why"
         )
-
-
-def _check_syntax(before: str, after: str) -> None:
-    if _compiles(before) and not _compiles(after):
-        raise RewritingError("it would not be Python after the rewrite: this is a defect of tfmp, report it")
 
 
 def _compiles(text: str) -> bool:
@@ -151,10 +139,6 @@ def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
         changes.append(Change(edit.rule, line, before, edit.text, line + moved + lead))
         moved += _newlines(edit.text) - _newlines(before)
     return tuple(changes)
-
-
-def _is_finding(result: results.Result) -> bool:
-    return isinstance(result, results.Finding)
 
 
 def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[results.Finding]:
