@@ -142,7 +142,8 @@ def parse_migration(text: str, root: Path) -> Migration:
         messages=[
             *(f"{_relative(each['path'], root)}: {each['error']}" for each in files if each.get("error")),
             *(
-                f"{_relative(each['path'], root)}:{got.get('line')}: {got.get('rule')}: {got.get('message', '')}"
+                f"{_relative(each['path'], root)}:{got.get('line')}: {got.get('rule')}: "
+                f"{got.get('message', '')} {got.get('detail', '')}".rstrip()
                 for each, got in findings
             ),
         ],

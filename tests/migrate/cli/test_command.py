@@ -17,6 +17,9 @@ from tfmp.migrate.rules import Rule
 _SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
 _REWRITTEN = "import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
 _UNKNOWN = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.Manager(8)\n"
+_CANNOT_PARSE = f"Python {sys.version_info[0]}.{sys.version_info[1]} cannot parse it"
+_ADVICE = "If it is Python 2, run 2to3 or futurize first."
+_PYTHON_2 = "import tensorflow\nprint 'x'\n"
 _ROOT = Path(__file__).parents[3]
 
 
@@ -49,11 +52,11 @@ def test_by_default_it_shows_and_writes_nothing(capsys: pytest.CaptureFixture[st
         "-manager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
         "+import tfmp\n"
         "+manager = tfmp.FixedLossScaleManager(8)\n"
-        "a.py:2: R2: added `import tfmp`\n"
-        "a.py:2: R2: `tf.contrib.mixed_precision.FixedLossScaleManager` becomes `tfmp.FixedLossScaleManager`\n"
-        "rule  files  lines rewritten  trains wrongly  fails  notes\n"
-        "R2        1                2               0      0      0\n"
+        "\n"
         "1 file: 1 to be rewritten, 0 unchanged, 0 not done\n"
+        "lines to be rewritten, by rule: R2 2\n"
+        "left to you: nothing\n"
+        "--write makes these rewrites; --todo lists what is left without the diff and the notes.\n"
     )
 
 
@@ -62,10 +65,15 @@ def test_write_edits_and_gives_the_lines_of_the_written_file(capsys: pytest.Capt
     assert command.main(["--write", "a.py"]) == 1
     assert Path("a.py").read_text() == _REWRITTEN + "other = tf.contrib.mixed_precision.Manager(8)\n"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "a.py:2: R2: added `import tfmp`"
-    assert lines[1].startswith("a.py:3: R2: `tf.contrib.mixed_precision.FixedLossScaleManager` becomes")
-    assert lines[2].startswith("a.py:4: R2: tf.contrib.mixed_precision had no Manager")
-    assert lines[-1] == "1 file: 1 rewritten, 0 unchanged, 0 not done"
+    assert lines[2].startswith("a.py:4: R2: ")
+    assert lines[3:] == [
+        "    | other = tf.contrib.mixed_precision.Manager(8)",
+        "",
+        "a.py: rewritten by R2",
+        "1 file: 1 rewritten, 0 unchanged, 0 not done",
+        "lines rewritten, by rule: R2 2",
+        "left to you: 1 place of failure",
+    ]
 
 
 def test_a_second_run_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,10 +84,10 @@ def test_a_second_run_changes_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     found = Path("a.py").stat()
     # The time of the last access may be another one.
     assert (found.st_ino, found.st_mtime_ns, found.st_size) == (written.st_ino, written.st_mtime_ns, written.st_size)
-    assert capsys.readouterr().out.endswith("1 file: 0 rewritten, 1 unchanged, 0 not done\n")
+    assert capsys.readouterr().out.endswith("1 file: 0 rewritten, 1 unchanged, 0 not done\nleft to you: nothing\n")
 
 
-@pytest.mark.parametrize(("text", "status"), [(_SCRIPT, 1), (_REWRITTEN, 0), (_UNKNOWN, 1), ("print 'x'\n", 1)])
+@pytest.mark.parametrize(("text", "status"), [(_SCRIPT, 1), (_REWRITTEN, 0), (_UNKNOWN, 1), (_PYTHON_2, 1)])
 def test_check_sets_the_exit_status_only(text: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     _write(a=text)
     assert command.main(["--check", "a.py"]) == status
@@ -92,14 +100,16 @@ def test_check_sets_the_exit_status_only(text: str, status: int, capsys: pytest.
 def test_what_cannot_be_done_is_named_once_the_rest_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     Path("b.py").write_bytes(b"\0")
     Path("empty").mkdir()
-    _write(a=_SCRIPT, c="print 'x'\n", d="def f(:\n", e=_SCRIPT)
+    _write(a=_SCRIPT, c=_PYTHON_2, d="import tensorflow\ndef f(:\n", e=_SCRIPT)
     assert command.main(["--write", ".", "empty", "missing"]) == 1
     assert Path("a.py").read_text() == Path("e.py").read_text() == _REWRITTEN
     assert [line for line in capsys.readouterr().out.splitlines() if "not done: " in line] == [
         "./b.py: not done: it is binary, or in UTF-16: it has zero bytes.",
-        "./c.py:1: not done: Python 2: run 2to3 or futurize first.",
-        f"./d.py:1: not done: Python {sys.version_info[0]}.{sys.version_info[1]} cannot parse it: invalid syntax.",
-        "empty: not done: there is no Python file in this directory.",
+        f"./c.py:2: not done: {_CANNOT_PARSE} (Missing parentheses in call to 'print'. Did you mean print(...)?)."
+        f" {_ADVICE}",
+        f"./d.py:2: not done: {_CANNOT_PARSE} (invalid syntax). {_ADVICE}",
+        "empty: not done: it has no Python file (links, hidden ones and those in __pycache__, build, node_modules, "
+        "site-packages do not count).",
         "missing: not done: it does not exist.",
     ]
 
@@ -147,17 +157,22 @@ def test_a_defect_of_ours_costs_one_file_and_is_owned(
     assert command.main(["--write", "."]) == 1
     shown = capsys.readouterr().out
     assert f"./a.py: not done: {message}: this is a defect of tfmp, report it.\n" in shown
-    assert shown.endswith("2 files: 0 rewritten, 1 unchanged, 1 not done\n")
+    assert shown.endswith("2 files: 0 rewritten, 1 unchanged, 1 not done\nleft to you: 1 not done\n")
     assert Path("a.py").read_text() == _SCRIPT
 
 
 def test_what_libcst_cannot_parse_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     _write(a="import tensorflow as tf\n(name): int\nx = 1\n")
     assert command.main(["a.py"]) == 1
-    assert capsys.readouterr().out.splitlines() == [
+    assert capsys.readouterr().out.splitlines()[2:4] == [
         "a.py:2: not done: LibCST, which edits it, cannot parse this line, though Python can.",
-        "1 file: 0 to be rewritten, 0 unchanged, 1 not done",
+        "    | (name): int",
     ]
+
+
+def test_what_is_not_python_3_and_does_not_concern_tensorflow_is_nobodys_task() -> None:
+    _write(a="print 'x'\n", b="def f(:\n")
+    assert command.main(["."]) == 0
 
 
 def _without(package: str) -> str:
@@ -208,7 +223,7 @@ def test_progress_is_for_terminals_and_needs_tqdm(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert command.main(["."]) == 0
     shown = capsys.readouterr()
-    assert shown.out == "20 files: 0 to be rewritten, 20 unchanged, 0 not done\n"
+    assert shown.out == "20 files: 0 to be rewritten, 20 unchanged, 0 not done\nleft to you: nothing\n"
     assert ("20" in shown.err) == (package != "tqdm")
 
 

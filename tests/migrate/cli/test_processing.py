@@ -30,6 +30,18 @@ def test_some_hundred_chained_calls_are_not_too_deep(tmp_path: Path) -> None:
     assert sys.getrecursionlimit() == limit
 
 
+@pytest.mark.parametrize("text", ["x = f()" + ".g()" * 20_000, "except ValueError, error:\n", "queue.async(f)\n"])
+def test_what_python_does_not_parse_is_left_alone_and_named_if_it_is_of_tensorflow(text: str, tmp_path: Path) -> None:
+    for content in (text.encode(), _SCRIPT + text.encode()):
+        report = _written(tmp_path / "a.py", content)
+        assert (report.error is None) == (content == text.encode())
+        assert (tmp_path / "a.py").read_bytes() == content
+
+
+def test_odd_escapes_are_the_scripts_own_matter(tmp_path: Path) -> None:
+    assert _written(tmp_path / "a.py", _SCRIPT + b"pattern = '\\d'\n").error is None
+
+
 @pytest.mark.parametrize(
     ("lead", "end"),
     [
@@ -37,7 +49,6 @@ def test_some_hundred_chained_calls_are_not_too_deep(tmp_path: Path) -> None:
         (b"", b"\r\n"),
         (b"", b"\r"),
         (codecs.BOM_UTF8, b"\n"),
-        (b"\f", b"\n"),
         ("# coding: latin-1\n# \u00e9\n".encode("latin-1"), b"\r\n"),
         ("# -*- coding: gbk -*-\n# \u6df7\u5408\n".encode("gbk"), b"\n"),
     ],

@@ -1,15 +1,15 @@
-"""The report that the command prints, as lines and as JSON."""
+"""The report that the command prints for a person."""
 
-import json
+import io
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.cli import command
+from tfmp.migrate.cli import command, reporting
+from tfmp.migrate.cli.processing import FileReport
 from tfmp.migrate.edits import rewriting
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
@@ -27,43 +27,6 @@ def _write(**texts: str) -> None:
         Path(f"{name}.py").write_text(text)
 
 
-def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    _write(a=_SCRIPT, b=_UNKNOWN, c="print 'x'\n")
-    assert command.main(["--json", "a.py", "b.py", "c.py"]) == 1
-    document = json.loads(capsys.readouterr().out)
-    first, second, third = document["files"]
-    name = "FixedLossScaleManager"
-    assert first == {
-        "path": "a.py",
-        "changed": True,
-        "edits": [
-            {"rule": "R2", "line": 2, "before": "", "after": "import tfmp\n"},
-            {"rule": "R2", "line": 2, "before": f"tf.contrib.mixed_precision.{name}", "after": f"tfmp.{name}"},
-        ],
-        "findings": [],
-        "error": None,
-        "error_line": None,
-    }
-    assert [(one["rule"], one["line"], one["level"]) for one in second["findings"]] == [("R2", 2, "fails")]
-    assert (third["error"], third["error_line"]) == ("Python 2: run 2to3 or futurize first", 1)
-    assert document["summary"] == {
-        "files": 3,
-        "changed": 1,
-        "unchanged": 1,
-        "not_done": 1,
-        "written": False,
-        "rules": {"R2": {"files": 2, "lines": 2, "wrong": 0, "fails": 1, "note": 0}},
-    }
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_json_has_names_that_are_not_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
-    Path(os.fsdecode(b"\xff.py")).write_text("x = 1\n")
-    assert command.main(["--json", "."]) == 0
-    (report,) = json.loads(capsys.readouterr().out)["files"]
-    assert report["path"] == "./\\xff.py"
-
-
 def _notes(script: Script, options: Options) -> Iterator[Result]:
     del script
     yield Finding("R6", 1, Level.NOTE, f"kept, to_tfmp={options.to_tfmp}.")
@@ -76,6 +39,81 @@ def test_notes_are_marked_and_leave_nothing_to_do(
     _write(a=_SCRIPT)
     assert command.main(["--to-tfmp", "a.py"]) == 0
     shown = capsys.readouterr().out
-    assert "a.py:1: R6: note: kept, to_tfmp=True.\n" in shown
-    assert "R6        1                0               0      0      1\n" in shown
+    assert shown.startswith("Good to know: 1 place\n\na.py:1: R6: kept, to_tfmp=True.\n    | import tensorflow")
+    assert shown.endswith("\nleft to you: nothing; 1 place good to know\n")
     assert command.main(["--check", "a.py"]) == 0
+
+
+def _finds_three(script: Script, options: Options) -> Iterator[Result]:
+    del options
+    yield Finding("R6", 1, Level.NOTE, "It runs.")
+    yield Finding("R13", 2, Level.FAILS, "It is gone.")
+    yield Finding("R10", 2, Level.WRONG, "It is counted twice.", f"It is named {script.text[:6]}.")
+
+
+def test_what_hurts_most_comes_first_and_is_said_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "RULES", (_finds_three,))
+    _write(a=_SCRIPT, b=_UNKNOWN, c="\0")
+    assert command.main(["--todo", "."]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "Trains wrongly without an error: 2 places",
+        "",
+        "R10: It is counted twice. (2 places)",
+        "./a.py:2: R10: It is named import.",
+        "    | manager = tf.contrib.mixed_precision.FixedLossScaleManager(8)",
+        "./b.py:2: R10: It is named import.",
+        "    | manager = tf.contrib.mixed_precision.Manager(8)",
+        "",
+        "Fails, or was not processed: 3 places",
+        "",
+        "./c.py: not done: it is binary, or in UTF-16: it has zero bytes.",
+        "",
+        "R13: It is gone. (2 places)",
+        "./a.py:2: R13: manager = tf.contrib.mixed_precision.FixedLossScaleManager(8)",
+        "./b.py:2: R13: manager = tf.contrib.mixed_precision.Manager(8)",
+        "",
+        "3 files: 0 to be rewritten, 2 unchanged, 1 not done",
+        "left to you: 2 places of wrong training, 2 places of failure, 1 not done; 2 places good to know",
+    ]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("settings", "stream", "colours"),
+    [
+        ({}, _Terminal(), True),
+        ({}, io.StringIO(), False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, _Terminal(), False),
+        ({"TERM": "dumb"}, _Terminal(), False),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, io.StringIO(), True),
+    ],
+)
+@pytest.mark.skipif(os.name != "posix", reason="other terminals may not know the codes")
+def test_colours_are_for_terminals(
+    settings: dict[str, str], stream: io.StringIO, colours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    style = reporting.style_for(stream)
+    assert style.colours == colours
+    assert (style.width is None) != stream.isatty()
+    assert reporting.coloured_diff("+x\n y\n", style) == ("\x1b[32m+x\x1b[0m\n y\n" if colours else "+x\n y\n")
+
+
+def test_long_lines_are_wrapped_and_letters_that_steer_a_terminal_are_left_out() -> None:
+    _write(a=f"x = '\x1b[31m{'y' * 200}'\n")
+    report = FileReport("a.py", findings=(Finding("R9", 1, Level.WRONG, "It is wrong " * 9),))
+    shown = [*reporting.left_lines([report, report], reporting.ALL, reporting.Style(colours=True, width=60))]
+    assert shown[0] == "\x1b[1;31mTrains wrongly without an error: 2 places\x1b[0m"
+    assert shown[2].startswith("\x1b[1;31mR9:\x1b[0m It is wrong It")
+    assert shown[4] == "    (2 places)"
+    assert shown[5].startswith("\x1b[1ma.py:1: R9:\x1b[0m x = ' [31myyy")
+    assert len(shown[5]) == 60 + len("\x1b[1m\x1b[0m")

@@ -20,3 +20,10 @@ def test_a_file_without_a_version_is_rewritten_in_the_second_pass(tmp_path: Path
     assert all(report.changes for report in outcome.reports)
     assert "tensorflow.compat.v1" in (tmp_path / "layers.py").read_text()
     assert len(passes) == 2
+
+
+def test_the_diff_has_the_rewrites_of_a_file_without_a_version(tmp_path: Path) -> None:
+    path = tmp_path / "layers.py"
+    path.write_text(f"{_LAYERS}tf.keras.mixed_precision.experimental.set_policy('mixed_float16')\n")
+    (report,), _ = process_run([files.Found(str(path))], Job(diff=True))
+    assert b"+tf.keras.mixed_precision.set_global_policy(" in report.diff

@@ -7,13 +7,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tfmp.optional import require
 
 if TYPE_CHECKING:
     from tfmp.migrate.cli.processing import FileReport
-    from tfmp.migrate.cli.workers import Outcome
+    from tfmp.migrate.cli.runs import Outcome
 
 # Fewer files are done before a progress bar is useful.
 _FILES_WORTH_PROGRESS = 20
@@ -22,52 +23,53 @@ _DESCRIPTION = """\
 Rewrites legacy TensorFlow 1 scripts where the rewrite is certain, and lists what is left for a person. TensorFlow is
 not needed.
 
-Without an option it prints a unified diff, then a line `file:line: rule: what and why` for each rewrite and each
-finding, then a summary. It writes no file. Line numbers are those of the file as it is; with --write, those of the
-written file."""
+Without an option it writes no file. It prints what is left for a person, the worst first: what trains wrongly without
+an error, what fails, and what is good to know. Then follow a unified diff of the rewrites (with --write, the names of
+the written files) and the totals. Line numbers are those of the file as it is; with --write, those of the written
+file."""
 
 _EPILOG = """\
-A directory stands for all *.py below it, except hidden files, hidden directories, __pycache__, build, node_modules and
-site-packages. A file that is given by its name is always taken. A file that cannot be read or parsed is listed and
-passed over.
-A link that is given by its name is followed. Below a directory, links to files outside of it are listed and passed
-over, and links to directories are passed over. With --write, the target of a link is edited. A hard link is broken:
-the other names of the file keep the old content.
+What is left is a line `file:line: rule: message`, with the line of code below it, indented. A message about several
+places is printed once, as `rule: message`, and a line `file:line: rule: ...` follows for each place. On a terminal,
+long lines are wrapped and colours are used, unless NO_COLOR or TERM=dumb is set; FORCE_COLOR colours other output too.
+
+A directory stands for all *.py below it, except links, hidden files, hidden directories, __pycache__, build,
+node_modules and site-packages. A file that is given by its name is always taken; of a link, --write edits the target. A
+hard link is broken: the other names of the file keep the old content. A file that cannot be read or parsed is listed.
 A second run changes nothing more. Lines that are not rewritten keep every byte: line ends, tabs, encoding.
 
 --json prints {"files": [FILE, ...], "summary": {"files", "changed", "unchanged", "not_done", "written", "rules": {"R1":
 {"files", "lines", "wrong", "fails", "note"}, ...}}}, where FILE is {"path", "changed", "edits": [{"rule", "line",
-"before", "after"}, ...], "findings": [{"rule", "line", "level", "message"}, ...], "error", "error_line"}. A level is
-"wrong", "fails" or "note"; the error is null for a file that was processed.
+"before", "after"}, ...], "findings": [{"rule", "line", "level", "message", "detail"}, ...], "error", "error_line"}. A
+level is "wrong", "fails" or "note"; the error is null for a file that was processed.
 
 exit status:
-  0  nothing is left for a person. Findings marked "note:" are for information and do not count. Rewrites that are
-     shown but not written do not count either, because --write makes them.
-  1  something is left: a finding, or a file that was not done; or the report cannot be printed. With --check, a
-     rewrite that is not written yet counts too.
+  0  nothing is left for a person. What is good to know does not count, nor do rewrites that --write would make.
+  1  something is left: it trains wrongly, it fails, or a file was not done; or the report cannot be printed. With
+     --check, a rewrite that is not written yet counts too.
   2  usage: an option that does not exist, options that exclude each other, an empty PATH, or a missing package.
   130  an interrupt (Ctrl-C) ended the run: the report covers the files that were finished by then."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: The arguments of the command; by default those of the process.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        SystemExit: The arguments are wrong, or they request the help text.
+    """Run the command with these arguments, by default those of the process; return the exit status.
 
     Example:
-        >>> main(["missing.py"])
+        >>> main(["--todo", "missing.py"])
+        Fails, or was not processed: 1 place
+        <BLANKLINE>
         missing.py: not done: it does not exist.
+        <BLANKLINE>
         1 file: 0 to be rewritten, 0 unchanged, 1 not done
+        left to you: 1 not done
         1
     """
-    arguments = _arguments(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.write and (arguments.check or arguments.diff):
+        parser.error("argument --write: not allowed with argument --check or --diff, which write nothing")
+    if "" in arguments.paths:
+        parser.error("argument PATH: got an empty one; give . for the directory that you are in")
     # A file name or a line of a diff may have characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -81,16 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _interrupted()
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.write and (arguments.check or arguments.diff):
-        parser.error("argument --write: not allowed with argument --check or --diff, which write nothing")
-    if "" in arguments.paths:
-        parser.error("argument PATH: got an empty one; give . for the directory that you are in")
-    return arguments
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_program(),
@@ -101,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a directory with Python files")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
+        "--todo", action="store_true", help="print only what trains wrongly, what fails, and the totals; no diff"
+    )
+    form.add_argument(
         "--diff",
         action="store_true",
         help="print the diff only, for `patch -p0` or `git apply -p0`; the rest to stderr. Its paths are as given: "
@@ -108,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     form.add_argument("--check", action="store_true", help="only set the exit status; a line of totals to stderr")
     form.add_argument("--json", action="store_true", help="print one JSON document")
-    # --write is outside the exclusive group because it can be combined with --json.
+    # --write is outside the exclusive group because it can be combined with --todo and --json.
     parser.add_argument("--write", action="store_true", help="edit the files in place")
     parser.add_argument(
         "--to-tfmp",
@@ -162,52 +157,54 @@ def _outcome(arguments: argparse.Namespace) -> Outcome:
     from tfmp.migrate.edits.results import Options
 
     found = files.find(arguments.paths)
-    wants_diff = not (arguments.write or arguments.check or arguments.json)
+    wants_diff = not (arguments.write or arguments.check or arguments.json or arguments.todo)
     job = processing.Job(Options(to_tfmp=arguments.to_tfmp), arguments.write, wants_diff)
-    if len(found) < _FILES_WORTH_PROGRESS or sys.stderr is None or not sys.stderr.isatty():
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if len(found) < _FILES_WORTH_PROGRESS or not is_terminal or find_spec("tqdm") is None:
         return runs.process_run(found, job)
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return runs.process_run(found, job)
+    from tqdm import tqdm
+
     with tqdm(total=len(found), unit="file", leave=False, file=sys.stderr) as bar:
         return runs.process_run(found, job, bar.update)
 
 
 def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:
     from tfmp.migrate.cli import reporting
+    from tfmp.migrate.cli.json_report import json_document
 
     if arguments.json:
-        _say(reporting.json_document(reports, written=arguments.write))
+        _say(json_document(reports, written=arguments.write))
         return
     if arguments.check:
         _say(reporting.files_line(reports, written=False), error=True)
         return
-    for report in reports:
-        _show_diff(report, as_patch=arguments.diff)
-    for line in reporting.report_lines(reports):
+    style = reporting.style_for(sys.stderr if arguments.diff else sys.stdout)
+    for line in reporting.left_lines(reports, reporting.TO_DO if arguments.todo else reporting.ALL, style):
         _say(line, error=arguments.diff)
+    for report in reports:
+        if arguments.diff:
+            sys.stdout.buffer.write(report.diff)
+        else:
+            # This diff is for reading, so all files are shown in the encoding of the terminal.
+            text = report.diff.decode(report.encoding, "backslashreplace")
+            sys.stdout.write(reporting.coloured_diff(text, style))
+    if arguments.write and not arguments.todo:
+        for line in reporting.written_lines(reports):
+            _say(line)
+    shows_diff = not arguments.diff and any(report.diff for report in reports)
+    if shows_diff:
+        _say("")
     for line in reporting.summary_lines(reports, written=arguments.write):
         _say(line, error=arguments.diff)
-
-
-def _show_diff(report: FileReport, *, as_patch: bool) -> None:
-    if as_patch:
-        sys.stdout.buffer.write(report.diff)
-    else:
-        # This diff is for reading, so all files are shown in the encoding of the terminal.
-        sys.stdout.write(report.diff.decode(report.encoding, "backslashreplace"))
+    if shows_diff:
+        _say("--write makes these rewrites; --todo lists what is left without the diff and the notes.")
 
 
 def _status(arguments: argparse.Namespace, reports: list[FileReport]) -> int:
-    from tfmp.migrate.edits.results import Level
+    from tfmp.migrate.cli.reporting import TO_DO
 
-    left = any(
-        report.error is not None or any(finding.level is not Level.NOTE for finding in report.findings)
-        for report in reports
-    )
-    pending = arguments.check and any(report.changes for report in reports)
-    return int(left or pending)
+    left = any(report.error is not None or any(one.level in TO_DO for one in report.findings) for report in reports)
+    return int(left or (arguments.check and any(report.changes for report in reports)))
 
 
 def _say(line: str, *, error: bool = False) -> None:

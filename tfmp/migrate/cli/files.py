@@ -3,7 +3,7 @@
 import contextlib
 import io
 import os
-import re
+import signal
 import stat
 import tempfile
 import tokenize
@@ -14,6 +14,7 @@ from typing import NamedTuple
 #: Names of directories that are skipped: they hold code of others, or files made by tools.
 LEFT_OUT = frozenset(("__pycache__", "build", "node_modules", "site-packages"))
 
+_NO_FILES = f"it has no Python file (links, hidden ones and those in {', '.join(sorted(LEFT_OUT))} do not count)"
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -22,13 +23,7 @@ class UnusableFileError(Exception):
 
 
 class Found(NamedTuple):
-    """A file to process, or a path without one.
-
-    Attributes:
-        path: The path in the form in which the user gave it.
-        error: The reason why there is no file to process; None for a file.
-        is_file: False for a directory without Python files, which does not count as a file.
-    """
+    """A file to process; or a path without one, for the reason `error`. A directory does not count as a file."""
 
     path: str
     error: str | None = None
@@ -36,30 +31,17 @@ class Found(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The content of a file.
-
-    Attributes:
-        text: The script, with its original line ends.
-        encoding: The encoding that the byte order mark or the first lines declare; else UTF-8.
-        lead: Form feeds at the start of the file. They are kept apart from the text because LibCST drops them.
-    """
+    """The text of a file, with its line ends, and the encoding that its first lines declare, or UTF-8."""
 
     text: str
     encoding: str
-    lead: str = ""
 
 
 def find(paths: Iterable[str]) -> list[Found]:
     """Find the files below the given paths, each once.
 
-    Args:
-        paths: Files or directories. A file is taken whatever its name is; a directory stands for all `*.py` below it,
-            except hidden files, hidden directories and those in `LEFT_OUT`. A link to a file is followed if it is
-            given itself, or if its target is below the same directory. A link to a directory is followed only if it
-            is given itself.
-
-    Returns:
-        The files in the order of the paths, sorted within a directory, and the paths without a file.
+    A file is taken whatever its name is. A directory stands for all `*.py` below it, sorted, except what is hidden or
+    in `LEFT_OUT`, and links: their targets may belong to somebody else. A link that is given itself is followed.
 
     Example:
         >>> find(["missing.py"])
@@ -78,12 +60,6 @@ def find(paths: Iterable[str]) -> list[Found]:
 def read(path: str) -> Source:
     """Read a script.
 
-    Args:
-        path: The path of the file.
-
-    Returns:
-        The script, from which `encode` makes exactly the bytes of the file.
-
     Raises:
         UnusableFileError: The file cannot be read, or it is not text.
     """
@@ -96,20 +72,14 @@ def read(path: str) -> Source:
 
 
 def decode(content: bytes) -> Source:
-    r"""Decode a script.
-
-    Args:
-        content: The bytes of a file.
-
-    Returns:
-        The script, from which `encode` makes exactly these bytes.
+    r"""Decode a script, so that `encode` makes exactly these bytes of it.
 
     Raises:
         UnusableFileError: The bytes are not text, or not in the encoding that the file declares.
 
     Example:
         >>> decode(b"# coding: latin-1\r\nname = '\xe9'")
-        Source(text="# coding: latin-1\r\nname = 'é'", encoding='iso-8859-1', lead='')
+        Source(text="# coding: latin-1\r\nname = 'é'", encoding='iso-8859-1')
     """
     if b"\0" in content:
         raise UnusableFileError("it is binary, or in UTF-16: it has zero bytes")
@@ -117,36 +87,23 @@ def decode(content: bytes) -> Source:
     unix = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(unix).readline)
-    except SyntaxError as error:
-        message = f"Python cannot tell its encoding ({error.msg}): name the right one in a coding line"
+        source = Source(content.decode(encoding), encoding)
+    except (SyntaxError, LookupError, ValueError) as error:
+        message = f"it cannot be decoded: {error}. Convert it, or name its encoding in a coding line"
         raise UnusableFileError(message) from error
-    try:
-        whole = content.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = _lines(content[: error.start])
-        message = f"line {line} is not {encoding}: name the encoding in a coding line, or convert the file"
-        raise UnusableFileError(message) from error
-    except (LookupError, ValueError) as error:
-        raise UnusableFileError(f"its coding line names {encoding}, which is no encoding of text") from error
-    text = whole.lstrip("\f")
-    source = Source(text, encoding, whole[: len(whole) - len(text)])
-    if encode(source, text) != content:
+    if encode(source, source.text) != content:
         raise UnusableFileError(f"decoding it as {encoding} and encoding it again gives other bytes")
     return source
 
 
 def encode(source: Source, text: str) -> bytes:
-    """Encode a script in the encoding of its file.
-
-    Args:
-        source: The content as it was read.
-        text: The new script.
+    """Encode a new text of a script in the encoding of its file.
 
     Raises:
         UnusableFileError: The encoding has no bytes for a character.
     """
     try:
-        return (source.lead + text).encode(source.encoding)
+        return text.encode(source.encoding)
     except (LookupError, ValueError) as error:
         raise UnusableFileError(f"its new text cannot be encoded as {source.encoding}") from error
 
@@ -156,11 +113,6 @@ def replace(path: str, before: bytes, after: bytes) -> None:
 
     The file keeps its permissions and, if the system allows it, its owner. For a symbolic link, the target is replaced.
     Another hard link to the file keeps the old content.
-
-    Args:
-        path: The path of the file.
-        before: The bytes of the file as they were read.
-        after: The new bytes of the file.
 
     Raises:
         UnusableFileError: The file cannot be written, or it has changed since it was read. It is left unchanged.
@@ -173,28 +125,42 @@ def replace(path: str, before: bytes, after: bytes) -> None:
         writable = os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
         if not writable or not status.st_mode & _WRITABLE:
             raise UnusableFileError("it cannot be written: it is read-only")
-        handle, temporary = _beside(target)
-        try:
-            with open(handle, "wb") as file:
-                file.write(after)
-            with contextlib.suppress(OSError, AttributeError):
-                os.chown(temporary, status.st_uid, status.st_gid)
-            os.chmod(temporary, stat.S_IMODE(status.st_mode))
-            if Path(target).read_bytes() != before:
-                raise UnusableFileError("it changed meanwhile: run this again")
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with held(signal.SIGTERM):
+            _replace(target, status, before, after)
     except OSError as error:
         raise UnusableFileError(f"it cannot be written: {error.strerror or error}") from error
 
 
-def _beside(path: str) -> tuple[int, str]:
+@contextlib.contextmanager
+def held(number: signal.Signals) -> Iterator[None]:
+    """Hold back a signal, here and in processes that are started here. Windows has no such thing."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
-        return tempfile.mkstemp(dir=os.path.dirname(path), prefix=".tfmp-migrate-")
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _replace(target: str, status: os.stat_result, before: bytes, after: bytes) -> None:
+    try:
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".tfmp-migrate-")
     except PermissionError as error:
         raise UnusableFileError("it cannot be written: its directory cannot be written") from error
+    try:
+        with open(handle, "wb") as file:
+            file.write(after)
+        with contextlib.suppress(OSError, AttributeError):
+            os.chown(temporary, status.st_uid, status.st_gid)
+        os.chmod(temporary, stat.S_IMODE(status.st_mode))
+        if Path(target).read_bytes() != before:
+            raise UnusableFileError("it changed meanwhile: run this again")
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _found_in(path: str) -> Iterator[Found]:
@@ -203,45 +169,19 @@ def _found_in(path: str) -> Iterator[Found]:
     elif not os.path.isdir(path):
         yield Found(path)
     else:
-        below = list(_below(path))
-        yield from below or [Found(path, _why_none(path), is_file=False)]
+        yield from list(_below(path)) or [Found(path, _NO_FILES, is_file=False)]
 
 
 def _below(top: str) -> Iterator[Found]:
     unreadable: list[OSError] = []
     found: list[Found] = []
-    real_top = os.path.join(os.path.realpath(top), "")
     for directory, below, names in os.walk(top, onerror=unreadable.append):
         below[:] = (name for name in below if not _is_left_out(name))
         paths = (os.path.join(directory, name) for name in names if name.endswith(".py") and not name.startswith("."))
-        found += (_linked(path, real_top) if os.path.islink(path) else Found(path) for path in paths)
+        found += (Found(path) for path in paths if not os.path.islink(path))
     found += (Found(str(error.filename), f"it cannot be read: {error.strerror}", is_file=False) for error in unreadable)
     yield from sorted(found, key=lambda found: Path(found.path).parts)
 
 
-def _linked(path: str, real_top: str) -> Found:
-    target = os.path.realpath(path)
-    if target.startswith(real_top):
-        return Found(path)
-    # Only files inside the given directory are edited: the target of this link may belong to somebody else.
-    return Found(
-        path, f"it is a link that leads out of the directory, to {target}: give it by name to have it followed"
-    )
-
-
-def _why_none(top: str) -> str:
-    holders: set[str] = set()
-    for directory, _, names in os.walk(top):
-        if any(name.endswith(".py") for name in names):
-            parts = Path(os.path.relpath(directory, top)).parts
-            holders.update([part for part in parts if part != os.curdir and _is_left_out(part)][:1])
-    none = "there is no Python file in this directory"
-    return f"{none} outside of {', '.join(sorted(holders))}, left out unless given by name" if holders else none
-
-
 def _is_left_out(name: str) -> bool:
     return name.startswith(".") or name in LEFT_OUT
-
-
-def _lines(content: bytes) -> int:
-    return len(re.findall(rb"\r\n?|\n", content)) + 1

@@ -1,8 +1,10 @@
 """Rewrites one file and reports on it."""
 
+import ast
 import contextlib
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,23 +12,19 @@ import libcst as cst
 
 from tfmp.migrate.analysis.project_role import ProjectRole
 from tfmp.migrate.analysis.tf_version import TfVersion
-from tfmp.migrate.cli import files, modules, syntax
+from tfmp.migrate.cli import files, modules
 from tfmp.migrate.cli.unified_diff import unified_diff
 from tfmp.migrate.edits.results import Finding, Options
-from tfmp.migrate.edits.rewriting import Change, RewritingError, rewrite
+from tfmp.migrate.edits.rewriting import Change, RewritingError, concerns, rewrite
 
 # LibCST visits a tree recursively in Python: 400 chained calls need 3,000 levels. A stack of 8 MB holds more.
 _DEEPEST_CALLS = 5000
 
 
 class Job(NamedTuple):
-    """The work to do on each file.
+    """The work to do on each file: to `write` it, or to make a `diff`.
 
-    Attributes:
-        options: The options of the rules.
-        write: True to edit the file in place.
-        diff: True to return a diff.
-        waits: True to only read a file that does not show its TensorFlow version, because other files may show it.
+    With `waits`, a file that does not show its TensorFlow version is not written yet, because other files may show it.
     """
 
     options: Options = Options()
@@ -36,17 +34,17 @@ class Job(NamedTuple):
 
 
 class FileReport(NamedTuple):
-    """The report of one file.
+    """The report of one file. Lines are lines of the file as it is now.
 
     Attributes:
         path: The path of the file.
-        changes: The edits that were made, or would be made. Their `line` is a line of the file as it is now.
-        findings: The findings, with lines of the file as it is now.
+        changes: The edits that were made, or would be made.
+        findings: What is left to a person.
         diff: The unified diff, if one was asked for, in the encoding of the file.
         encoding: The encoding of the file.
         error: The reason why the file was not processed; None if it was.
         error_line: The line that caused the error; None if no line did.
-        is_file: False for a directory without Python files, which does not count as a file.
+        is_file: False for a directory, which does not count as a file.
         module: The imports of the file; None if it was not processed.
         role: The role of the original file in its project; None if the file does not concern any rule.
     """
@@ -69,14 +67,9 @@ class FileReport(NamedTuple):
 
 
 def process(found: files.Found, job: Job) -> FileReport:
-    """Rewrite a file.
+    """Rewrite a file; return its report.
 
-    Args:
-        found: The file.
-        job: The work to do on the file.
-
-    Returns:
-        The report of the file. This function raises for no file.
+    It raises for no file: the report tells what went wrong.
 
     Example:
         >>> process(files.Found("missing.py"), Job()).error
@@ -84,20 +77,23 @@ def process(found: files.Found, job: Job) -> FileReport:
     """
     if found.error is not None:
         return FileReport(found.path, error=found.error, is_file=found.is_file)
+    line = None
     try:
         return _process(found.path, job)
-    except syntax.NotPythonError as error:
-        return FileReport(found.path, error=str(error), error_line=error.line)
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        message = f"Python {version} cannot parse it ({error.msg}). If it is Python 2, run 2to3 or futurize first"
+        line = error.lineno
     except cst.ParserSyntaxError as error:
         message = "LibCST, which edits it, cannot parse this line, though Python can"
-        return FileReport(found.path, error=message, error_line=_line(error))
+        line = _line(error)
     except (files.UnusableFileError, RewritingError) as error:
         message = str(error)
-    except RecursionError:
+    except (RecursionError, MemoryError):
         message = "its expressions are nested too deep to be rewritten"
     except Exception as error:  # one file must not end the work on all the others
         message = f"{type(error).__name__}: {' '.join(str(error).split())}: this is a defect of tfmp, report it"
-    return FileReport(found.path, error=message)
+    return FileReport(found.path, error=message, error_line=line)
 
 
 def _line(error: cst.ParserSyntaxError) -> int:
@@ -108,11 +104,11 @@ def _line(error: cst.ParserSyntaxError) -> int:
 
 def _process(path: str, job: Job) -> FileReport:
     source = files.read(path)
-    module = modules.read(syntax.check(source.text))
+    module = _module(source.text)
     with _deep_calls():
         done = rewrite(source.text, job.options)
     report = FileReport(path, done.changes, done.findings, encoding=source.encoding, module=module, role=done.role)
-    if not done.changes or (job.waits and report.waits):
+    if not done.changes or (job.write and job.waits and report.waits):
         return report
     before, after = files.encode(source, source.text), files.encode(source, done.text)
     if not job.write:
@@ -122,8 +118,21 @@ def _process(path: str, job: Job) -> FileReport:
     # The findings of the written file, so that all lines, also those in messages, are lines of the file as it is now.
     with _deep_calls():
         left = rewrite(done.text, job.options)
-    module = modules.read(syntax.check(done.text))
+    module = _module(done.text)
     return report._replace(changes=changes, findings=left.findings, module=module)
+
+
+def _module(text: str) -> modules.Module:
+    try:
+        with warnings.catch_warnings():
+            # Warnings about the script's own code, such as invalid escapes, must not appear.
+            warnings.simplefilter("ignore")
+            return modules.read(ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # LibCST accepts some of Python 2, and deeply nested expressions end its process.
+        if concerns(text):
+            raise
+        return modules.Module()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from tfmp.migrate.analysis.tf_version import TfVersion
 from tfmp.migrate.cli.modules import Import
@@ -10,21 +9,17 @@ from tfmp.migrate.cli.processing import FileReport
 from tfmp.migrate.edits.results import Finding, Level
 
 RULE = "R1"
-_ADVICE = "tensorflow.compat.v1.disable_v2_behavior() before all else"
+_LEFT = (
+    "This script is run, and it imports files that work only with the behavior of TensorFlow 1, but nothing turns "
+    "that behavior on. With TensorFlow 2 it fails in those files, for example at a placeholder. Begin the script with "
+    "`import tensorflow.compat.v1 as tf` and `tf.disable_v2_behavior()`, before its other imports."
+)
+_LIBRARY = (
+    "These files work only with the behavior of TensorFlow 1, and no script that imports them is among the given "
+    "files. A script that imports them must first call `tensorflow.compat.v1.disable_v2_behavior()`."
+)
 # Files without a version of their own take the version of the files that import them. Other files pass theirs on.
 _FOLLOWING = frozenset((None, TfVersion.AMBIGUOUS, TfVersion.NEUTRAL))
-
-
-class _Edge(NamedTuple):
-    """An import of one file by another.
-
-    Attributes:
-        target: The number of the imported file.
-        line: The line of the import.
-    """
-
-    target: int
-    line: int
 
 
 class Project:
@@ -32,76 +27,50 @@ class Project:
 
     An import is searched for in the directory of the importing file, then in the directories above. Python finds it
     there if a script is run from one of these directories.
-
-    Args:
-        reports: The report of each file.
     """
 
     def __init__(self, reports: Sequence[FileReport]) -> None:
         self._reports = reports
-        numbers = {os.path.abspath(report.path): number for number, report in enumerate(reports)}
-        self._edges = [list(_edges(report, numbers)) for report in reports]
-        self._imported = {edge.target for edges in self._edges for edge in edges}
+        # The files that were processed, and for each of them the numbers of the imported files with the lines.
+        self._files = [number for number, report in enumerate(reports) if report.module is not None]
+        self._edges = list(_edges(reports))
+        self._imported = {target for edges in self._edges for target, _ in edges}
 
     def tf_versions(self) -> dict[int, int]:
-        """Return the TensorFlow version, 1 or 2, of files that do not show it themselves, keyed by the files' numbers.
+        """Return the TensorFlow version, 1 or 2, of files that do not show it themselves, by the files' numbers.
 
         Such a file takes the version of all files that import it, directly or indirectly, if these agree. A script that
         is run is for TensorFlow 1 if it imports files that run only with the behavior of TensorFlow 1.
         """
-        by = {each: self._passed_on(each) for each in TfVersion if each not in _FOLLOWING}
-        unclear = (one for one in self._files() if self._version(one) is TfVersion.AMBIGUOUS)
+        by = {version: self._passed_on(version) for version in TfVersion if version not in _FOLLOWING}
         found: dict[int, int] = {}
-        for number in unclear:
-            importers = {each for each, reached in by.items() if number in reached}
-            if importers == {TfVersion.V1}:
-                found[number] = 1
-            elif importers == {TfVersion.V2}:
-                found[number] = 2
-        return found | dict.fromkeys(self._scripts_of_old(), 1)
+        for number in self._files:
+            if self._version(number) is TfVersion.AMBIGUOUS:
+                importers = {version for version, reached in by.items() if number in reached}
+                if importers in ({TfVersion.V1}, {TfVersion.V2}):
+                    found[number] = 1 if TfVersion.V1 in importers else 2
+        return found | dict.fromkeys(filter(self._is_script_of_old, self._files), 1)
 
     def findings(self) -> Iterator[tuple[int, Finding]]:
         """Yield the findings that depend on several files, each with the number of its file.
 
-        A script fails if it is run, imports files that need the behavior of TensorFlow 1, and does not turn that on:
-        this is left to do. If no script is given that imports such files, they are a library, which needs no change:
-        a note says what its scripts must call. A single file gets no such note.
+        A script fails if it is run, imports files that need the behavior of TensorFlow 1, and does not turn that on. If
+        no given script imports such files, they are a library, which needs no change: a note says what its scripts must
+        call. A single file gets no such note.
         """
-        left = dict(self._left())
-        for number, needing in left.items():
-            yield number, self._of_script(number, needing)
-        every = list(self._files())
-        needing = self._needing(every)
-        if not left and needing and len(every) > 1:
-            yield needing[0], self._of_library(needing)
-
-    def _left(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield the scripts that must turn on TensorFlow 1's behavior for the files they import, with these files."""
-        for number in self._files():
-            if self._is_script(number):
-                needing = [one for one in self._needing(self._reached([number])) if one != number]
-                if needing:
-                    yield number, needing
-
-    def _of_script(self, number: int, needing: Sequence[int]) -> Finding:
-        """Return the finding for a script that must turn on the behavior of TensorFlow 1."""
-        line = next(edge.line for edge in self._edges[number] if self._reached([edge.target]) & {*needing})
-        others = f" and {len(needing) - 1} more" if needing[1:] else ""
-        message = (
-            f"this script is run, and imports {self._reports[needing[0]].path}{others}, which needs the behavior of "
-            f"TensorFlow 1, but nothing turns that on: call {_ADVICE}."
-        )
-        return Finding(RULE, line, Level.FAILS, message)
-
-    def _of_library(self, needing: Sequence[int]) -> Finding:
-        """Return the note for files of a library whose scripts must turn on the behavior of TensorFlow 1."""
-        role = self._reports[needing[0]].role
-        others = f", or {len(needing) - 1} more of TensorFlow 1" if needing[1:] else ""
-        message = f"no script given here imports this file{others}: a script that does must call {_ADVICE}."
-        return Finding(RULE, role.line if role is not None else 1, Level.NOTE, message)
-
-    def _files(self) -> Iterable[int]:
-        return (number for number, report in enumerate(self._reports) if report.module is not None)
+        is_library = len(self._files) > 1
+        for number in filter(self._is_script, self._files):
+            needing = [one for one in self._needing(self._reached([number])) if one != number]
+            if needing:
+                is_library = False
+                line = next(line for target, line in self._edges[number] if self._reached([target]) & {*needing})
+                detail = f"It imports {self._reports[needing[0]].path}{_others(needing)}."
+                yield number, Finding(RULE, line, Level.FAILS, _LEFT, detail)
+        needing = self._needing(self._files) if is_library else []
+        if needing:
+            role = self._reports[needing[0]].role
+            detail = f"This file{_others(needing)}." if needing[1:] else ""
+            yield needing[0], Finding(RULE, role.line if role is not None else 1, Level.NOTE, _LIBRARY, detail)
 
     def _version(self, number: int) -> TfVersion | None:
         role = self._reports[number].role
@@ -115,15 +84,12 @@ class Project:
         # Python cannot run a file with relative imports as a script.
         return module.calls and number not in self._imported and not any(one.level for one in module.imports)
 
-    def _scripts_of_old(self) -> Iterator[int]:
-        """Yield the scripts with a main block that import files needing TensorFlow 1's behavior."""
-        for number in self._files():
-            report, version = self._reports[number], self._version(number)
-            has_main = report.module is not None and report.module.has_main
-            if has_main and report.role is not None and report.role.line and version in _FOLLOWING:
-                needing = self._needing(self._reached([number]))
-                if any(self._version(one) is TfVersion.V1 for one in needing):
-                    yield number
+    def _is_script_of_old(self, number: int) -> bool:
+        """Tell whether a file has a main block and imports files needing TensorFlow 1's behavior."""
+        module, role = self._reports[number].module, self._reports[number].role
+        if module is None or not module.has_main or role is None or not role.line or role.version not in _FOLLOWING:
+            return False
+        return any(self._version(one) is TfVersion.V1 for one in self._needing(self._reached([number])))
 
     def _needing(self, numbers: Collection[int]) -> list[int]:
         """Return the files that need TensorFlow 1's behavior; none if a file selects a behavior or is for version 2."""
@@ -134,9 +100,8 @@ class Project:
 
     def _passed_on(self, version: TfVersion) -> set[int]:
         """Return the files that files of a version import, directly or through files that do not show a version."""
-        starts = [number for number in self._files() if self._version(number) is version]
-        targets = [edge.target for start in starts for edge in self._edges[start]]
-        return self._reached(targets, only_following=True)
+        starts = [number for number in self._files if self._version(number) is version]
+        return self._reached((target for start in starts for target, _ in self._edges[start]), only_following=True)
 
     def _reached(self, starts: Iterable[int], *, only_following: bool = False) -> set[int]:
         """Return files and all files that they import, directly or indirectly."""
@@ -144,18 +109,26 @@ class Project:
         stack = list(starts)
         while stack:
             number = stack.pop()
-            if number in found or (only_following and self._version(number) not in _FOLLOWING):
-                continue
-            found.add(number)
-            stack += [edge.target for edge in self._edges[number]]
+            if number not in found and (not only_following or self._version(number) in _FOLLOWING):
+                found.add(number)
+                stack += [target for target, _ in self._edges[number]]
         return found
 
 
-def _edges(report: FileReport, numbers: dict[str, int]) -> Iterator[_Edge]:
-    directory = os.path.dirname(os.path.abspath(report.path))
-    for one in report.module.imports if report.module is not None else ():
-        for target in _targets(directory, one, numbers):
-            yield _Edge(target, one.line)
+def _others(files: Sequence[int]) -> str:
+    return f" and {len(files) - 1} more" if files[1:] else ""
+
+
+def _edges(reports: Sequence[FileReport]) -> Iterator[list[tuple[int, int]]]:
+    """Yield for each file the numbers of the files that it imports, with the lines of the imports."""
+    paths = [os.path.abspath(report.path) for report in reports]
+    numbers = {path: number for number, path in enumerate(paths)}
+    # Most imports are of installed packages: no file or directory of the run has such a name.
+    parts = {part.removesuffix(".py") for path in paths for part in path.split(os.sep)}
+    for path, report in zip(paths, reports, strict=True):
+        imports = report.module.imports if report.module is not None else ()
+        own = [one for one in imports if one.level or one.names[0].partition(".")[0] in parts]
+        yield [(target, one.line) for one in own for target in _targets(os.path.dirname(path), one, numbers)]
 
 
 def _targets(directory: str, one: Import, numbers: dict[str, int]) -> list[int]:

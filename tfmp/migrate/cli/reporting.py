@@ -1,216 +1,171 @@
-"""Formats the reports of the files, as lines of text or as JSON."""
+"""Formats the reports of the files as text for a person: what is left to do, worst first."""
 
-import json
+import linecache
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TextIO
 
 from tfmp.migrate.cli.processing import FileReport
+from tfmp.migrate.cli.totals import file_totals, order, rule_totals
 from tfmp.migrate.edits.results import Finding, Level
-from tfmp.migrate.edits.rewriting import Change
 
-_LONGEST_TEXT = 60
+#: All levels, and those that leave something to do; the worst first.
+ALL = (*Level,)
+TO_DO = (Level.WRONG, Level.FAILS)
 
-
-class RuleTotals(NamedTuple):
-    """The totals of one rule.
-
-    Attributes:
-        files: The number of files that the rule changed or has findings in.
-        lines: The number of lines that the rule rewrote or added.
-        wrong: The number of findings without which the script trains wrongly.
-        fails: The number of findings without which the script fails.
-        note: The number of findings that are only for information.
-    """
-
-    files: int
-    lines: int
-    wrong: int
-    fails: int
-    note: int
+_TITLES = {
+    Level.WRONG: "Trains wrongly without an error",
+    Level.FAILS: "Fails, or was not processed",
+    Level.NOTE: "Good to know",
+}
+_COLOURS = {Level.WRONG: "1;31", Level.FAILS: "1;33", Level.NOTE: "1;36"}
+_DIFF_COLOURS = {"+": "32", "-": "31", "@": "36"}
+_NOT_DONE = "not done"
+_LONGEST_DETAIL = 300
+_LONGEST_CODE = 100
+_SHORTEST_CODE = 30
 
 
-class FileTotals(NamedTuple):
-    """The totals of all files.
+class Style(NamedTuple):
+    """The looks of a text: whether it has colours, and the number of columns; None to wrap no line."""
 
-    Attributes:
-        files: The number of files. A directory without Python files does not count.
-        changed: The number of files that were rewritten, or would be.
-        unchanged: The number of files in which no rule rewrites anything.
-        not_done: The number of files that were not processed.
-    """
+    colours: bool = False
+    width: int | None = None
 
-    files: int
-    changed: int
-    unchanged: int
-    not_done: int
+    def paint(self, text: str, colour: str) -> str:
+        """Give a text a colour."""
+        return f"\x1b[{colour}m{text}\x1b[0m" if self.colours else text
 
 
-def report_lines(reports: Iterable[FileReport]) -> Iterator[str]:
-    """Yield a line for each change and finding: `file:line: rule: what and why`.
+def style_for(stream: TextIO | None) -> Style:
+    """Return the style for a stream: colours and wrapped lines are for terminals."""
+    is_terminal = stream is not None and stream.isatty()
+    colours = is_terminal and os.name == "posix" and os.environ.get("TERM") != "dumb"
+    if os.environ.get("NO_COLOR") or os.environ.get("FORCE_COLOR"):
+        colours = not os.environ.get("NO_COLOR")
+    return Style(colours, shutil.get_terminal_size().columns if is_terminal else None)
 
-    Args:
-        reports: The reports of the files.
+
+def left_lines(reports: Sequence[FileReport], levels: Sequence[Level], style: Style) -> Iterator[str]:
+    r"""Yield the findings and the files that were not processed, by level, each message once with all its places.
+
+    A message of one place is a line `file:line: rule: message`. For a message of several places, lines `file:line:
+    rule: ...` follow it. They end with what is special to the place, or with its code.
 
     Example:
-        >>> print(*report_lines([FileReport("a.py", error="it is read-only")]))
+        >>> print(*left_lines([FileReport("a.py", error="it is read-only")], ALL, Style()), sep="\n")
+        Fails, or was not processed: 1 place
+        <BLANKLINE>
         a.py: not done: it is read-only.
+        <BLANKLINE>
     """
+    linecache.clearcache()
+    groups = _groups(reports)
+    for level in levels:
+        chosen = [group for group in groups if group[0][1].level is level]
+        if chosen:
+            yield style.paint(f"{_TITLES[level]}: {_places(sum(map(len, chosen)))}", _COLOURS[level])
+            yield ""
+        for group in chosen:
+            yield from _group_lines(group, style)
+            yield ""
+
+
+def written_lines(reports: Sequence[FileReport]) -> Iterator[str]:
+    """Yield a line for each file that was written, with the rules that rewrote it."""
     for report in reports:
-        if report.error is not None:
-            line = "" if report.error_line is None else f"{report.error_line}:"
-            yield f"{report.path}:{line} not done: {report.error}."
-            continue
-        said: list[Change | Finding] = [*report.changes, *report.findings]
-        for one in sorted(said, key=lambda one: one.line):
-            what = _rewritten(one) if isinstance(one, Change) else _found(one)
-            yield f"{report.path}:{one.line}: {one.rule}: {what}"
+        if report.changes:
+            rules = sorted({change.rule for change in report.changes}, key=order)
+            yield f"{report.path}: rewritten by {', '.join(rules)}"
+
+
+def coloured_diff(text: str, style: Style) -> str:
+    """Colour a unified diff."""
+    lines = text.split("\n")
+    return "\n".join(style.paint(line, _DIFF_COLOURS[line[0]]) if line[:1] in _DIFF_COLOURS else line for line in lines)
 
 
 def summary_lines(reports: Sequence[FileReport], *, written: bool) -> Iterator[str]:
-    """Yield the lines of a table of the rules, then a line about the files.
-
-    Args:
-        reports: The reports of the files.
-        written: True if the changes were written to the files.
-    """
-    totals = rule_totals(reports)
-    if totals:
-        rows = [["rule", "files", "lines rewritten", "trains wrongly", "fails", "notes"]]
-        rows += [[rule, *map(str, row)] for rule, row in totals.items()]
-        yield from _aligned(rows)
+    """Yield the numbers of files, of lines that were `written` or would be, and of what is left."""
     yield files_line(reports, written=written)
+    rules = rule_totals(reports)
+    lines = ", ".join(f"{rule} {row['lines']}" for rule, row in rules.items() if row["lines"])
+    if lines:
+        yield f"lines {'rewritten' if written else 'to be rewritten'}, by rule: {lines}"
+    wrong, fails, notes = (sum(row[level.value] for row in rules.values()) for level in Level)
+    not_done = sum(report.error is not None for report in reports)
+    left = [
+        f"{_places(wrong)} of wrong training" if wrong else "",
+        f"{_places(fails)} of failure" if fails else "",
+        f"{not_done} not done" if not_done else "",
+    ]
+    known = f"; {_places(notes)} good to know" if notes else ""
+    yield f"left to you: {', '.join(filter(None, left)) or 'nothing'}{known}"
 
 
-def files_line(reports: Iterable[FileReport], *, written: bool) -> str:
-    """Return a line with the numbers of files.
-
-    Args:
-        reports: The reports of the files.
-        written: True if the changes were written to the files.
+def files_line(reports: Sequence[FileReport], *, written: bool) -> str:
+    """Return a line with the numbers of files, and of those that were `written` or would be.
 
     Example:
         >>> files_line([FileReport("a.py"), FileReport("b.py", error="it is read-only")], written=False)
         '2 files: 0 to be rewritten, 1 unchanged, 1 not done'
     """
-    totals = file_totals(reports)
-    number = "1 file" if totals.files == 1 else f"{totals.files} files"
-    changed = f"{totals.changed} {'rewritten' if written else 'to be rewritten'}"
-    return f"{number}: {changed}, {totals.unchanged} unchanged, {totals.not_done} not done"
+    files, changed, unchanged, not_done = file_totals(reports).values()
+    number = "1 file" if files == 1 else f"{files} files"
+    return f"{number}: {changed} {'' if written else 'to be '}rewritten, {unchanged} unchanged, {not_done} not done"
 
 
-def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
-    r"""Return the report as one JSON document for other tools.
-
-    The document is an object with two members. `files` has an object for each path:
-
-    - `path`: a string; bytes in it that are not UTF-8 are written as `\xff`.
-    - `changed`: true if the file was rewritten, or would be.
-    - `edits`: objects with `rule`, `line`, `before` and `after`.
-    - `findings`: objects with `rule`, `line`, `level` (`wrong`, `fails` or `note`) and `message`.
-    - `error`: the reason why the file was not processed, or null; `error_line`: the line that caused it, or null.
-
-    Lines are counted from 1 in the file as it is now. `summary` has the members of `FileTotals`, the member `written`,
-    and `rules`, which has the members of `RuleTotals` for each rule.
-
-    Args:
-        reports: The reports of the files.
-        written: True if the changes were written to the files.
-
-    Example:
-        >>> json.loads(json_document([FileReport("a.py", error="no", error_line=2)], written=False))["files"]
-        [{'path': 'a.py', 'changed': False, 'edits': [], 'findings': [], 'error': 'no', 'error_line': 2}]
-    """
-    summary = {
-        **file_totals(reports)._asdict(),
-        "written": written,
-        "rules": {rule: row._asdict() for rule, row in rule_totals(reports).items()},
-    }
-    return json.dumps({"files": [_as_json(report) for report in reports], "summary": summary}, indent=2)
-
-
-def rule_totals(reports: Iterable[FileReport]) -> dict[str, RuleTotals]:
-    """Return the totals of each rule, in the order of the rules' numbers.
-
-    Args:
-        reports: The reports of the files.
-    """
-    every = list(reports)
-    rules = {change.rule for report in every for change in report.changes}
-    rules |= {finding.rule for report in every for finding in report.findings}
-    return {rule: _totals(rule, every) for rule in sorted(rules, key=_number)}
-
-
-def file_totals(reports: Iterable[FileReport]) -> FileTotals:
-    """Return the totals of all files.
-
-    Args:
-        reports: The reports of the files.
-    """
-    every = [report for report in reports if report.is_file]
-    not_done = sum(report.error is not None for report in every)
-    changed = sum(bool(report.changes) for report in every)
-    return FileTotals(len(every), changed, len(every) - changed - not_done, not_done)
-
-
-def _totals(rule: str, reports: Iterable[FileReport]) -> RuleTotals:
-    files = lines = wrong = fails = note = 0
+def _groups(reports: Sequence[FileReport]) -> list[list[tuple[str, Finding]]]:
+    """Return the places of each message: first the files that were not processed, then the most frequent messages."""
+    groups: dict[tuple[Level, str, str], list[tuple[str, Finding]]] = {}
     for report in reports:
-        changes = [change for change in report.changes if change.rule == rule]
-        levels = [finding.level for finding in report.findings if finding.rule == rule]
-        files += bool(changes or levels)
-        lines += len({line for change in changes for line in _lines(change)})
-        lines += sum(not change.before for change in changes)
-        wrong += levels.count(Level.WRONG)
-        fails += levels.count(Level.FAILS)
-        note += levels.count(Level.NOTE)
-    return RuleTotals(files, lines, wrong, fails, note)
+        findings = sorted(report.findings, key=lambda one: one.line)
+        if report.error is not None:
+            findings = [Finding(_NOT_DONE, report.error_line or 0, Level.FAILS, f"{report.error}.")]
+        for one in findings:
+            groups.setdefault((one.level, one.rule, one.message), []).append((report.path, one))
+    return sorted(groups.values(), key=_order)
 
 
-def _rewritten(change: Change) -> str:
-    before, after = _short(change.before), _short(change.after)
-    if not before:
-        return f"added `{after}`"
-    return f"`{before}` becomes `{after}`" if after else f"removed `{before}`"
+def _order(group: Sequence[tuple[str, Finding]]) -> tuple[bool, int, tuple[int, str]]:
+    rule = group[0][1].rule
+    return rule != _NOT_DONE, -len(group), order(rule)
 
 
-def _found(finding: Finding) -> str:
-    return f"note: {finding.text}" if finding.level is Level.NOTE else finding.text
+def _group_lines(group: Sequence[tuple[str, Finding]], style: Style) -> Iterator[str]:
+    first = group[0][1]
+    if len(group) > 1:
+        text = f"{first.message} ({_places(len(group))})"
+        yield from _wrapped(f"{first.rule}:", text, _COLOURS[first.level], style)
+    for path, one in group:
+        code = _short(linecache.getline(path, one.line), _LONGEST_CODE)
+        head = f"{path}:{one.line}: {one.rule}:" if one.line else f"{path}: {one.rule}:"
+        if len(group) > 1 and not one.detail:
+            # A long path leaves little of the line, but some code is better than none.
+            room = _LONGEST_CODE if style.width is None else max(style.width - len(head) - 1, _SHORTEST_CODE)
+            yield f"{style.paint(head, '1')} {_short(code, room)}".rstrip()
+            continue
+        yield from _wrapped(head, one.text if len(group) == 1 else _short(one.detail, _LONGEST_DETAIL), "1", style)
+        if code:
+            yield style.paint(f"    | {code}", "2")
 
 
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_TEXT else f"{line[: _LONGEST_TEXT - 3]}..."
+def _wrapped(head: str, text: str, colour: str, style: Style) -> Iterator[str]:
+    lines = [f"{head} {text}".rstrip()]
+    if style.width is not None:
+        fill = textwrap.TextWrapper(style.width, subsequent_indent="    ", break_long_words=False)
+        fill.break_on_hyphens = False
+        lines = fill.wrap(lines[0])
+    yield lines[0].replace(head, style.paint(head, colour), 1)
+    yield from lines[1:]
 
 
-def _lines(change: Change) -> range:
-    return range(change.line, change.line + len(change.before.splitlines()))
+def _places(number: int) -> str:
+    return "1 place" if number == 1 else f"{number} places"
 
 
-def _number(rule: str) -> tuple[int, str]:
-    digits = "".join(letter for letter in rule if letter.isdigit())
-    return int(digits or 0), rule
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for rule, *numbers in rows:
-        columns = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
-        yield "  ".join([rule.ljust(widths[0]), *columns])
-
-
-def _as_json(report: FileReport) -> dict[str, Any]:  # JSON's values are of many types
-    return {
-        "path": os.fsencode(report.path).decode("utf-8", "backslashreplace"),
-        "changed": bool(report.changes),
-        "edits": [
-            {"rule": change.rule, "line": change.line, "before": change.before, "after": change.after}
-            for change in report.changes
-        ],
-        "findings": [
-            {"rule": one.rule, "line": one.line, "level": one.level.value, "message": one.text}
-            for one in report.findings
-        ],
-        "error": report.error,
-        "error_line": report.error_line,
-    }
+def _short(text: str, longest: int) -> str:
+    line = "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."

@@ -10,14 +10,6 @@ def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
     As in these programs, only a newline ends a line: carriage returns and a byte order mark are part of the lines. The
     diff is made of bytes in the file's own encoding, because these programs compare bytes.
 
-    Args:
-        path: The file; without `./` in front, which git refuses.
-        before: The current content.
-        after: The new content.
-
-    Returns:
-        The lines, each with its end; empty if the bytes are the same.
-
     Example:
         >>> print(unified_diff("./a.py", b"x = 1\ny = 2\n", b"x = 1\ny = 3").decode(), end="")
         --- a.py
@@ -28,6 +20,7 @@ def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
         +y = 3
         \ No newline at end of file
     """
+    # git refuses a path with `./` in front.
     name = os.fsencode(os.path.normpath(path))
     # In a diff header, a name with a space must end with a tab.
     name += b"\t" if b" " in name else b""

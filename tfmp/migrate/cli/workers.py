@@ -1,208 +1,108 @@
-"""Rewrites many files, in several processes if that is worth their start."""
+"""Processes many files, in several processes if that is worth their start."""
 
-import contextlib
 import gc
 import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from types import FrameType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 
 from tfmp.migrate.cli import files
 from tfmp.migrate.cli.processing import FileReport, Job, process
 
-# A process needs some tenths of a second to start, which is also the time for a few dozen files.
-_FILES_WORTH_PROCESSES = 48
-# Seconds between two checks for an interrupt, and seconds to wait for unfinished files after one.
-_GLANCE = 0.1
-_PATIENCE = 2.0
+# A process takes about half a second to start, which is also the time for a dozen files.
+_FILES_PER_PROCESS = 24
+# Windows cannot wait for more.
+_MOST_PROCESSES = 61
+# Seconds between two looks at what is finished. Windows notices an interrupt only between them.
+_GLANCE = 0.2
+_DEEP_STACK = 64 * 2**20
 
 
-class Outcome(NamedTuple):
-    """The reports of the files of a run.
+def process_all(
+    tasks: Mapping[int, tuple[files.Found, Job]], progress: Callable[[], object] = lambda: None
+) -> tuple[dict[int, FileReport], bool]:
+    """Process files, each with its job; return the reports by number, and whether an interrupt (Ctrl-C) ended the run.
 
-    Attributes:
-        reports: One report for each file, in the order of the files. After an interrupt, only of the finished files.
-        interrupted: True if an interrupt ended the run.
-    """
-
-    reports: list[FileReport]
-    interrupted: bool
-
-
-def process_all(found: Sequence[files.Found], job: Job, progress: Callable[[], object] = lambda: None) -> Outcome:
-    """Rewrite files. Many files are shared among as many processes as there are cores.
-
-    After an interrupt (Ctrl-C), no further file is started, and the unfinished files have some seconds to be finished.
-    A second interrupt ends them at once.
-
-    Args:
-        found: The files to rewrite.
-        job: The work to do on each file.
-        progress: Called after each finished file.
-
-    Returns:
-        The reports of the files, and whether the run was interrupted.
+    After an interrupt no further file is begun, and those that were begun are finished. A second interrupt ends them.
+    `progress` is called after each finished file.
 
     Example:
-        >>> process_all([], Job())
-        Outcome(reports=[], interrupted=False)
+        >>> process_all({})
+        ({}, False)
     """
     reports: dict[int, FileReport] = {}
-
-    def done(number: int, report: FileReport) -> None:
-        reports[number] = report
-        progress()
-
-    with _Interrupts() as interrupts:
-        try:
-            processes = min(_cores(), len(found) // (_FILES_WORTH_PROCESSES // 2))
-            if processes > 1:
-                # The system may refuse another process.
-                with contextlib.suppress(OSError):
-                    _in_processes(processes, found, job, done, interrupts)
-            # All files if they are few; else only files whose process was killed.
-            for number, one in enumerate(found):
-                if number not in reports and not interrupts.any:
-                    done(number, process(one, job))
-        except KeyboardInterrupt:
-            interrupts.any = True
-    return Outcome([reports[number] for number in sorted(reports)], interrupts.any)
+    processes = min(_cores(), _MOST_PROCESSES, len(tasks) // _FILES_PER_PROCESS)
+    interrupted = False
+    if processes > 1:
+        # A forked process would also copy the locks of this one.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare)
+        interrupted = _process_in(pool, tasks, reports, progress)
+    if not interrupted and len(reports) < len(tasks):
+        # The files are few, or their process was killed. Their thread is not the one that an interrupt ends.
+        size = threading.stack_size(_DEEP_STACK)
+        interrupted = _process_in(ThreadPoolExecutor(1), tasks, reports, progress)
+        threading.stack_size(size)
+    return dict(sorted(reports.items())), interrupted
 
 
-class _Interrupts:
-    """Records the first interrupt instead of raising: an exception could separate a written file from its report."""
-
-    def __init__(self) -> None:
-        self.any = False
-        self._before: Any = None  # a handler is a function, a number, or an enumeration's member
-
-    def __enter__(self) -> "_Interrupts":
-        # Only the main thread may set a handler. If interrupts are ignored, as under nohup, they stay ignored.
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if before is signal.default_int_handler:
-                self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.any:
-            signal.default_int_handler(number, frame)
-        self.any = True
-
-
-def _in_processes(
-    number: int,
-    found: Sequence[files.Found],
-    job: Job,
-    done: Callable[[int, FileReport], None],
-    interrupts: _Interrupts,
-) -> None:
-    """Rewrite files in several processes. A file whose process is killed gets no report."""
-    queue = iter(range(len(found)))
-    busy: dict[Connection, int] = {}
-    workers: list[multiprocessing.process.BaseProcess] = []
+def _process_in(
+    pool: Executor,
+    tasks: Mapping[int, tuple[files.Found, Job]],
+    reports: dict[int, FileReport],
+    progress: Callable[[], object],
+) -> bool:
+    """Add the reports that are missing; return True if an interrupt came. A file whose process is killed gets none."""
+    futures: dict[Future[FileReport], int] = {}
+    interrupted = False
     try:
-        for _ in range(number):
-            worker, pipe = _started(job)
-            workers.append(worker)
-            _give(pipe, queue, found, busy)
-        while busy and not interrupts.any:
-            for pipe in _ready(busy):
-                if _take(pipe, busy, done):
-                    _give(pipe, queue, found, busy)
-        deadline = time.monotonic() + _PATIENCE
-        while busy and time.monotonic() < deadline:
-            for pipe in _ready(busy):
-                _take(pipe, busy, done)
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join(_PATIENCE)
-            worker.kill()
-        for one in busy.values():
-            done(one, FileReport(found[one].path, error="interrupted, it may be written or not: run this again"))
-
-
-def _started(job: Job) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    # A forked worker would also copy the locks of this process's threads.
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    worker = context.Process(target=_work, args=(theirs, job), daemon=True)
-    with _held_interrupts():
-        worker.start()
-    # While this process holds the worker's side open, it would not notice that the worker has ended.
-    theirs.close()
-    return worker, ours
-
-
-@contextlib.contextmanager
-def _held_interrupts() -> Iterator[None]:
-    """Block interrupts here and in processes started here: from their first moment, only the parent handles them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # If the first worker started the resource tracker, that would unblock interrupts again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Processes start with what is blocked here: only this one, the parent, handles interrupts.
+        with files.held(signal.SIGINT):
+            for number in sorted(tasks.keys() - reports.keys()):
+                futures[pool.submit(process, *tasks[number])] = number
+        unfinished = {*futures}
+        while unfinished:
+            finished, unfinished = wait(unfinished, _GLANCE)
+            for future in finished:
+                future.result()
+                progress()
+    except (BrokenExecutor, OSError):
+        pass  # a process was killed, or the system refuses another one
+    except KeyboardInterrupt:
+        interrupted = True
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for future in futures:
+            future.cancel()
+        pool.shutdown()
+    except KeyboardInterrupt:
+        interrupted = True
+        for process_of_pool in multiprocessing.active_children():
+            process_of_pool.terminate()
+    for future, number in futures.items():
+        if not future.done():
+            error = "it was interrupted, and may be written or not: run this again"
+            reports[number] = FileReport(tasks[number][0].path, error=error)
+        elif not future.cancelled() and not isinstance(future.exception(), BrokenExecutor):
+            reports[number] = future.result()
+    return interrupted
 
 
-def _give(pipe: Connection, queue: Iterator[int], found: Sequence[files.Found], busy: dict[Connection, int]) -> None:
-    number = next(queue, None)
-    if number is None:
-        return
-    busy[pipe] = number
-    # A process that has ended is noticed when its report is received.
-    with contextlib.suppress(OSError):
-        pipe.send(found[number])
-
-
-def _ready(busy: dict[Connection, int]) -> list[Connection]:
-    ready = wait(list(busy), _GLANCE)
-    return [pipe for pipe in busy if pipe in ready]
-
-
-def _take(pipe: Connection, busy: dict[Connection, int], done: Callable[[int, FileReport], None]) -> bool:
-    number = busy.pop(pipe)
-    try:
-        done(number, pipe.recv())
-    except (EOFError, OSError):
-        return False
-    return True
-
-
-def _work(pipe: Connection, job: Job) -> None:
-    """Rewrite one file after another until the parent sends no more files or has ended."""
+def _prepare() -> None:
+    """Prepare a process of the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A tree has some 100,000 nodes, and none is garbage before its file is done. This saves a tenth of the time.
     gc.set_threshold(200_000)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            found = pipe.recv()
-            # During the rewrite, SIGTERM raises an exception, so that a temporary file is removed.
-            signal.signal(signal.SIGTERM, _leave)
-            report = process(found, job)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            pipe.send(report)
+    with files.held(signal.SIGTERM):  # the thread that writes files decides when
+        threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise SystemExit
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _cores() -> int:

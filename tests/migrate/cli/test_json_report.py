@@ -1,0 +1,61 @@
+"""The report that the command prints as JSON."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfmp.migrate.cli import command
+
+_SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
+_UNKNOWN = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.Manager(8)\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _write(**texts: str) -> None:
+    for name, text in texts.items():
+        Path(f"{name}.py").write_text(text)
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(a=_SCRIPT, b=_UNKNOWN, c="import tensorflow\nprint 'x'\n")
+    assert command.main(["--json", "a.py", "b.py", "c.py"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    first, second, third = document["files"]
+    name = "FixedLossScaleManager"
+    assert first == {
+        "path": "a.py",
+        "changed": True,
+        "edits": [
+            {"rule": "R2", "line": 2, "before": "", "after": "import tfmp\n"},
+            {"rule": "R2", "line": 2, "before": f"tf.contrib.mixed_precision.{name}", "after": f"tfmp.{name}"},
+        ],
+        "findings": [],
+        "error": None,
+        "error_line": None,
+    }
+    assert [(one["rule"], one["line"], one["level"]) for one in second["findings"]] == [("R2", 2, "fails")]
+    assert third["error"].endswith("If it is Python 2, run 2to3 or futurize first")
+    assert third["error_line"] == 2
+    assert document["summary"] == {
+        "files": 3,
+        "changed": 1,
+        "unchanged": 1,
+        "not_done": 1,
+        "written": False,
+        "rules": {"R2": {"files": 2, "lines": 2, "wrong": 0, "fails": 1, "note": 0}},
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_json_has_names_that_are_not_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
+    Path(os.fsdecode(b"\xff.py")).write_text("x = 1\n")
+    assert command.main(["--json", "."]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["files"]
+    assert report["path"] == "./\\xff.py"
