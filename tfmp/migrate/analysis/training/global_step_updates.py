@@ -40,9 +40,6 @@ class GlobalStepUpdate(NamedTuple):
 def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
     """Yield the calls that increment the global step by one.
 
-    Args:
-        script: The parsed script.
-
     Example:
         >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
         >>> [script.span(increment.call)[0] for increment in global_step_updates(script)]
@@ -63,25 +60,13 @@ def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
 
 
 def is_same_counter(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-    """Tell whether two expressions are the same variable, by one name or because both are the graph's global step.
-
-    Args:
-        script: The parsed script.
-        one: An expression.
-        other: Another expression.
-    """
+    """Tell whether two expressions are the same variable, by one name or because both are the graph's global step."""
     is_one_name = script.cached(DataFlow).is_same_name(one, other)
     return is_one_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
 
 
 def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> bool | None:
-    """Tell whether one run of the graph executes both an increment and an optimizer's step; None if it is not known.
-
-    Args:
-        script: The parsed script.
-        update: The increment of the global step.
-        step: The call of `minimize` or `apply_gradients`.
-    """
+    """Tell whether one run of the graph executes both an increment and an optimizer's step; None if it is not known."""
     with_increment, with_step = _ahead(script, update.call), _ahead(script, step)
     for node in script.cached(_joins):
         if node in with_increment and (node in with_step or _is_held(script, step, node)):

@@ -22,10 +22,6 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
 
     Norms, divisors and other factors are left out, because they do not make an infinite gradient finite.
 
-    Args:
-        script: The parsed script.
-        node: The expression of the value.
-
     Example:
         >>> script = Script('''import tensorflow.compat.v1 as tf
         ... grad = tf.gradients(loss, w)
@@ -39,12 +35,7 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
 
 
 def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
-    """Tell whether a value may contain gradient elements: it does, or the script does not show its origin.
-
-    Args:
-        script: The parsed script.
-        node: The expression of the value.
-    """
+    """Tell whether a value may contain gradient elements: it does, or the script does not show its origin."""
     return any(_is_computed(script, each) or _is_unknown(script, each) for each in gradients_behind(script, node))
 
 

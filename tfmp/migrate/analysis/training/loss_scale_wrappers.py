@@ -1,6 +1,6 @@
 """Finds the optimizers of a script that are inside a loss-scale wrapper."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,34 +11,58 @@ from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
-#: Packages that provide loss-scale wrappers and managers.
+#: Packages whose loss-scale wrappers and managers are tfmp's after the rewrite.
 PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
 _WRAPPERS = ("LossScaleOptimizer", "NPULossScaleOptimizer", "LossScaleOptimizerV1")
-_OF_NPU = "NPULossScaleOptimizer"
+_TENSORFLOWS = ("MixedPrecisionLossScaleOptimizer", "enable_mixed_precision_graph_rewrite")
+# Managers of tfmp and loss scales of TensorFlow, with the argument that holds the constant or first scale.
+_SCALES = {
+    "FixedLossScaleManager": "loss_scale",
+    "ExponentialUpdateLossScaleManager": "init_loss_scale",
+    "FixedLossScale": "loss_scale_value",
+    "DynamicLossScale": "initial_loss_scale",
+}
 # Functions of tf.contrib.layers and slim that take an optimizer and a loss, with the position of the optimizer.
 _STEPS = {"optimize_loss": 3, "create_train_op": 1}
-#: Optimizers that sum gradients over processes and wrap another optimizer.
+# Optimizers that sum gradients over processes and wrap another optimizer.
 _SUMMING = ("DistributedOptimizer", "NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper")
 _MODULES_THAT_SUM = ("horovod", "npu_bridge")
 
 
 class Wrapping(NamedTuple):
-    """The wrapper around an optimizer.
+    """The wrappers that may be around an optimizer.
 
     Attributes:
-        call: The call that constructs the wrapper.
+        calls: The calls that construct the wrappers; at least one.
         certain: True if the optimizer is wrapped under all conditions of the script.
     """
 
-    call: cst.Call
+    calls: tuple[cst.Call, ...]
     certain: bool
+
+    @property
+    def call(self) -> cst.Call:
+        """The first of the calls."""
+        return self.calls[0]
+
+
+class Applied(NamedTuple):
+    """A call of `apply_gradients` on an optimizer that may be wrapped, with its `grads_and_vars`."""
+
+    call: cst.Call
+    optimizer: cst.BaseExpression
+    wrapping: Wrapping
+    grads: cst.BaseExpression
 
 
 class WrappedOptimizers:
-    """Tells which expressions are wrapped optimizers, by the wrapper of tf.contrib, of the NPU bridge, or of tfmp.
+    """Tells which expressions are wrapped optimizers, by a wrapper of tfmp or by TensorFlow's own.
 
-    Args:
-        script: The parsed script.
+    The wrappers of tf.contrib and of the NPU bridge become tfmp's in the rewrite. TensorFlow's own stay:
+    `MixedPrecisionLossScaleOptimizer`, and `enable_mixed_precision_graph_rewrite`, which returns one.
+
+    Attributes:
+        flow: Follows the names of the script to their values.
 
     Example:
         >>> script = Script('''
@@ -56,7 +80,7 @@ class WrappedOptimizers:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._flow = script.cached(DataFlow)
+        self.flow = script.cached(DataFlow)
 
     @cached_property
     def constructions(self) -> Sequence[cst.Call]:
@@ -64,55 +88,81 @@ class WrappedOptimizers:
         return [call for call in self._script.nodes(cst.Call) if self._constructs(call)]
 
     def wrapping(self, node: cst.BaseExpression | None) -> Wrapping | None:
-        """Return the first wrapper that is found around an optimizer; None for any other expression.
-
-        Args:
-            node: The expression of the optimizer.
-        """
+        """Return the wrappers around an optimizer; None for any other expression."""
         return self._wrapping(node, frozenset()) if node is not None and self.constructions else None
 
     def inner(self, construction: cst.Call) -> cst.BaseExpression | None:
-        """Return the optimizer inside a wrapper.
-
-        Args:
-            construction: The call that constructs the wrapper.
-        """
+        """Return the optimizer inside a wrapper."""
         return argument(construction, 0, "opt") or argument(construction, -1, "inner_optimizer")
 
-    def is_of_npu(self, construction: cst.Call) -> bool:
-        """Tell whether a wrapper is NPULossScaleOptimizer, of the NPU bridge or of tfmp.
+    def wrapping_inside(self, construction: cst.Call) -> Wrapping | None:
+        """Return the other wrappers around the optimizer inside a wrapper; None without one."""
+        inner = self.inner(construction)
+        # In `self.opt = wrapper(self.opt)`, the value of the inner name may be the wrapper itself.
+        return self._wrapping(inner, frozenset((construction,))) if inner is not None else None
 
-        Args:
-            construction: The call that constructs the wrapper.
-        """
-        return self._script.function_name(construction).endswith(_OF_NPU)
+    def is_tensorflows(self, construction: cst.Call) -> bool:
+        """Tell whether a wrapper is TensorFlow's own."""
+        return self._script.last_word(construction) in _TENSORFLOWS
+
+    def may_skip(self, construction: cst.Call) -> bool:
+        """Tell whether a wrapper may skip steps: all do but TensorFlow's with a fixed loss scale."""
+        if not self.is_tensorflows(construction):
+            return True
+        scale = argument(construction, 1, "loss_scale")
+        values = [] if scale is None else [scale, *self.flow.values(scale).nodes]
+        fixed = (
+            isinstance(each, cst.Integer | cst.Float)
+            or (isinstance(each, cst.Call) and self._script.last_word(each) == "FixedLossScale")
+            for each in values
+        )
+        return not any(fixed)
+
+    def scales(self, construction: cst.Call) -> Iterator[cst.BaseExpression]:
+        """Yield the number that is the constant or first scale of a wrapper."""
+        keyword = "loss_scale" if self.is_tensorflows(construction) else "loss_scale_manager"
+        manager = argument(construction, 1, keyword)
+        for each in (manager, *self.flow.values(manager).nodes) if manager is not None else ():
+            if isinstance(each, cst.Integer | cst.Float):
+                yield each
+            name = _SCALES.get(self._script.last_word(each), "") if isinstance(each, cst.Call) else ""
+            scale = argument(each, 0, name) if isinstance(each, cst.Call) and name else None
+            if scale is not None:
+                yield scale
+
+    def reads_scale(self, node: cst.BaseExpression) -> bool:
+        """Tell whether an expression reads a loss scale: from a manager, a wrapper, or a loss scale of TensorFlow."""
+        if isinstance(node, cst.Attribute) and node.attr.value == "loss_scale":
+            return self.wrapping(node.value) is not None
+        if not isinstance(node, cst.Call):
+            return False
+        made = (each for each in self.flow.values(node.func).nodes if isinstance(each, cst.Call))
+        return method(node)[1] == "get_loss_scale" or any(self._script.last_word(each) in _SCALES for each in made)
 
     def computed_by_wrapper(self, call: cst.Call) -> Wrapping | None:
-        """Return the wrapper whose `compute_gradients` is called; None for any other call.
-
-        Args:
-            call: Any call of the script.
-        """
+        """Return the wrappers whose `compute_gradients` is called; None for any other call."""
         owner, name = method(call)
         return self.wrapping(owner) if name == "compute_gradients" else None
 
     def computes_gradients(self, call: cst.Call) -> bool:
-        """Tell whether a call computes gradients: `compute_gradients` of any optimizer, or `tf.gradients`.
-
-        Args:
-            call: Any call of the script.
-        """
+        """Tell whether a call computes gradients: `compute_gradients` of any optimizer, or `tf.gradients`."""
         name = self._script.name_of(call.func)
         if name:
             return name.startswith("tensorflow.") and name.endswith(".gradients")
         return method(call)[1] == "compute_gradients"
 
-    def applied_gradients(self) -> Iterable[tuple[cst.Call, Wrapping, list[cst.CSTNode]]]:
-        """Yield each `apply_gradients` of a wrapped optimizer, with the wrapper and the nodes behind its gradients."""
+    def computations_behind(self, grads: cst.BaseExpression) -> list[cst.Call]:
+        """Return the calls that compute the gradients of which a value consists."""
+        return [
+            each for each in self.flow.calls_behind(grads, self.computes_gradients) if self.computes_gradients(each)
+        ]
+
+    def applied_gradients(self) -> Iterator[Applied]:
+        """Yield each `apply_gradients` of a wrapped optimizer."""
         for call, owner in self._script.methods("apply_gradients") if self.constructions else ():
             wrapping, grads = self.wrapping(owner), argument(call, 0, "grads_and_vars")
             if wrapping is not None and grads is not None:
-                yield call, wrapping, self._flow.nodes_behind(grads, self.computes_gradients)
+                yield Applied(call, owner, wrapping, grads)
 
     def gradient_computations(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
         """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""
@@ -129,11 +179,7 @@ class WrappedOptimizers:
                 yield call, optimizer, loss
 
     def distributed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
-        """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call.
-
-        Args:
-            call: Any call of the script.
-        """
+        """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call."""
         name = self._script.function_name(call)
         if name.split(".")[-1] not in _SUMMING:
             return None
@@ -141,75 +187,54 @@ class WrappedOptimizers:
         known = imported.split(".")[0] in _MODULES_THAT_SUM if imported else name.split(".")[0] == "hvd"
         return argument(call, 0, "optimizer") if known or self._by_star(call) else None
 
-    def distributed_call(self, node: cst.BaseExpression) -> cst.Call | None:
-        """Return the call that constructs the outermost distributed optimizer around an optimizer; None without one.
-
-        Args:
-            node: The optimizer, a name or a call.
-        """
-        calls = (each for each in (node, *self._flow.values(node).nodes) if isinstance(each, cst.Call))
-        return next((each for each in calls if self.distributed_optimizer(each) is not None), None)
-
-    def description(self, node: cst.BaseExpression, wrapping: Wrapping) -> str:
-        """Return the words by which a message names a wrapped optimizer.
-
-        Args:
-            node: The expression of the optimizer.
-            wrapping: The wrapper around it.
-        """
+    def description(self, node: cst.BaseExpression, wrapper: cst.Call, certain: bool) -> str:
+        """Return the words by which a message names an optimizer that one of its wrappers is around."""
         name = self._script.code(node) if dotted(node) else "the optimizer"
-        if wrapping.certain:
-            return name
-        return f"{name} (where line {self._script.line(wrapping.call)} wraps it)"
+        return name if certain else f"{name} (where line {self._script.line(wrapper)} wraps it)"
 
     def _constructs(self, call: cst.Call) -> bool:
-        """Tell whether a call constructs a loss-scale wrapper."""
         name = self._script.function_name(call)
-        if name.split(".")[-1] not in _WRAPPERS:
+        last, imported = name.split(".")[-1], self._script.name_of(call.func)
+        if last in _TENSORFLOWS:
+            return imported.startswith("tensorflow.") and ".keras." not in imported
+        if last not in _WRAPPERS:
             return False
-        imported = self._script.name_of(call.func)
-        if not imported:
-            return self._by_star(call)
-        return any(imported.startswith(f"{package}.") for package in PACKAGES)
+        return any(imported.startswith(f"{package}.") for package in PACKAGES) if imported else self._by_star(call)
 
     def _by_star(self, call: cst.Call) -> bool:
         """Tell whether an unbound name may come from a star import of the NPU bridge or of tfmp."""
-        if not isinstance(call.func, cst.Name) or self._flow.bindings(call.func):
+        if not isinstance(call.func, cst.Name) or self.flow.bindings(call.func):
             return False
-        name = call.func.value
         stars = (each.name for each in self._script.imports if not each.bound)
         bound = {each.bound for each in self._script.imports}
         bound |= {node.name.value for node in self._script.nodes(cst.ClassDef)}
         bound |= {node.name.value for node in self._script.nodes(cst.FunctionDef)}
-        return name not in bound and any(star.split(".")[0] in ("npu_bridge", "tfmp") for star in stars)
+        return call.func.value not in bound and any(star.split(".")[0] in ("npu_bridge", "tfmp") for star in stars)
 
     def _wrapping(self, node: cst.BaseExpression, seen: frozenset[cst.CSTNode]) -> Wrapping | None:
-        """Return the wrapper around an expression; `seen` stops at assignments that refer to each other."""
+        """Return the wrappers around an expression; `seen` stops at assignments that refer to each other."""
         if node in seen:
             return None
         seen |= {node}
         if isinstance(node, cst.IfExp):
-            return self._any([node.body, node.orelse], True, seen)
+            return self._all([node.body, node.orelse], True, seen)
         if isinstance(node, cst.Subscript):
-            found = self._wrapping(node.value, seen)
-            return found and Wrapping(found.call, False)
+            return self._all([node.value], False, seen)
         if not isinstance(node, cst.Call):
-            values = self._flow.values(node)
-            return self._any(values.nodes, values.complete, seen)
+            values = self.flow.values(node)
+            return self._all(values.nodes, values.complete, seen)
         if self._constructs(node):
-            return Wrapping(node, True)
+            return Wrapping((node,), True)
         summed = self.distributed_optimizer(node)
-        return self._any([summed] if summed is not None else self._returned(node), True, seen)
+        return self._all([summed] if summed is not None else self._returned(node), True, seen)
 
-    def _any(
+    def _all(
         self, nodes: Sequence[cst.BaseExpression], complete: bool, seen: frozenset[cst.CSTNode]
     ) -> Wrapping | None:
-        """Return the first wrapper around any of these expressions; it is certain only if all of them are wrapped."""
+        """Return the wrappers around any of these expressions; certain only if all of them are wrapped."""
         found = [self._wrapping(node, seen) for node in nodes]
-        first = next((each for each in found if each is not None), None)
-        certain = complete and all(each is not None and each.certain for each in found)
-        return first and Wrapping(first.call, certain)
+        calls = tuple(dict.fromkeys(call for each in found if each is not None for call in each.calls))
+        return Wrapping(calls, complete and all(each is not None and each.certain for each in found)) if calls else None
 
     def _returned(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
-        """Return the values that a function of the script returns."""
-        return () if self._flow.bindings(call.func) else self._script.cached(ReturnValues).values(call)
+        return () if self.flow.bindings(call.func) else self._script.cached(ReturnValues).values(call)

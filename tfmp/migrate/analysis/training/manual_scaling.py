@@ -12,10 +12,8 @@ from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 
 _MODULES = ("tensorflow", "tensorflow.math", "tensorflow.python.ops.math_ops")
 _PRODUCTS = tuple(f"{module}.{name}" for module in _MODULES for name in ("multiply", "scalar_mul"))
-_SAME = ("tensorflow.cast", "tensorflow.identity", "tensorflow.to_float", "tensorflow.convert_to_tensor")
-_REDUCTIONS = tuple(
-    f"tensorflow.{name}" for name in ("reduce_mean", "reduce_sum", "math.reduce_mean", "math.reduce_sum")
-)
+_SAME = tuple(f"tensorflow.{name}" for name in ("cast", "constant", "convert_to_tensor", "identity", "to_float"))
+_REDUCTIONS = tuple(f"{module}.{name}" for module in _MODULES for name in ("reduce_mean", "reduce_sum"))
 _QUOTIENTS = ("tensorflow.divide", "tensorflow.math.divide", "tensorflow.div", "tensorflow.realdiv")
 
 
@@ -24,19 +22,11 @@ def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpre
 
     Assignments, casts, reductions and conditional expressions are followed.
 
-    Args:
-        script: The parsed script.
-        loss: The expression that is given to the optimizer as its loss.
-
     Example:
-        >>> script = Script('''
+        >>> script = Script('''import tensorflow as tf
         ... scaled = tf.identity(loss * scale)
         ... minimize(scaled)
         ... ''')
-        >>> *_, call = script.nodes(cst.Call)
-        >>> [script.code(factor) for factor in loss_factors(script, call.args[0].value)]
-        []
-        >>> script = Script("import tensorflow as tf" + script.text)
         >>> *_, call = script.nodes(cst.Call)
         >>> [script.code(factor) for factor in loss_factors(script, call.args[0].value)]
         ['loss', 'scale']
@@ -62,26 +52,8 @@ def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpre
     return [factor for factor in found if _number(script, factor) not in divisors]
 
 
-def divisions_by(script: Script, factor: cst.BaseExpression) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
-    """Yield each division by a number, or product with its inverse, with the expression that is divided.
-
-    Args:
-        script: The parsed script.
-        factor: The expression of the number.
-    """
-    for node in script.nodes(cst.BinaryOperation, cst.Call):
-        for dividend, divisor in _divided_by(script, node):
-            if _number(script, divisor) == _number(script, factor) and _same_place(script, divisor, factor):
-                yield node, dividend
-
-
 def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
     """Tell whether two expressions have the same value, other than 1: as literals, or through the same variable.
-
-    Args:
-        script: The parsed script.
-        one: An expression.
-        other: Another expression.
 
     Example:
         >>> script = Script("scale = 128.0; manager(128); minimize(loss * scale)")
@@ -94,14 +66,14 @@ def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpre
     return any(_is_written_alike(script, first, second) for first, second in pairs)
 
 
-def find_manual_scaling(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression, cst.CSTNode] | None:
-    """Return the factor that multiplies a loss and divides its gradients, with the division; None without one.
+def loss_of(gradients: cst.Call) -> cst.BaseExpression | None:
+    """Return the loss that `tf.gradients` or `compute_gradients` differentiates."""
+    return argument(gradients, 0, "ys") or argument(gradients, -1, "loss")
 
-    Args:
-        script: The parsed script.
-        gradients: The call that computes the gradients.
-    """
-    loss = argument(gradients, 0, "ys") or argument(gradients, -1, "loss")
+
+def find_manual_scaling(script: Script, gradients: cst.Call) -> tuple[cst.BaseExpression, cst.CSTNode] | None:
+    """Return the factor that multiplies a loss and divides its gradients, with the division; None without one."""
+    loss = loss_of(gradients)
     for factor in loss_factors(script, loss) if loss is not None else ():
         division = gradient_division(script, gradients, factor)
         if division is not None:
@@ -110,27 +82,33 @@ def find_manual_scaling(script: Script, gradients: cst.Call) -> tuple[cst.BaseEx
 
 
 def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpression) -> cst.CSTNode | None:
-    """Return the division of gradients by a factor of their loss; None without one.
-
-    Args:
-        script: The parsed script.
-        gradients: The call that computes the gradients.
-        factor: The expression that the loss is multiplied by.
-    """
+    """Return the division of gradients, by a factor of their loss or with its inverse; None without one."""
     flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
-    for node, dividend in divisions_by(script, factor):
-        if gradients in flow.nodes_behind(dividend, optimizers.computes_gradients):
-            return node
+    for node in script.nodes(cst.BinaryOperation, cst.Call):
+        for dividend, divisor in _divided_by(script, node):
+            is_its = _number(script, divisor) == _number(script, factor) and _same_place(script, divisor, factor)
+            if is_its and gradients in flow.nodes_behind(dividend, optimizers.computes_gradients):
+                return node
     return None
 
 
-def product_operands(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """Return the two factors of a product; empty for any other node.
+def python_number(script: Script, factor: cst.BaseExpression) -> str:
+    """Return the code of the Python number that a factor is made of.
 
-    Args:
-        script: The parsed script.
-        node: A product is `a * b`, or a call of `tf.multiply`.
+    Example:
+        >>> script = Script("import tensorflow as tf; scale = tf.constant(8.0); minimize(loss * scale)")
+        >>> product, = script.nodes(cst.BinaryOperation)
+        >>> python_number(script, product.right)
+        '8.0'
     """
+    values = script.cached(DataFlow).values(factor).nodes
+    made = values[0] if len(values) == 1 else factor
+    is_tensor = isinstance(made, cst.Call) and script.name_of(made.func) in _SAME
+    return script.code(_without_casts(script, made if is_tensor else factor))
+
+
+def product_operands(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return the two factors of a product; empty for any other node."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
         return [node.left, node.right]
     if isinstance(node, cst.Call) and script.name_of(node.func) in _PRODUCTS:
@@ -139,12 +117,7 @@ def product_operands(script: Script, node: cst.CSTNode) -> list[cst.BaseExpressi
 
 
 def quotient_operands(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
-    """Return the dividend and the divisor of a quotient; None for any other node.
-
-    Args:
-        script: The parsed script.
-        node: A quotient is `a / b`, or a call of `tf.divide`.
-    """
+    """Return the dividend and the divisor of a quotient; None for any other node."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
         return node.left, node.right
     if isinstance(node, cst.Call) and script.name_of(node.func) in _QUOTIENTS and len(node.args) > 1:
@@ -186,11 +159,14 @@ def _inverted(script: Script, node: cst.BaseExpression) -> Iterator[cst.BaseExpr
 
 def _number(script: Script, node: cst.BaseExpression) -> str:
     """Return the code of a number without casts; `8` and `8.0` give the same text."""
-    if isinstance(node, cst.Call) and script.name_of(node.func) in _SAME and node.args:
+    node = _without_casts(script, node)
+    return str(float(node.evaluated_value)) if isinstance(node, cst.Integer | cst.Float) else script.code(node)
+
+
+def _without_casts(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
+    while isinstance(node, cst.Call) and script.name_of(node.func) in _SAME and node.args:
         node = node.args[0].value
-    if isinstance(node, cst.Integer | cst.Float):
-        return str(float(node.evaluated_value))
-    return script.code(node)
+    return node
 
 
 def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:

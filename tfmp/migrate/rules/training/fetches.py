@@ -11,8 +11,9 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
 RULE = "R11"
-_NAME = re.compile(r"(?P<scope>.*/)?(?P<variable>loss_scale|good_steps|bad_steps|global_step)(_\d+)?:0")
-_BUILT = re.compile(r"(^|/)(loss_scale|good_steps|bad_steps)(_\d+)?(:0)?$")
+# A name below a scope, or the constant end of a name that is built at run time.
+_SCOPED = re.compile(r".*/(loss_scale|good_steps|bad_steps)(_\d+)?(:0)?")
+_HANDLE_NAME = re.compile(r"([^/%{][^%{]*/)?global_step(_\d+)?:0")
 _OVERFLOW = re.compile(r"(.*/)?overflow_status_reduce_all:0 ?")
 _RESOURCES = ("enable_resource_variables", "enable_v2_behavior")
 _FETCHES = ("SessionRunArgs", "LoggingTensorHook", "NanTensorHook")
@@ -24,84 +25,45 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     del options
     if not any(word in script.text for word in (":0", "get_tensor_by_name", "reduce_all")):
         return
-    resources = any(use.name.split(".")[-1] in _RESOURCES for use in script.uses)
+    has_resources = any(use.name.split(".")[-1] in _RESOURCES for use in script.uses)
     for call in script.nodes(cst.Call):
-        if _fetches(script, call):
+        if script.last_word(call) in _FETCHES or (method(call)[1] in _METHODS and not script.name_of(call.func)):
             for node in _names(script, call):
-                yield from _found(script, node, resources)
+                text = node.value if isinstance(node, cst.FormattedStringText) else literal_text(node)
+                found = _found(text, has_resources)
+                if found is not None:
+                    yield Finding(RULE, script.line(node), *found, f"The name is {text.strip()}.")
 
 
-def _fetches(script: Script, call: cst.Call) -> bool:
-    last = script.last_word(call)
-    return last in _FETCHES or (method(call)[1] in _METHODS and not script.name_of(call.func))
-
-
-def _names(script: Script, call: cst.Call) -> Iterator[cst.CSTNode]:
-    """Yield the strings in the arguments of a fetch, including strings that are built at run time."""
-    flow = script.cached(DataFlow)
+def _names(script: Script, call: cst.Call) -> Iterator[cst.SimpleString | cst.FormattedStringText]:
+    """Yield the strings in the arguments of a fetch, including parts of strings that are built at run time."""
     for arg in call.args:
         if arg.keyword is None or arg.keyword.value in ("fetches", "tensors", "loss_tensor", "name"):
-            yield from flow.nodes_behind(arg.value, _is_another)
+            # Any other call returns something else than its string arguments joined together.
+            behind = script.cached(DataFlow).nodes_behind(
+                arg.value, lambda each: method(each)[1] not in ("format", "join")
+            )
+            yield from (each for each in behind if isinstance(each, cst.SimpleString | cst.FormattedStringText))
 
 
-def _is_another(call: cst.Call) -> bool:
-    """Tell whether a call returns something other than its string arguments joined together."""
-    return method(call)[1] not in ("format", "join")
-
-
-def _found(script: Script, node: cst.CSTNode, resources: bool) -> Iterator[Finding]:
-    line = script.line(node)
-    if isinstance(node, cst.SimpleString) and isinstance(node.evaluated_value, str):
-        yield from _fixed(node.evaluated_value, line, resources)
-    built = _built(node)
-    if _BUILT.search(built):
-        variable = built.split("/")[-1].removesuffix(":0")
-        yield Finding(RULE, line, Level.NOTE, _AT_RUN_TIME.format(variable=variable))
-
-
-def _fixed(name: str, line: int, resources: bool) -> Iterator[Finding]:
+def _found(name: str, has_resources: bool) -> tuple[Level, str] | None:
     if _OVERFLOW.fullmatch(name):
-        yield Finding(RULE, line, Level.FAILS, _NO_STATUS.format(name=name.strip()))
-        return
-    match = _NAME.fullmatch(name)
-    # A string that starts with a slash, or that has a placeholder, is only a part of a longer name.
-    if match is None or name.startswith("/") or "%" in name or "{" in name:
-        return
-    if match["variable"] == "global_step":
-        if resources:
-            yield Finding(RULE, line, Level.FAILS, _HANDLE.format(name=name, variable=name.removesuffix(":0")))
-    elif match["scope"]:
-        yield Finding(RULE, line, Level.NOTE, _SCOPE.format(name=name, scope=match["scope"].rstrip("/")))
-
-
-def _built(node: cst.CSTNode) -> str:
-    """Return the constant end of a name that is built at run time; empty for any other node."""
-    if isinstance(node, cst.FormattedString) and node.parts:
-        last = node.parts[-1]
-        text = last.value if isinstance(last, cst.FormattedStringText) else ""
-        return text if len(node.parts) > 1 else ""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
-        return literal_text(node.right)
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo):
-        return literal_text(node.left)
-    if isinstance(node, cst.Call) and method(node)[1] == "format":
-        return literal_text(method(node)[0])
-    return ""
+        return Level.FAILS, _NO_STATUS
+    if has_resources and _HANDLE_NAME.fullmatch(name):
+        return Level.FAILS, _HANDLE
+    return (Level.NOTE, _SCOPE) if _SCOPED.fullmatch(name) else None
 
 
 _HANDLE = (
-    "this script enables resource variables, where {name} is a handle, not a number: fetch "
-    "{variable}/Read/ReadVariableOp:0."
+    "The script enables resource variables, for which this name gives a handle and not a number, so the fetch fails. "
+    "Fetch the value: write /Read/ReadVariableOp:0 in place of :0 at the end of the name."
 )
 _SCOPE = (
-    "{name} is found if the manager is made inside the scope {scope}, as with tf.contrib; optimizer.loss_scale and "
-    "manager.get_loss_scale() need no name."
-)
-_AT_RUN_TIME = (
-    "this name of {variable} is built at run time, and is found only if it names the scopes that the manager is made "
-    "in; optimizer.loss_scale and manager.get_loss_scale() need no name."
+    "The tensors of a loss scale manager are named by the scope in which the manager is constructed, as with "
+    "tf.contrib, so this fetch fails if that is another scope. optimizer.loss_scale and manager.get_loss_scale() give "
+    "the loss scale without a name."
 )
 _NO_STATUS = (
-    "the NPU bridge alone makes a tensor {name}: without it the fetch fails. Fetch optimizer.last_step_finite of the "
-    "wrapper in its place, or leave it out."
+    "Only the NPU bridge creates this tensor, so the fetch fails without it. Fetch optimizer.last_step_finite of the "
+    "loss-scale optimizer in its place, or leave it out."
 )
