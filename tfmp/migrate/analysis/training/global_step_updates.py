@@ -8,17 +8,14 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
 
 # The modules of the functions assign and assign_add; a method has none.
 _MODULES = ("", "tensorflow", "tensorflow.python.ops.state_ops")
-_SUMS = ("tensorflow.add", "tensorflow.math.add", "tensorflow.python.ops.math_ops.add")
 _CONDITIONS = frozenset(("cond", "where", "case", "select"))
 _GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
 _VARIABLES = ("Variable", "get_variable")
 _JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
-# Functions that return their argument's number or variable unchanged, by the last word of their names.
-_SAME_NUMBER = ("constant", "cast", "identity", "convert_to_tensor", "to_int32", "to_int64", "int32", "int64")
-_SAME_VARIABLE = ("read_value", "value", "initialized_value")
 
 
 class GlobalStepUpdate(NamedTuple):
@@ -149,46 +146,30 @@ def _assignment(
 ) -> Iterator[GlobalStepUpdate]:
     """Yield the update if an assigned value is the counter plus one."""
     behind = script.cached(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
-    sums = [
-        node
-        for node in behind
-        for base, by in _sum(script, node)
-        if _is_one(script, by) and is_same_counter(script, counter, _variable(script, base))
-    ]
+    sums = [node for node in behind if _adds_one(script, node, counter)]
     calls = {script.name_of(node.func).split(".")[-1] for node in behind if isinstance(node, cst.Call)}
     conditional = bool(calls & _CONDITIONS) or any(isinstance(node, cst.IfExp) for node in behind)
     if sums:
         yield GlobalStepUpdate(call, counter, conditional, sums)
 
 
-def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    """Return the two terms of a sum in both orders; empty for any other node."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
-        return [(node.left, node.right), (node.right, node.left)]
-    if isinstance(node, cst.Call) and script.name_of(node.func) in _SUMS:
-        one, other = argument(node, 0, "x"), argument(node, 1, "y")
-        return [(one, other), (other, one)] if one is not None and other is not None else []
-    return []
+def _adds_one(script: Script, node: cst.CSTNode, counter: cst.BaseExpression) -> bool:
+    """Tell whether a node is the sum of a counter and 1."""
+    pair = operands(script, node, cst.Add)
+    return (
+        any(
+            _is_one(script, by) and is_same_counter(script, counter, without_casts(script, base))
+            for base, by in (pair, pair[::-1])
+        )
+        if pair
+        else False
+    )
 
 
 def _is_one(script: Script, node: cst.BaseExpression) -> bool:
     """Tell whether an expression is the number 1, also below casts."""
-    node = _without_casts(script, node)
-    return isinstance(node, cst.Integer | cst.Float) and node.evaluated_value == 1
-
-
-def _variable(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the variable that an expression reads, without casts and reads."""
-    node = _without_casts(script, node)
-    while isinstance(node, cst.Call) and method(node)[1] in _SAME_VARIABLE:
-        node = _without_casts(script, method(node)[0])
-    return node
-
-
-def _without_casts(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
-    while isinstance(node, cst.Call) and _last_word(script, node) in _SAME_NUMBER and node.args:
-        node = node.args[0].value
-    return node
+    number = without_casts(script, node)
+    return isinstance(number, cst.Integer | cst.Float) and number.evaluated_value == 1
 
 
 def _last_word(script: Script, call: cst.Call) -> str:

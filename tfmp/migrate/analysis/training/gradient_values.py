@@ -8,8 +8,8 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.arithmetic import operands
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.training.manual_scaling import product_operands, quotient_operands
 
 # Functions whose result depends only on the shape of a tensor, not on its elements.
 _OF_ITS_SHAPE = frozenset(("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill"))
@@ -56,10 +56,7 @@ def _is_beside(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether this is a norm, a divisor, or a factor that the gradients are multiplied by."""
     if _is_apart(script, node):
         return True
-    operation = _operation(script, node)
-    beside = [each for each in product_operands(script, operation) if each is not node]
-    if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.MultiplyAssign):
-        beside = [operation.target]
+    beside = [each for each in operands(script, _operation(script, node), cst.Multiply) if each is not node]
     return len(beside) == 1 and _holds(script, beside[0]) and not _holds(script, node)
 
 
@@ -78,12 +75,8 @@ def _holds(script: Script, node: cst.CSTNode) -> bool:
 
 def _is_apart(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether this is a number or a shape that is computed from gradients, or a divisor."""
-    operation = _operation(script, node)
-    pair = quotient_operands(script, operation)
-    if pair is not None and pair[1] is node:
+    if node in operands(script, _operation(script, node), cst.Divide)[1:]:
         return True
-    if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.DivideAssign):
-        return operation.value is node
     if not isinstance(node, cst.Call):
         return False
     last = script.name_of(node.func).split(".")[-1]

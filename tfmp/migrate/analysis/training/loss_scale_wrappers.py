@@ -26,16 +26,10 @@ _SCALES = {
 _STEPS = {"optimize_loss": 3, "create_train_op": 1}
 # Optimizers that sum gradients over processes and wrap another optimizer.
 _SUMMING = ("DistributedOptimizer", "NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper")
-_MODULES_THAT_SUM = ("horovod", "npu_bridge")
 
 
 class Wrapping(NamedTuple):
-    """The wrappers that may be around an optimizer.
-
-    Attributes:
-        calls: The calls that construct the wrappers; at least one.
-        certain: True if the optimizer is wrapped under all conditions of the script.
-    """
+    """The calls that construct the wrappers of an optimizer, and whether it is wrapped under all conditions."""
 
     calls: tuple[cst.Call, ...]
     certain: bool
@@ -60,9 +54,6 @@ class WrappedOptimizers:
 
     The wrappers of tf.contrib and of the NPU bridge become tfmp's in the rewrite. TensorFlow's own stay:
     `MixedPrecisionLossScaleOptimizer`, and `enable_mixed_precision_graph_rewrite`, which returns one.
-
-    Attributes:
-        flow: Follows the names of the script to their values.
 
     Example:
         >>> script = Script('''
@@ -107,28 +98,27 @@ class WrappedOptimizers:
 
     def may_skip(self, construction: cst.Call) -> bool:
         """Tell whether a wrapper may skip steps: all do but TensorFlow's with a fixed loss scale."""
-        if not self.is_tensorflows(construction):
-            return True
-        scale = argument(construction, 1, "loss_scale")
-        values = [] if scale is None else [scale, *self.flow.values(scale).nodes]
-        fixed = (
-            isinstance(each, cst.Integer | cst.Float)
-            or (isinstance(each, cst.Call) and self._script.last_word(each) == "FixedLossScale")
-            for each in values
+        return not self.is_tensorflows(construction) or not any(
+            isinstance(each, cst.Integer | cst.Float) or self._last_word(each) == "FixedLossScale"
+            for each in self._managers(construction)
         )
-        return not any(fixed)
 
     def scales(self, construction: cst.Call) -> Iterator[cst.BaseExpression]:
         """Yield the number that is the constant or first scale of a wrapper."""
-        keyword = "loss_scale" if self.is_tensorflows(construction) else "loss_scale_manager"
-        manager = argument(construction, 1, keyword)
-        for each in (manager, *self.flow.values(manager).nodes) if manager is not None else ():
-            if isinstance(each, cst.Integer | cst.Float):
-                yield each
-            name = _SCALES.get(self._script.last_word(each), "") if isinstance(each, cst.Call) else ""
-            scale = argument(each, 0, name) if isinstance(each, cst.Call) and name else None
-            if scale is not None:
+        for each in self._managers(construction):
+            keyword = _SCALES.get(self._last_word(each), "")
+            scale = argument(each, 0, keyword) if isinstance(each, cst.Call) and keyword else each
+            if scale is not None and (scale is not each or isinstance(each, cst.Integer | cst.Float)):
                 yield scale
+
+    def _managers(self, construction: cst.Call) -> Sequence[cst.BaseExpression]:
+        """Return the manager or the loss scale of a wrapper: the expression, and the values that it may have."""
+        keyword = "loss_scale" if self.is_tensorflows(construction) else "loss_scale_manager"
+        given = argument(construction, 1, keyword)
+        return (given, *self.flow.values(given).nodes) if given is not None else ()
+
+    def _last_word(self, node: cst.BaseExpression) -> str:
+        return self._script.last_word(node) if isinstance(node, cst.Call) else ""
 
     def reads_scale(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression reads a loss scale: from a manager, a wrapper, or a loss scale of TensorFlow."""
@@ -136,8 +126,8 @@ class WrappedOptimizers:
             return self.wrapping(node.value) is not None
         if not isinstance(node, cst.Call):
             return False
-        made = (each for each in self.flow.values(node.func).nodes if isinstance(each, cst.Call))
-        return method(node)[1] == "get_loss_scale" or any(self._script.last_word(each) in _SCALES for each in made)
+        called = {self._last_word(each) for each in self.flow.values(node.func).nodes}
+        return method(node)[1] == "get_loss_scale" or not called.isdisjoint(_SCALES)
 
     def computed_by_wrapper(self, call: cst.Call) -> Wrapping | None:
         """Return the wrappers whose `compute_gradients` is called; None for any other call."""
@@ -166,26 +156,22 @@ class WrappedOptimizers:
 
     def gradient_computations(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
         """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""
+        found = [*self._script.methods("compute_gradients", "minimize")] if self.constructions else []
         for call in self._script.nodes(cst.Call) if self.constructions else ():
-            owner, name = method(call)
-            last = self._script.last_word(call)
-            optimizer: cst.BaseExpression | None = None
-            if last in _STEPS:
-                optimizer = argument(call, _STEPS[last], "optimizer")
-            elif name in ("compute_gradients", "minimize") and not self._script.name_of(call.func):
-                optimizer = owner
-            loss = argument(call, 0, "total_loss" if last == "create_train_op" else "loss")
-            if optimizer is not None and loss is not None:
+            position = _STEPS.get(self._script.last_word(call), -1)
+            optimizer = argument(call, position, "optimizer") if position >= 0 else None
+            found += [(call, optimizer)] if optimizer is not None else []
+        for call, optimizer in found:
+            loss = argument(call, 0, "loss") or argument(call, -1, "total_loss")
+            if loss is not None:
                 yield call, optimizer, loss
 
     def distributed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call."""
-        name = self._script.function_name(call)
-        if name.split(".")[-1] not in _SUMMING:
+        if self._script.last_word(call) not in _SUMMING:
             return None
-        imported = self._script.name_of(call.func)
-        known = imported.split(".")[0] in _MODULES_THAT_SUM if imported else name.split(".")[0] == "hvd"
-        return argument(call, 0, "optimizer") if known or self._by_star(call) else None
+        is_known = self._script.function_name(call).split(".")[0] in ("horovod", "npu_bridge", "hvd")
+        return argument(call, 0, "optimizer") if is_known or self._by_star(call) else None
 
     def description(self, node: cst.BaseExpression, wrapper: cst.Call, certain: bool) -> str:
         """Return the words by which a message names an optimizer that one of its wrappers is around."""
@@ -193,8 +179,7 @@ class WrappedOptimizers:
         return name if certain else f"{name} (where line {self._script.line(wrapper)} wraps it)"
 
     def _constructs(self, call: cst.Call) -> bool:
-        name = self._script.function_name(call)
-        last, imported = name.split(".")[-1], self._script.name_of(call.func)
+        last, imported = self._script.last_word(call), self._script.name_of(call.func)
         if last in _TENSORFLOWS:
             return imported.startswith("tensorflow.") and ".keras." not in imported
         if last not in _WRAPPERS:

@@ -8,13 +8,10 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 
-_MODULES = ("tensorflow", "tensorflow.math", "tensorflow.python.ops.math_ops")
-_PRODUCTS = tuple(f"{module}.{name}" for module in _MODULES for name in ("multiply", "scalar_mul"))
-_SAME = tuple(f"tensorflow.{name}" for name in ("cast", "constant", "convert_to_tensor", "identity", "to_float"))
-_REDUCTIONS = tuple(f"{module}.{name}" for module in _MODULES for name in ("reduce_mean", "reduce_sum"))
-_QUOTIENTS = ("tensorflow.divide", "tensorflow.math.divide", "tensorflow.div", "tensorflow.realdiv")
+_REDUCTIONS = ("reduce_mean", "reduce_sum")
 
 
 def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpression]:
@@ -39,15 +36,14 @@ def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpre
         if node in seen:
             continue
         seen.add(node)
-        pair = product_operands(script, node)
+        pair = operands(script, node, cst.Multiply)
         found += pair
         for binding in flow.bindings(node):
             if isinstance(binding.node, cst.AugAssign) and isinstance(binding.node.operator, cst.MultiplyAssign):
                 found.append(binding.node.value)
             elif isinstance(binding.node, cst.Assign | cst.AnnAssign) and binding.value is not None:
                 stack.append(binding.value)
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-            divisors.add(_number(script, node.right))
+        divisors |= {_number(script, each) for each in operands(script, node, cst.Divide)[1:]}
         stack += [*pair, *_passed_on(script, node)]
     return [factor for factor in found if _number(script, factor) not in divisors]
 
@@ -103,26 +99,8 @@ def python_number(script: Script, factor: cst.BaseExpression) -> str:
     """
     values = script.cached(DataFlow).values(factor).nodes
     made = values[0] if len(values) == 1 else factor
-    is_tensor = isinstance(made, cst.Call) and script.name_of(made.func) in _SAME
-    return script.code(_without_casts(script, made if is_tensor else factor))
-
-
-def product_operands(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """Return the two factors of a product; empty for any other node."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
-        return [node.left, node.right]
-    if isinstance(node, cst.Call) and script.name_of(node.func) in _PRODUCTS:
-        return [each for each in (argument(node, 0, "x"), argument(node, 1, "y")) if each is not None]
-    return []
-
-
-def quotient_operands(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
-    """Return the dividend and the divisor of a quotient; None for any other node."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-        return node.left, node.right
-    if isinstance(node, cst.Call) and script.name_of(node.func) in _QUOTIENTS and len(node.args) > 1:
-        return node.args[0].value, node.args[1].value
-    return None
+    number = without_casts(script, made)
+    return script.code(without_casts(script, factor) if number is made else number)
 
 
 def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
@@ -131,42 +109,29 @@ def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:
         return [node.body, node.orelse]
     if isinstance(node, cst.Lambda):
         return [node.body]
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-        return [node.left]
-    if isinstance(node, cst.Call) and script.name_of(node.func) in (*_SAME, *_REDUCTIONS) and node.args:
+    if isinstance(node, cst.Call) and script.last_word(node) in _REDUCTIONS and node.args:
         return [node.args[0].value]
-    return []
+    same = without_casts(script, node) if isinstance(node, cst.Call) else node
+    return [*operands(script, node, cst.Divide)[:1], *([same] if same is not node else [])]
 
 
 def _divided_by(script: Script, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    """Yield dividend and divisor of a quotient or of a product with an inverse."""
-    found = quotient_operands(script, node)
-    if found is not None:
-        yield found
-    pair = product_operands(script, node)
-    for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
-        yield from ((one, divisor) for divisor in _inverted(script, other))
-
-
-def _inverted(script: Script, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """Yield the divisors x if an expression is `1 / x`."""
-    for each in (node, *script.cached(DataFlow).values(node).nodes):
-        if not isinstance(each, cst.BinaryOperation) or not isinstance(each.operator, cst.Divide):
-            continue
-        if _number(script, each.left) == "1.0":
-            yield each.right
+    """Yield dividend and divisor of a quotient, or of a product with an inverse `1 / x`."""
+    quotient = operands(script, node, cst.Divide)
+    if quotient:
+        yield quotient[0], quotient[1]
+    factors = operands(script, node, cst.Multiply)
+    for one, other in (factors, factors[::-1]) if factors else ():
+        for each in (other, *script.cached(DataFlow).values(other).nodes):
+            inverse = operands(script, each, cst.Divide)
+            if inverse and _number(script, inverse[0]) == "1.0":
+                yield one, inverse[1]
 
 
 def _number(script: Script, node: cst.BaseExpression) -> str:
     """Return the code of a number without casts; `8` and `8.0` give the same text."""
-    node = _without_casts(script, node)
+    node = without_casts(script, node)
     return str(float(node.evaluated_value)) if isinstance(node, cst.Integer | cst.Float) else script.code(node)
-
-
-def _without_casts(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
-    while isinstance(node, cst.Call) and script.name_of(node.func) in _SAME and node.args:
-        node = node.args[0].value
-    return node
 
 
 def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
