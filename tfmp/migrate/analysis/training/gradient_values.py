@@ -21,14 +21,6 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
     """Return the nodes behind a value through which single gradient elements pass, as far as the script shows.
 
     Norms, divisors and other factors are left out, because they do not make an infinite gradient finite.
-
-    Example:
-        >>> script = Script('''import tensorflow.compat.v1 as tf
-        ... grad = tf.gradients(loss, w)
-        ... apply(grad * f(1.0 / tf.global_norm(grad)))''')
-        >>> product, _ = script.nodes(cst.BinaryOperation)
-        >>> [script.name_of(each.func) for each in gradients_behind(script, product) if isinstance(each, cst.Call)]
-        ['tensorflow.gradients']
     """
     is_end = script.cached(WrappedOptimizers).computes_gradients
     return script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_beside, script))

@@ -40,13 +40,14 @@ class Wrapping(NamedTuple):
         return self.calls[0]
 
 
-class Applied(NamedTuple):
-    """A call of `apply_gradients` on an optimizer that may be wrapped, with its `grads_and_vars`."""
+class Step(NamedTuple):
+    """A call of `apply_gradients` or `minimize`, the wrappers of its optimizer, and what computes its gradients."""
 
     call: cst.Call
     optimizer: cst.BaseExpression
-    wrapping: Wrapping
-    grads: cst.BaseExpression
+    wrapping: Wrapping | None
+    grads: cst.BaseExpression | None
+    computations: Sequence[cst.Call]
 
 
 class WrappedOptimizers:
@@ -147,12 +148,16 @@ class WrappedOptimizers:
             each for each in self.flow.calls_behind(grads, self.computes_gradients) if self.computes_gradients(each)
         ]
 
-    def applied_gradients(self) -> Iterator[Applied]:
-        """Yield each `apply_gradients` of a wrapped optimizer."""
-        for call, owner in self._script.methods("apply_gradients") if self.constructions else ():
-            wrapping, grads = self.wrapping(owner), argument(call, 0, "grads_and_vars")
-            if wrapping is not None and grads is not None:
-                yield Applied(call, owner, wrapping, grads)
+    @cached_property
+    def steps(self) -> Sequence[Step]:
+        """The steps of all optimizers, wrapped or not, in a script that constructs a wrapper."""
+        found = self._script.methods("apply_gradients", "minimize") if self.constructions else ()
+        return [self._step(call, optimizer) for call, optimizer in found]
+
+    def _step(self, call: cst.Call, optimizer: cst.BaseExpression) -> Step:
+        grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
+        computations = self.computations_behind(grads) if grads is not None else ()
+        return Step(call, optimizer, self.wrapping(optimizer), grads, computations)
 
     def gradient_computations(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
         """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""

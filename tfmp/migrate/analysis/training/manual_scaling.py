@@ -18,15 +18,6 @@ def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpre
     """Return the factors of a loss, without those that the script divides out again before the gradients.
 
     Assignments, casts, reductions and conditional expressions are followed.
-
-    Example:
-        >>> script = Script('''import tensorflow as tf
-        ... scaled = tf.identity(loss * scale)
-        ... minimize(scaled)
-        ... ''')
-        >>> *_, call = script.nodes(cst.Call)
-        >>> [script.code(factor) for factor in loss_factors(script, call.args[0].value)]
-        ['loss', 'scale']
     """
     flow = script.cached(DataFlow)
     found: list[cst.BaseExpression] = []
@@ -49,14 +40,7 @@ def loss_factors(script: Script, loss: cst.BaseExpression) -> list[cst.BaseExpre
 
 
 def is_same_number(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-    """Tell whether two expressions have the same value, other than 1: as literals, or through the same variable.
-
-    Example:
-        >>> script = Script("scale = 128.0; manager(128); minimize(loss * scale)")
-        >>> first, second = script.nodes(cst.Integer)[0], script.nodes(cst.BinaryOperation)[0].right
-        >>> is_same_number(script, first, second)
-        True
-    """
+    """Tell whether two expressions have the same value, other than 1: as literals, or through the same variable."""
     flow = script.cached(DataFlow)
     pairs = product((one, *flow.values(one).nodes), (other, *flow.values(other).nodes))
     return any(_is_written_alike(script, first, second) for first, second in pairs)
@@ -97,10 +81,10 @@ def python_number(script: Script, factor: cst.BaseExpression) -> str:
         >>> python_number(script, product.right)
         '8.0'
     """
-    values = script.cached(DataFlow).values(factor).nodes
-    made = values[0] if len(values) == 1 else factor
-    number = without_casts(script, made)
-    return script.code(without_casts(script, factor) if number is made else number)
+    for made in script.cached(DataFlow).values(factor).nodes:
+        if without_casts(script, made) is not made:
+            return script.code(without_casts(script, made))
+    return script.code(without_casts(script, factor))
 
 
 def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:

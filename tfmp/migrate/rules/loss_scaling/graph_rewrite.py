@@ -1,5 +1,6 @@
 """R6: loss scales of TensorFlow's graph rewrite are kept, or become managers of tfmp with `--to-tfmp`."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import libcst as cst
@@ -13,6 +14,12 @@ RULE = "R6"
 _MODULES = ("tensorflow.train.experimental", "tensorflow.mixed_precision.experimental", "tensorflow.mixed_precision")
 _WRAPPER, _DYNAMIC, _FIXED = "MixedPrecisionLossScaleOptimizer", "DynamicLossScale", "FixedLossScale"
 _REWRITES = ("enable_mixed_precision_graph_rewrite", "disable_mixed_precision_graph_rewrite")
+_DEFAULTS = {
+    _DYNAMIC: {"initial_loss_scale": "2**15", "increment_period": "2000", "multiplier": "2.0"},
+    _FIXED: {"loss_scale_value": ""},
+}
+# An argument whose code may be written twice: a number, a name, or a power.
+_PLAIN = re.compile(r"(\w+ *= *)?[\w.]+( ?\*\* ?\w+)?,? *")
 _NAMES = (_WRAPPER, _DYNAMIC, _FIXED, "LossScale", *_REWRITES)
 
 
@@ -69,36 +76,23 @@ def _assigned(script: Script, name: cst.Name) -> cst.BaseExpression | None:
 
 def _manager(script: Script, made: cst.BaseExpression) -> str:
     """Return the code of the manager that follows the rule of a loss scale of TensorFlow; empty if it is not plain."""
-    if literal_text(made) == "dynamic":
-        return _exponential(script, ())
-    name = _name(script.name_of(made.func)) if isinstance(made, cst.Call) else ""
-    start, end = script.span(made)
-    # Another rule may edit an imported name in an argument, and two edits must not overlap.
-    is_edited = any(start < script.span(use.node)[0] < end for use in script.uses)
-    if (
-        not isinstance(made, cst.Call)
-        or is_edited
-        or "#" in script.text[start:end]
-        or any(arg.star for arg in made.args)
-    ):
+    name = _DYNAMIC if literal_text(made) == "dynamic" else ""
+    args: Sequence[cst.Arg] = ()
+    if isinstance(made, cst.Call):
+        name, args = _name(script.name_of(made.func)), made.args
+    # Another rule may edit an imported name, and two edits must not overlap.
+    are_plain = all(_PLAIN.fullmatch(script.code(arg)) and not script.name_of(arg.value) for arg in args)
+    if not are_plain or "#" in script.code(made):
         return ""
-    if name == _DYNAMIC:
-        return _exponential(script, made.args)
-    scale = argument(made, 0, "loss_scale_value") if name == _FIXED and len(made.args) == 1 else None
-    return f"tfmp.FixedLossScaleManager({script.code(scale)})" if scale is not None else ""
-
-
-def _exponential(script: Script, args: Sequence[cst.Arg]) -> str:
-    """Return the code of the manager for `DynamicLossScale(*args)`; empty if the multiplier is computed."""
-    values = {"initial_loss_scale": "2**15", "increment_period": "2000", "multiplier": "2.0"}
-    for position, arg in zip(values, args, strict=False):
-        name = arg.keyword.value if arg.keyword else position
-        values[name] = script.code(arg.value)
-        if name == "multiplier" and not isinstance(arg.value, cst.Name | cst.Integer | cst.Float):
-            return ""
-    start, period, factor = values.values() if len(values) == 3 else ("", "", "")
-    inverse = "0.5" if factor == "2.0" else f"1 / {factor}"
-    return f"tfmp.ExponentialUpdateLossScaleManager({start}, {period}, 1, {factor}, {inverse})" if start else ""
+    values = dict(_DEFAULTS[name]) if name in _DEFAULTS else {}
+    for keyword, arg in zip(tuple(values), args, strict=False):
+        values[arg.keyword.value if arg.keyword else keyword] = script.code(arg.value)
+    if name == _FIXED and len(args) == len(values) == 1:
+        return f"tfmp.FixedLossScaleManager({values['loss_scale_value']})"
+    if name == _DYNAMIC and len(values) == 3:
+        start, period, factor = values.values()
+        return f"tfmp.ExponentialUpdateLossScaleManager({start}, {period}, 1, {factor}, 1 / {factor})"
+    return ""
 
 
 _KEPT = "TensorFlow's own loss scaling is kept as it is: TensorFlow 2 has it in tensorflow.compat.v1."

@@ -22,7 +22,7 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     if any(name.value in _CHECKS or "float_status" in name.value.lower() for name in script.nodes(cst.Name)):
         return
     optimizers = script.cached(WrappedOptimizers)
-    checked = {call for each in optimizers.applied_gradients() for call in optimizers.computations_behind(each.grads)}
+    checked = {call for step in optimizers.steps if step.wrapping is not None for call in step.computations}
     for call in script.nodes(cst.Call):
         if optimizers.computes_gradients(call) and call not in checked and not optimizers.computed_by_wrapper(call):
             found = find_manual_scaling(script, call)

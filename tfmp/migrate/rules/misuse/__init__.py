@@ -4,17 +4,10 @@ from collections.abc import Iterator
 
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Options, Result
-from tfmp.migrate.rules.misuse import (
-    clipped,
-    doubled,
-    inner_optimizer_steps,
-    subclasses,
-    unscaled_gradients,
-    wrapper_order,
-)
+from tfmp.migrate.rules.misuse import bypassed, clipped, doubled, subclasses, wrapper_order
 
 RULE = "R12"
-_MISUSES = (subclasses, unscaled_gradients, inner_optimizer_steps, doubled, wrapper_order, clipped)
+_MISUSES = (subclasses, bypassed, doubled, wrapper_order, clipped)
 _WORDS = ("LossScale", "enable_mixed_precision_graph_rewrite")
 
 

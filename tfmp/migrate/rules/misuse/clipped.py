@@ -17,7 +17,9 @@ _ASKING = ("is_finite", "is_inf", "is_nan")
 def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
     """Report operations that make infinite gradients finite before a wrapped optimizer applies them."""
     optimizers, seen = script.cached(WrappedOptimizers), set()
-    for call, optimizer, wrapping, grads in optimizers.applied_gradients():
+    for call, optimizer, wrapping, grads, _ in optimizers.steps:
+        if wrapping is None or grads is None:
+            continue
         checking = [each for each in wrapping.calls if optimizers.may_skip(each)]
         for node in gradients_behind(script, grads) if checking else ():
             message = _message(script, node) if isinstance(node, cst.Call) and node not in seen else ""

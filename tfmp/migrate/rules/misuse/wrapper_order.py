@@ -17,14 +17,11 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
         inner = optimizers.distributed_optimizer(call)
         wrapping = optimizers.wrapping(inner)
         if wrapping is not None and inner is not None:
-            function, optimizer = script.code(call.func), optimizers.description(inner, wrapping.call, wrapping.certain)
-            found = _outside(script, call, wrapping.call)
-            if found is not None:
-                yield (
-                    call,
-                    *found,
-                    f"{function} is around {optimizer.replace('the optimizer', 'the wrapped optimizer')}.",
-                )
+            for wrapper, found in ((each, _outside(script, call, each)) for each in wrapping.calls):
+                if found is not None:
+                    optimizer = optimizers.description(inner, wrapper, wrapping.certain)
+                    yield call, *found, f"{script.code(call.func)} is around {optimizer}, which is wrapped."
+                    break
         elif script.last_word(call) == "allreduce" and _is_float16(script, call) and call.args:
             computed = optimizers.computations_behind(call.args[0].value)
             if any(optimizers.computed_by_wrapper(each) is not None for each in computed):

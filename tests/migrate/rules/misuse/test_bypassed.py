@@ -1,4 +1,4 @@
-"""R12: steps of the inner optimizer past its wrapper."""
+"""R12: training steps that bypass a wrapper."""
 
 import pytest
 
