@@ -6,7 +6,10 @@ import pytest
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.optimizer_classes import counts
 
-_HEAD = "import tensorflow as tf\nfrom mine import Imported\n\n\nclass Own({base}):\n    def apply_gradients(self, pairs, step=None):\n"
+_HEAD = (
+    "import tensorflow as tf\nfrom mine import Imported\n\n\n"
+    "class Own({base}):\n    def apply_gradients(self, pairs, step=None):\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
-#: Packages whose loss-scale wrappers and managers are tfmp's after the rewrite.
-PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
+# Packages whose loss-scale wrappers and managers are tfmp's after the rewrite.
+_PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
 _WRAPPERS = ("LossScaleOptimizer", "NPULossScaleOptimizer", "LossScaleOptimizerV1")
 _TENSORFLOWS = ("MixedPrecisionLossScaleOptimizer", "enable_mixed_precision_graph_rewrite")
 # Managers of tfmp and loss scales of TensorFlow, with the argument that holds the constant or first scale.
@@ -55,19 +55,6 @@ class WrappedOptimizers:
 
     The wrappers of tf.contrib and of the NPU bridge become tfmp's in the rewrite. TensorFlow's own stay:
     `MixedPrecisionLossScaleOptimizer`, and `enable_mixed_precision_graph_rewrite`, which returns one.
-
-    Example:
-        >>> script = Script('''
-        ... import tfmp
-        ... opt = make()
-        ... if float16:
-        ...     opt = tfmp.LossScaleOptimizer(opt, manager)
-        ... opt.minimize(loss)
-        ... ''')
-        >>> optimizers = WrappedOptimizers(script)
-        >>> (call, owner), = script.methods("minimize")
-        >>> optimizers.wrapping(owner).certain
-        False
     """
 
     def __init__(self, script: Script) -> None:
@@ -189,7 +176,7 @@ class WrappedOptimizers:
             return imported.startswith("tensorflow.") and ".keras." not in imported
         if last not in _WRAPPERS:
             return False
-        return any(imported.startswith(f"{package}.") for package in PACKAGES) if imported else self._by_star(call)
+        return any(imported.startswith(f"{package}.") for package in _PACKAGES) if imported else self._by_star(call)
 
     def _by_star(self, call: cst.Call) -> bool:
         """Tell whether an unbound name may come from a star import of the NPU bridge or of tfmp."""

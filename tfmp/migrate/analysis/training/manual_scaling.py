@@ -63,11 +63,10 @@ def find_manual_scaling(script: Script, gradients: cst.Call) -> tuple[cst.BaseEx
 
 def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpression) -> cst.CSTNode | None:
     """Return the division of gradients, by a factor of their loss or with its inverse; None without one."""
-    flow, optimizers = script.cached(DataFlow), script.cached(WrappedOptimizers)
+    flow, is_end = script.cached(DataFlow), script.cached(WrappedOptimizers).computes_gradients
     for node in script.nodes(cst.BinaryOperation, cst.Call):
         for dividend, divisor in _divided_by(script, node):
-            is_its = _number(script, divisor) == _number(script, factor) and _same_place(script, divisor, factor)
-            if is_its and gradients in flow.nodes_behind(dividend, optimizers.computes_gradients):
+            if is_same_number(script, divisor, factor) and gradients in flow.nodes_behind(dividend, is_end):
                 return node
     return None
 
@@ -127,9 +126,3 @@ def _is_written_alike(script: Script, one: cst.BaseExpression, other: cst.BaseEx
         return flow.bindings(one) == flow.bindings(other)
     has_names = any(letter.isalpha() for letter in text)
     return not has_names or script.function_of(one) is script.function_of(other)
-
-
-def _same_place(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    """Tell whether the same code has the same meaning in two places: in one function, or for attributes of self."""
-    function = script.function_of(other)
-    return function is None or function in script.ancestors(one) or script.code(one).startswith("self.")

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Options, Result
-from tfmp.migrate.rules.misuse import bypassed, clipped, doubled, subclasses, wrapper_order
+from tfmp.migrate.rules.misuse import bypassed, clipped, doubled, wrapper_order
 
 RULE = "R12"
-_MISUSES = (subclasses, bypassed, doubled, wrapper_order, clipped)
+_MISUSES = (bypassed, doubled, wrapper_order, clipped)
 _WORDS = ("LossScale", "enable_mixed_precision_graph_rewrite")
 
 

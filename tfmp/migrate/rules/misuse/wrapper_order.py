@@ -30,14 +30,11 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
 
 def _outside(script: Script, call: cst.Call, wrapper: cst.Call) -> tuple[Level, str] | None:
     """Return the level and the message for a distributed optimizer around a wrapper; None if it is correct."""
-    of_tensorflow = script.cached(WrappedOptimizers).is_tensorflows(wrapper)
     if _is_float16(script, call):
-        return Level.WRONG, _FLOAT16_OUTSIDE.format(order=_TENSORFLOWS_ORDER if of_tensorflow else _ORDER)
+        return Level.WRONG, _FLOAT16_OUTSIDE
     # TensorFlow's wrapper looks for overflow in the summed gradients, which are the same in all processes.
-    if of_tensorflow:
+    if script.cached(WrappedOptimizers).is_tensorflows(wrapper):
         return None
-    if script.code(call.func).split(".")[-1] != "DistributedOptimizer":
-        return Level.WRONG, _NPU
     agreed = argument(wrapper, 2, "is_distributed")
     return None if agreed is not None and script.code(agreed) == "True" else (Level.NOTE, _OUTSIDE)
 
@@ -51,19 +48,13 @@ def _is_float16(script: Script, call: cst.Call) -> bool:
 
 
 _ORDER = "tfmp.LossScaleOptimizer(hvd.DistributedOptimizer(optimizer), manager, is_distributed=True)"
-_TENSORFLOWS_ORDER = "opt = hvd.DistributedOptimizer(opt, ...), and TensorFlow's wrapper around that"
-_NPU = (
-    "The distributed optimizer of the NPU bridge is around the loss-scale optimizer: it sends gradients that are "
-    "unscaled already, so small ones become zero if they are sent in float16. Put the loss-scale optimizer outermost, "
-    f"and Horovod in place of the bridge: {_ORDER}."
-)
 _FLOAT16_OUTSIDE = (
     "A distributed optimizer is around the loss-scale optimizer, and sends gradients in float16 after they were "
     "unscaled: the small ones that loss scaling kept become zero. Put the loss-scale optimizer outermost, and keep the "
-    "compression inside: {order}."
+    f"compression inside: {_ORDER}. With TensorFlow's wrapper, write it around hvd.DistributedOptimizer too."
 )
 _OUTSIDE = (
-    "Horovod's optimizer is around the loss-scale optimizer, so gradients are sent unscaled. That works if the "
+    "A distributed optimizer is around the loss-scale optimizer, so gradients are sent unscaled. That works if the "
     "loss-scale optimizer has is_distributed=True, by which all processes skip the same steps. Before you send "
     f"gradients in float16, put the loss-scale optimizer outermost: {_ORDER}."
 )
