@@ -91,7 +91,8 @@ def _manager(script: Script, made: cst.BaseExpression) -> str:
         return f"tfmp.FixedLossScaleManager({values['loss_scale_value']})"
     if name == _DYNAMIC and len(values) == 3:
         start, period, factor = values.values()
-        return f"tfmp.ExponentialUpdateLossScaleManager({start}, {period}, 1, {factor}, 1 / {factor})"
+        inverse = "0.5" if factor == "2.0" else f"1 / {factor}"
+        return f"tfmp.ExponentialUpdateLossScaleManager({start}, {period}, 1, {factor}, {inverse})"
     return ""
 
 
