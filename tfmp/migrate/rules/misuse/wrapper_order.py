@@ -20,7 +20,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
             for wrapper, found in ((each, _outside(script, call, each)) for each in wrapping.calls):
                 if found is not None:
                     optimizer = optimizers.description(inner, wrapper, wrapping.certain)
-                    yield call, *found, f"{script.code(call.func)} is around {optimizer}, which is wrapped."
+                    yield call, *found, f"{script.code(call.func)} receives {optimizer}."
                     break
         elif script.last_word(call) == "allreduce" and _is_float16(script, call) and call.args:
             computed = optimizers.computations_behind(call.args[0].value)

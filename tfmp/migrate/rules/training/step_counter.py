@@ -105,7 +105,7 @@ _KIT = (
 _TWO = "so a step may count as two, and the learning rate and the end of the training follow the wrong count."
 _TWICE = f"Both the optimizer, which receives it as global_step, and this line increment the global step, {_TWO} "
 _DELETE = "Delete this increment."
-_ONLY_NOT_WRAPPED = "Make this increment only where the optimizer is not wrapped."
+_ONLY_NOT_WRAPPED = "Make this increment only where no loss-scale optimizer of tfmp is around the optimizer."
 _ONLY_NOT_COUNTING = "Make this increment only for the optimizers that do not increment it themselves."
 _SKIPPED = (
     "This line increments the global step for every step, also for those that the loss-scale optimizer skips after an "
