@@ -22,6 +22,8 @@ _SCALES = {
     "FixedLossScale": "loss_scale_value",
     "DynamicLossScale": "initial_loss_scale",
 }
+# Methods of managers and of Keras' wrappers that return the scale or a scaled loss.
+_READS = ("get_loss_scale", "get_scaled_loss")
 # Functions of tf.contrib.layers and slim that take an optimizer and a loss, with the position of the optimizer.
 _STEPS = {"optimize_loss": 3, "create_train_op": 1}
 # Optimizers that sum gradients over processes and wrap another optimizer.
@@ -115,7 +117,7 @@ class WrappedOptimizers:
         if not isinstance(node, cst.Call):
             return False
         called = {self._last_word(each) for each in self.flow.values(node.func).nodes}
-        return method(node)[1] == "get_loss_scale" or not called.isdisjoint(_SCALES)
+        return method(node)[1] in _READS or not called.isdisjoint(_SCALES)
 
     def computed_by_wrapper(self, call: cst.Call) -> Wrapping | None:
         """Return the wrappers whose `compute_gradients` is called; None for any other call."""
