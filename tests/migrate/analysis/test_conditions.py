@@ -18,6 +18,12 @@ from tfmp.migrate.analysis.script import Script
         ("tf.cond(x, lambda: a(), lambda: b())\n", True),
         ("def f():\n    if x:\n        return a()\n    b()\n", True),
         ("for x in y:\n    if x:\n        a()\n        continue\n    b()\n", True),
+        ("if x and not y:\n    a()\nif not x or y:\n    b()\n", True),
+        ("if x and not y:\n    a()\nif not (x and not y):\n    b()\n", True),
+        ("if x:\n    if not y:\n        a()\nif not x or (y and z) or y:\n    b()\n", True),
+        ("if x:\n    a()\nif not x or y:\n    b()\n", False),
+        ("if x and not y:\n    a()\ny = z\nif not x or y:\n    b()\n", False),
+        ("if x or y:\n    a()\nif not x or not y:\n    b()\n", False),
         ("a()\nb()\n", False),
     ],
 )

@@ -1,7 +1,7 @@
 """Decides from the conditions of a script which of its nodes can run together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import TypeAlias
 
 import libcst as cst
@@ -15,6 +15,8 @@ _Answers: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
 _Question: TypeAlias = tuple[str, tuple[int, ...]]
 _CONDS = ("cond", "smart_cond")
 _FUNCTIONS, _LOOPS = (cst.FunctionDef,), (cst.For, cst.While)
+# Conditions of more unknown parts than this are not compared: each part doubles the number of cases.
+_MOST_PARTS = 8
 # The node that each of these statements ends or leaves.
 _LEFT: Mapping[type, tuple[type[cst.CSTNode], ...]] = {
     cst.Return: _FUNCTIONS,
@@ -43,7 +45,7 @@ class Conditions:
         answers = self._answers(one)
         if any(answers.get(question, answer) != answer for question, answer in self._answers(other).items()):
             return True
-        return self._is_left(one, other) or self._is_left(other, one)
+        return self._is_contradiction(one, other) or self._is_left(one, other) or self._is_left(other, one)
 
     @once_per_argument
     def of(self, node: cst.CSTNode) -> _Answers:
@@ -70,6 +72,28 @@ class Conditions:
     def _answers(self, node: cst.CSTNode) -> Mapping[_Question, bool]:
         """Return the conditions that hold at a node, in a form that can be compared."""
         return {self._question(test): answer for test, answer in self.of(node)}
+
+    def _is_contradiction(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Tell whether no values of the parts of `and` and `or` make the conditions of both nodes hold."""
+        tests = [pair for pair in (*self.of(one), *self.of(other)) if isinstance(pair[0], cst.BooleanOperation)]
+        known = {**self._answers(one), **self._answers(other)}
+        parts = dict.fromkeys(self._question(part) for test, _ in tests for part in _operands(test))
+        unknown = [part for part in parts if part not in known]
+        if not tests or len(unknown) > _MOST_PARTS:
+            return False
+        cases = (
+            {**known, **dict(zip(unknown, case, strict=True))} for case in product((True, False), repeat=len(unknown))
+        )
+        return not any(all(self._value(test, case) is answer for test, answer in tests) for case in cases)
+
+    def _value(self, test: cst.BaseExpression, case: Mapping[_Question, bool]) -> bool:
+        """Return the value of a condition, given those of its parts."""
+        if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+            return not self._value(test.expression, case)
+        if isinstance(test, cst.BooleanOperation):
+            both = (self._value(test.left, case), self._value(test.right, case))
+            return all(both) if isinstance(test.operator, cst.And) else any(both)
+        return case[self._question(test)]
 
     def _question(self, test: cst.BaseExpression) -> _Question:
         """Return a condition in a form that can be compared: its code, and how often its names were assigned before."""
@@ -122,6 +146,16 @@ def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExp
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And if answer else cst.Or):
         yield from _parts(test.left, answer)
         yield from _parts(test.right, answer)
+
+
+def _operands(test: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the parts of a condition that `and`, `or` and `not` join."""
+    if isinstance(test, cst.BooleanOperation):
+        yield from (*_operands(test.left), *_operands(test.right))
+    elif isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        yield from _operands(test.expression)
+    else:
+        yield test
 
 
 def _known_below(above: cst.If) -> Iterator[tuple[cst.BaseExpression, bool]]:

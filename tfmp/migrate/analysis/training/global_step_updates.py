@@ -1,6 +1,6 @@
 """Finds the calls by which a script increments the global step itself."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -8,24 +8,20 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
 
-_ADDS = ("tensorflow.assign_add", "tensorflow.python.ops.state_ops.assign_add")
-_ASSIGNS = ("tensorflow.assign", "tensorflow.python.ops.state_ops.assign")
-_SUMS = ("tensorflow.add", "tensorflow.math.add", "tensorflow.python.ops.math_ops.add")
-_CONDITIONS = ("cond", "where", "case", "select")
+# The modules of the functions assign and assign_add; a method has none.
+_MODULES = ("", "tensorflow", "tensorflow.python.ops.state_ops")
+_CONDITIONS = frozenset(("cond", "where", "case", "select"))
 _GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
 _VARIABLES = ("Variable", "get_variable")
 _JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
-# Functions that return their argument's number or variable unchanged, by the last word of their names.
-_SAME_NUMBER = ("constant", "cast", "identity", "convert_to_tensor", "to_int32", "to_int64", "int32", "int64")
-_SAME_VARIABLE = ("read_value", "value", "initialized_value")
 
 
 class GlobalStepUpdate(NamedTuple):
-    """A call that increments the global step by one.
+    """A call of `assign_add` or `assign` that increments the global step by one.
 
     Attributes:
-        call: The call of `assign_add` or `assign`.
         counter: The expression of the global step.
         conditional: True if the increment happens only in some steps.
         moves: The nodes that add one: the call itself, or the sums that the call may assign.
@@ -36,12 +32,13 @@ class GlobalStepUpdate(NamedTuple):
     conditional: bool
     moves: Sequence[cst.CSTNode]
 
+    def is_everywhere(self, is_so: Callable[[cst.CSTNode], bool]) -> bool:
+        """Tell whether a condition holds for every place that increments the counter."""
+        return is_so(self.call) or all(is_so(move) for move in self.moves)
+
 
 def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
     """Yield the calls that increment the global step by one.
-
-    Args:
-        script: The parsed script.
 
     Example:
         >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
@@ -49,39 +46,27 @@ def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
         [4, 48]
     """
     for call in script.nodes(cst.Call):
-        name, (owner, of_method) = script.name_of(call.func), method(call)
-        if name in _ADDS or (of_method == "assign_add" and not name):
-            counter = (argument(call, 0, "ref") or argument(call, -1, "variable")) if name else owner
-            by = argument(call, 1 if name else 0, "value" if name else "delta")
-            if counter is not None and by is not None and _is_one(script, by) and _is_counter(script, counter):
-                yield GlobalStepUpdate(call, counter, False, (call,))
-        elif name in _ASSIGNS or (of_method == "assign" and not name):
-            counter = argument(call, 0, "ref") if name else owner
-            value = argument(call, 1 if name else 0, "value")
-            if counter is not None and value is not None and _is_counter(script, counter):
-                yield from _assignment(script, call, counter, value)
+        module, _, word = (script.name_of(call.func) or method(call)[1]).rpartition(".")
+        if module not in _MODULES or word not in ("assign", "assign_add"):
+            continue
+        counter = argument(call, 0, "ref") if module else method(call)[0]
+        value = argument(call, 1 if module else 0, "value") or argument(call, -1, "delta")
+        if counter is None or value is None or not _is_counter(script, counter):
+            continue
+        if word == "assign":
+            yield from _assignment(script, call, counter, value)
+        elif _is_one(script, value):
+            yield GlobalStepUpdate(call, counter, False, (call,))
 
 
 def is_same_counter(script: Script, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
-    """Tell whether two expressions are the same variable, by one name or because both are the graph's global step.
-
-    Args:
-        script: The parsed script.
-        one: An expression.
-        other: Another expression.
-    """
+    """Tell whether two expressions are the same variable, by one name or because both are the graph's global step."""
     is_one_name = script.cached(DataFlow).is_same_name(one, other)
     return is_one_name or (_is_the_graphs(script, one) and _is_the_graphs(script, other))
 
 
 def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> bool | None:
-    """Tell whether one run of the graph executes both an increment and an optimizer's step; None if it is not known.
-
-    Args:
-        script: The parsed script.
-        update: The increment of the global step.
-        step: The call of `minimize` or `apply_gradients`.
-    """
+    """Tell whether one run of the graph executes both an increment and an optimizer's step; None if it is not known."""
     with_increment, with_step = _ahead(script, update.call), _ahead(script, step)
     for node in script.cached(_joins):
         if node in with_increment and (node in with_step or _is_held(script, step, node)):
@@ -133,9 +118,8 @@ def _is_used(script: Script, call: cst.Call) -> bool:
 
 def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
     """Tell whether an expression is a global step: by its function, its name, or because an optimizer receives it."""
-    if _gets_global_step(script, counter) or dotted(counter).split(".")[-1] == "global_step":
-        return True
-    if any(_gets_global_step(script, node) for node in script.cached(DataFlow).values(counter).nodes):
+    values = (counter, *script.cached(DataFlow).values(counter).nodes)
+    if any(_gets_global_step(script, each) for each in values) or dotted(counter).split(".")[-1] == "global_step":
         return True
     given = (argument(step, 1, "global_step") for step, _ in script.methods("apply_gradients", "minimize"))
     return any(each is not None and is_same_counter(script, each, counter) for each in given)
@@ -143,12 +127,9 @@ def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
 
 def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
     """Tell whether a variable is what tf.train.get_global_step() returns. Without other evidence its name decides."""
-    if _gets_global_step(script, counter):
-        return True
-    values = script.cached(DataFlow).values(counter).nodes
-    if not values:
-        return dotted(counter).split(".")[-1] == "global_step"
-    return all(_gets_global_step(script, node) for node in values)
+    values = script.cached(DataFlow).values(counter).nodes or (counter,)
+    is_named = values == (counter,) and dotted(counter).split(".")[-1] == "global_step"
+    return is_named or all(_gets_global_step(script, node) for node in values)
 
 
 def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
@@ -165,48 +146,30 @@ def _assignment(
 ) -> Iterator[GlobalStepUpdate]:
     """Yield the update if an assigned value is the counter plus one."""
     behind = script.cached(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
-    sums = [
-        node
-        for node in behind
-        for base, by in _sum(script, node)
-        if _is_one(script, by) and is_same_counter(script, counter, _variable(script, base))
-    ]
+    sums = [node for node in behind if _adds_one(script, node, counter)]
+    calls = {script.name_of(node.func).split(".")[-1] for node in behind if isinstance(node, cst.Call)}
+    conditional = bool(calls & _CONDITIONS) or any(isinstance(node, cst.IfExp) for node in behind)
     if sums:
-        conditional = any(
-            isinstance(node, cst.IfExp)
-            or (isinstance(node, cst.Call) and script.name_of(node.func).split(".")[-1] in _CONDITIONS)
-            for node in behind
-        )
         yield GlobalStepUpdate(call, counter, conditional, sums)
 
 
-def _sum(script: Script, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    """Return the two terms of a sum in both orders; empty for any other node."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
-        return [(node.left, node.right), (node.right, node.left)]
-    if isinstance(node, cst.Call) and script.name_of(node.func) in _SUMS:
-        one, other = argument(node, 0, "x"), argument(node, 1, "y")
-        return [(one, other), (other, one)] if one is not None and other is not None else []
-    return []
+def _adds_one(script: Script, node: cst.CSTNode, counter: cst.BaseExpression) -> bool:
+    """Tell whether a node is the sum of a counter and 1."""
+    pair = operands(script, node, cst.Add)
+    return (
+        any(
+            _is_one(script, by) and is_same_counter(script, counter, without_casts(script, base))
+            for base, by in (pair, pair[::-1])
+        )
+        if pair
+        else False
+    )
 
 
 def _is_one(script: Script, node: cst.BaseExpression) -> bool:
     """Tell whether an expression is the number 1, also below casts."""
-    while isinstance(node, cst.Call) and _last_word(script, node) in _SAME_NUMBER and node.args:
-        node = node.args[0].value
-    return isinstance(node, cst.Integer | cst.Float) and node.evaluated_value == 1
-
-
-def _variable(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the variable that an expression reads, without casts and reads."""
-    while isinstance(node, cst.Call):
-        if _last_word(script, node) in _SAME_VARIABLE and isinstance(node.func, cst.Attribute):
-            node = node.func.value
-        elif _last_word(script, node) in _SAME_NUMBER and node.args:
-            node = node.args[0].value
-        else:
-            break
-    return node
+    number = without_casts(script, node)
+    return isinstance(number, cst.Integer | cst.Float) and number.evaluated_value == 1
 
 
 def _last_word(script: Script, call: cst.Call) -> str:

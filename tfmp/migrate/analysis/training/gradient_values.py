@@ -8,8 +8,8 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument
 from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.training.arithmetic import operands
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.training.manual_scaling import product_operands, quotient_operands
 
 # Functions whose result depends only on the shape of a tensor, not on its elements.
 _OF_ITS_SHAPE = frozenset(("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill"))
@@ -21,30 +21,13 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
     """Return the nodes behind a value through which single gradient elements pass, as far as the script shows.
 
     Norms, divisors and other factors are left out, because they do not make an infinite gradient finite.
-
-    Args:
-        script: The parsed script.
-        node: The expression of the value.
-
-    Example:
-        >>> script = Script('''import tensorflow.compat.v1 as tf
-        ... grad = tf.gradients(loss, w)
-        ... apply(grad * f(1.0 / tf.global_norm(grad)))''')
-        >>> product, _ = script.nodes(cst.BinaryOperation)
-        >>> [script.name_of(each.func) for each in gradients_behind(script, product) if isinstance(each, cst.Call)]
-        ['tensorflow.gradients']
     """
     is_end = script.cached(WrappedOptimizers).computes_gradients
     return script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_beside, script))
 
 
 def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
-    """Tell whether a value may contain gradient elements: it does, or the script does not show its origin.
-
-    Args:
-        script: The parsed script.
-        node: The expression of the value.
-    """
+    """Tell whether a value may contain gradient elements: it does, or the script does not show its origin."""
     return any(_is_computed(script, each) or _is_unknown(script, each) for each in gradients_behind(script, node))
 
 
@@ -65,10 +48,7 @@ def _is_beside(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether this is a norm, a divisor, or a factor that the gradients are multiplied by."""
     if _is_apart(script, node):
         return True
-    operation = _operation(script, node)
-    beside = [each for each in product_operands(script, operation) if each is not node]
-    if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.MultiplyAssign):
-        beside = [operation.target]
+    beside = [each for each in operands(script, _operation(script, node), cst.Multiply) if each is not node]
     return len(beside) == 1 and _holds(script, beside[0]) and not _holds(script, node)
 
 
@@ -87,12 +67,8 @@ def _holds(script: Script, node: cst.CSTNode) -> bool:
 
 def _is_apart(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether this is a number or a shape that is computed from gradients, or a divisor."""
-    operation = _operation(script, node)
-    pair = quotient_operands(script, operation)
-    if pair is not None and pair[1] is node:
+    if node in operands(script, _operation(script, node), cst.Divide)[1:]:
         return True
-    if isinstance(operation, cst.AugAssign) and isinstance(operation.operator, cst.DivideAssign):
-        return operation.value is node
     if not isinstance(node, cst.Call):
         return False
     last = script.name_of(node.func).split(".")[-1]

@@ -1,6 +1,6 @@
 """Finds the optimizers of a script that are inside a loss-scale wrapper."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,52 +11,57 @@ from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.return_values import ReturnValues
 from tfmp.migrate.analysis.script import Script
 
-#: Packages that provide loss-scale wrappers and managers.
-PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
+# Packages whose loss-scale wrappers and managers are tfmp's after the rewrite.
+_PACKAGES = ("tensorflow.contrib.mixed_precision", "npu_bridge", "tfmp")
 _WRAPPERS = ("LossScaleOptimizer", "NPULossScaleOptimizer", "LossScaleOptimizerV1")
-_OF_NPU = "NPULossScaleOptimizer"
+_TENSORFLOWS = ("MixedPrecisionLossScaleOptimizer", "enable_mixed_precision_graph_rewrite")
+# Managers of tfmp and loss scales of TensorFlow, with the argument that holds the constant or first scale.
+_SCALES = {
+    "FixedLossScaleManager": "loss_scale",
+    "ExponentialUpdateLossScaleManager": "init_loss_scale",
+    "FixedLossScale": "loss_scale_value",
+    "DynamicLossScale": "initial_loss_scale",
+}
+# Methods of managers and of Keras' wrappers that return the scale or a scaled loss.
+_READS = ("get_loss_scale", "get_scaled_loss")
 # Functions of tf.contrib.layers and slim that take an optimizer and a loss, with the position of the optimizer.
 _STEPS = {"optimize_loss": 3, "create_train_op": 1}
-#: Optimizers that sum gradients over processes and wrap another optimizer.
+# Optimizers that sum gradients over processes and wrap another optimizer.
 _SUMMING = ("DistributedOptimizer", "NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper")
-_MODULES_THAT_SUM = ("horovod", "npu_bridge")
 
 
 class Wrapping(NamedTuple):
-    """The wrapper around an optimizer.
+    """The calls that construct the wrappers of an optimizer, and whether it is wrapped under all conditions."""
 
-    Attributes:
-        call: The call that constructs the wrapper.
-        certain: True if the optimizer is wrapped under all conditions of the script.
-    """
+    calls: tuple[cst.Call, ...]
+    certain: bool
+
+    @property
+    def call(self) -> cst.Call:
+        """The first of the calls."""
+        return self.calls[0]
+
+
+class Step(NamedTuple):
+    """A call of `apply_gradients` or `minimize`, the wrappers of its optimizer, and what computes its gradients."""
 
     call: cst.Call
-    certain: bool
+    optimizer: cst.BaseExpression
+    wrapping: Wrapping | None
+    grads: cst.BaseExpression | None
+    computations: Sequence[cst.Call]
 
 
 class WrappedOptimizers:
-    """Tells which expressions are wrapped optimizers, by the wrapper of tf.contrib, of the NPU bridge, or of tfmp.
+    """Tells which expressions are wrapped optimizers, by a wrapper of tfmp or by TensorFlow's own.
 
-    Args:
-        script: The parsed script.
-
-    Example:
-        >>> script = Script('''
-        ... import tfmp
-        ... opt = make()
-        ... if float16:
-        ...     opt = tfmp.LossScaleOptimizer(opt, manager)
-        ... opt.minimize(loss)
-        ... ''')
-        >>> optimizers = WrappedOptimizers(script)
-        >>> (call, owner), = script.methods("minimize")
-        >>> optimizers.wrapping(owner).certain
-        False
+    The wrappers of tf.contrib and of the NPU bridge become tfmp's in the rewrite. TensorFlow's own stay:
+    `MixedPrecisionLossScaleOptimizer`, and `enable_mixed_precision_graph_rewrite`, which returns one.
     """
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._flow = script.cached(DataFlow)
+        self.flow = script.cached(DataFlow)
 
     @cached_property
     def constructions(self) -> Sequence[cst.Call]:
@@ -64,152 +69,151 @@ class WrappedOptimizers:
         return [call for call in self._script.nodes(cst.Call) if self._constructs(call)]
 
     def wrapping(self, node: cst.BaseExpression | None) -> Wrapping | None:
-        """Return the first wrapper that is found around an optimizer; None for any other expression.
-
-        Args:
-            node: The expression of the optimizer.
-        """
+        """Return the wrappers around an optimizer; None for any other expression."""
         return self._wrapping(node, frozenset()) if node is not None and self.constructions else None
 
     def inner(self, construction: cst.Call) -> cst.BaseExpression | None:
-        """Return the optimizer inside a wrapper.
-
-        Args:
-            construction: The call that constructs the wrapper.
-        """
+        """Return the optimizer inside a wrapper."""
         return argument(construction, 0, "opt") or argument(construction, -1, "inner_optimizer")
 
-    def is_of_npu(self, construction: cst.Call) -> bool:
-        """Tell whether a wrapper is NPULossScaleOptimizer, of the NPU bridge or of tfmp.
+    def wrapping_inside(self, construction: cst.Call) -> Wrapping | None:
+        """Return the other wrappers around the optimizer inside a wrapper; None without one."""
+        inner = self.inner(construction)
+        # In `self.opt = wrapper(self.opt)`, the value of the inner name may be the wrapper itself.
+        return self._wrapping(inner, frozenset((construction,))) if inner is not None else None
 
-        Args:
-            construction: The call that constructs the wrapper.
-        """
-        return self._script.function_name(construction).endswith(_OF_NPU)
+    def is_tensorflows(self, construction: cst.Call) -> bool:
+        """Tell whether a wrapper is TensorFlow's own."""
+        return self._script.last_word(construction) in _TENSORFLOWS
+
+    def may_skip(self, construction: cst.Call) -> bool:
+        """Tell whether a wrapper may skip steps: all do but TensorFlow's with a fixed loss scale."""
+        return not self.is_tensorflows(construction) or not any(
+            isinstance(each, cst.Integer | cst.Float) or self._last_word(each) == "FixedLossScale"
+            for each in self._managers(construction)
+        )
+
+    def scales(self, construction: cst.Call) -> Iterator[cst.BaseExpression]:
+        """Yield the number that is the constant or first scale of a wrapper."""
+        for each in self._managers(construction):
+            keyword = _SCALES.get(self._last_word(each), "")
+            scale = argument(each, 0, keyword) if isinstance(each, cst.Call) and keyword else each
+            if scale is not None and (scale is not each or isinstance(each, cst.Integer | cst.Float)):
+                yield scale
+
+    def _managers(self, construction: cst.Call) -> Sequence[cst.BaseExpression]:
+        """Return the manager or the loss scale of a wrapper: the expression, and the values that it may have."""
+        keyword = "loss_scale" if self.is_tensorflows(construction) else "loss_scale_manager"
+        given = argument(construction, 1, keyword)
+        return (given, *self.flow.values(given).nodes) if given is not None else ()
+
+    def _last_word(self, node: cst.BaseExpression) -> str:
+        return self._script.last_word(node) if isinstance(node, cst.Call) else ""
+
+    def reads_scale(self, node: cst.BaseExpression) -> bool:
+        """Tell whether an expression reads a loss scale: from a manager, a wrapper, or a loss scale of TensorFlow."""
+        if isinstance(node, cst.Attribute) and node.attr.value == "loss_scale":
+            return self.wrapping(node.value) is not None
+        if not isinstance(node, cst.Call):
+            return False
+        called = {self._last_word(each) for each in self.flow.values(node.func).nodes}
+        return method(node)[1] in _READS or not called.isdisjoint(_SCALES)
 
     def computed_by_wrapper(self, call: cst.Call) -> Wrapping | None:
-        """Return the wrapper whose `compute_gradients` is called; None for any other call.
-
-        Args:
-            call: Any call of the script.
-        """
+        """Return the wrappers whose `compute_gradients` is called; None for any other call."""
         owner, name = method(call)
         return self.wrapping(owner) if name == "compute_gradients" else None
 
     def computes_gradients(self, call: cst.Call) -> bool:
-        """Tell whether a call computes gradients: `compute_gradients` of any optimizer, or `tf.gradients`.
-
-        Args:
-            call: Any call of the script.
-        """
+        """Tell whether a call computes gradients: `compute_gradients` of any optimizer, or `tf.gradients`."""
         name = self._script.name_of(call.func)
         if name:
             return name.startswith("tensorflow.") and name.endswith(".gradients")
         return method(call)[1] == "compute_gradients"
 
-    def applied_gradients(self) -> Iterable[tuple[cst.Call, Wrapping, list[cst.CSTNode]]]:
-        """Yield each `apply_gradients` of a wrapped optimizer, with the wrapper and the nodes behind its gradients."""
-        for call, owner in self._script.methods("apply_gradients") if self.constructions else ():
-            wrapping, grads = self.wrapping(owner), argument(call, 0, "grads_and_vars")
-            if wrapping is not None and grads is not None:
-                yield call, wrapping, self._flow.nodes_behind(grads, self.computes_gradients)
+    def computations_behind(self, grads: cst.BaseExpression) -> list[cst.Call]:
+        """Return the calls that compute the gradients of which a value consists."""
+        return [
+            each for each in self.flow.calls_behind(grads, self.computes_gradients) if self.computes_gradients(each)
+        ]
+
+    @cached_property
+    def steps(self) -> Sequence[Step]:
+        """The steps of all optimizers, wrapped or not, in a script that constructs a wrapper."""
+        found = self._script.methods("apply_gradients", "minimize") if self.constructions else ()
+        return [self._step(call, optimizer) for call, optimizer in found]
+
+    def _step(self, call: cst.Call, optimizer: cst.BaseExpression) -> Step:
+        grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
+        computations = self.computations_behind(grads) if grads is not None else ()
+        return Step(call, optimizer, self.wrapping(optimizer), grads, computations)
 
     def gradient_computations(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
         """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""
+        found = [*self._script.methods("compute_gradients", "minimize")] if self.constructions else []
         for call in self._script.nodes(cst.Call) if self.constructions else ():
-            owner, name = method(call)
-            last = self._script.last_word(call)
-            optimizer: cst.BaseExpression | None = None
-            if last in _STEPS:
-                optimizer = argument(call, _STEPS[last], "optimizer")
-            elif name in ("compute_gradients", "minimize") and not self._script.name_of(call.func):
-                optimizer = owner
-            loss = argument(call, 0, "total_loss" if last == "create_train_op" else "loss")
-            if optimizer is not None and loss is not None:
+            position = _STEPS.get(self._script.last_word(call), -1)
+            optimizer = argument(call, position, "optimizer") if position >= 0 else None
+            found += [(call, optimizer)] if optimizer is not None else []
+        for call, optimizer in found:
+            loss = argument(call, 0, "loss") or argument(call, -1, "total_loss")
+            if loss is not None:
                 yield call, optimizer, loss
 
     def distributed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
-        """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call.
-
-        Args:
-            call: Any call of the script.
-        """
-        name = self._script.function_name(call)
-        if name.split(".")[-1] not in _SUMMING:
+        """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call."""
+        if self._script.last_word(call) not in _SUMMING:
             return None
-        imported = self._script.name_of(call.func)
-        known = imported.split(".")[0] in _MODULES_THAT_SUM if imported else name.split(".")[0] == "hvd"
-        return argument(call, 0, "optimizer") if known or self._by_star(call) else None
+        is_known = self._script.function_name(call).split(".")[0] in ("horovod", "npu_bridge", "hvd")
+        return argument(call, 0, "optimizer") if is_known or self._by_star(call) else None
 
-    def distributed_call(self, node: cst.BaseExpression) -> cst.Call | None:
-        """Return the call that constructs the outermost distributed optimizer around an optimizer; None without one.
-
-        Args:
-            node: The optimizer, a name or a call.
-        """
-        calls = (each for each in (node, *self._flow.values(node).nodes) if isinstance(each, cst.Call))
-        return next((each for each in calls if self.distributed_optimizer(each) is not None), None)
-
-    def description(self, node: cst.BaseExpression, wrapping: Wrapping) -> str:
-        """Return the words by which a message names a wrapped optimizer.
-
-        Args:
-            node: The expression of the optimizer.
-            wrapping: The wrapper around it.
-        """
+    def description(self, node: cst.BaseExpression, wrapper: cst.Call, certain: bool) -> str:
+        """Return the words by which a message names an optimizer that one of its wrappers is around."""
         name = self._script.code(node) if dotted(node) else "the optimizer"
-        if wrapping.certain:
-            return name
-        return f"{name} (where line {self._script.line(wrapping.call)} wraps it)"
+        return name if certain else f"{name} (where line {self._script.line(wrapper)} wraps it)"
 
     def _constructs(self, call: cst.Call) -> bool:
-        """Tell whether a call constructs a loss-scale wrapper."""
-        name = self._script.function_name(call)
-        if name.split(".")[-1] not in _WRAPPERS:
+        last, imported = self._script.last_word(call), self._script.name_of(call.func)
+        if last in _TENSORFLOWS:
+            return imported.startswith("tensorflow.") and ".keras." not in imported
+        if last not in _WRAPPERS:
             return False
-        imported = self._script.name_of(call.func)
-        if not imported:
-            return self._by_star(call)
-        return any(imported.startswith(f"{package}.") for package in PACKAGES)
+        return any(imported.startswith(f"{package}.") for package in _PACKAGES) if imported else self._by_star(call)
 
     def _by_star(self, call: cst.Call) -> bool:
         """Tell whether an unbound name may come from a star import of the NPU bridge or of tfmp."""
-        if not isinstance(call.func, cst.Name) or self._flow.bindings(call.func):
+        if not isinstance(call.func, cst.Name) or self.flow.bindings(call.func):
             return False
-        name = call.func.value
         stars = (each.name for each in self._script.imports if not each.bound)
         bound = {each.bound for each in self._script.imports}
         bound |= {node.name.value for node in self._script.nodes(cst.ClassDef)}
         bound |= {node.name.value for node in self._script.nodes(cst.FunctionDef)}
-        return name not in bound and any(star.split(".")[0] in ("npu_bridge", "tfmp") for star in stars)
+        return call.func.value not in bound and any(star.split(".")[0] in ("npu_bridge", "tfmp") for star in stars)
 
     def _wrapping(self, node: cst.BaseExpression, seen: frozenset[cst.CSTNode]) -> Wrapping | None:
-        """Return the wrapper around an expression; `seen` stops at assignments that refer to each other."""
+        """Return the wrappers around an expression; `seen` stops at assignments that refer to each other."""
         if node in seen:
             return None
         seen |= {node}
         if isinstance(node, cst.IfExp):
-            return self._any([node.body, node.orelse], True, seen)
+            return self._all([node.body, node.orelse], True, seen)
         if isinstance(node, cst.Subscript):
-            found = self._wrapping(node.value, seen)
-            return found and Wrapping(found.call, False)
+            return self._all([node.value], False, seen)
         if not isinstance(node, cst.Call):
-            values = self._flow.values(node)
-            return self._any(values.nodes, values.complete, seen)
+            values = self.flow.values(node)
+            return self._all(values.nodes, values.complete, seen)
         if self._constructs(node):
-            return Wrapping(node, True)
+            return Wrapping((node,), True)
         summed = self.distributed_optimizer(node)
-        return self._any([summed] if summed is not None else self._returned(node), True, seen)
+        return self._all([summed] if summed is not None else self._returned(node), True, seen)
 
-    def _any(
+    def _all(
         self, nodes: Sequence[cst.BaseExpression], complete: bool, seen: frozenset[cst.CSTNode]
     ) -> Wrapping | None:
-        """Return the first wrapper around any of these expressions; it is certain only if all of them are wrapped."""
+        """Return the wrappers around any of these expressions; certain only if all of them are wrapped."""
         found = [self._wrapping(node, seen) for node in nodes]
-        first = next((each for each in found if each is not None), None)
-        certain = complete and all(each is not None and each.certain for each in found)
-        return first and Wrapping(first.call, certain)
+        calls = tuple(dict.fromkeys(call for each in found if each is not None for call in each.calls))
+        return Wrapping(calls, complete and all(each is not None and each.certain for each in found)) if calls else None
 
     def _returned(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
-        """Return the values that a function of the script returns."""
-        return () if self._flow.bindings(call.func) else self._script.cached(ReturnValues).values(call)
+        return () if self.flow.bindings(call.func) else self._script.cached(ReturnValues).values(call)

@@ -6,7 +6,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling
+from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling, python_number
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
 
 RULE = "R8"
@@ -22,25 +22,22 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     if any(name.value in _CHECKS or "float_status" in name.value.lower() for name in script.nodes(cst.Name)):
         return
     optimizers = script.cached(WrappedOptimizers)
-    checked = {node for _, _, behind in optimizers.applied_gradients() for node in behind}
+    checked = {call for step in optimizers.steps if step.wrapping is not None for call in step.computations}
     for call in script.nodes(cst.Call):
-        if (
-            not optimizers.computes_gradients(call)
-            or call in checked
-            or optimizers.computed_by_wrapper(call) is not None
-        ):
-            continue
-        found = find_manual_scaling(script, call)
-        if found is not None:
-            factor, division = found
-            message = _message(script.code(factor), script.line(division))
-            yield Finding(RULE, script.line(call), Level.NOTE, message)
+        if optimizers.computes_gradients(call) and call not in checked and not optimizers.computed_by_wrapper(call):
+            found = find_manual_scaling(script, call)
+            if found is not None:
+                factor, division = found
+                detail = (
+                    f"The scale is {python_number(script, factor)}, and line {script.line(division)} divides by it."
+                )
+                yield Finding(RULE, script.line(call), Level.NOTE, _MESSAGE, detail)
 
 
-def _message(scale: str, line: int) -> str:
-    return (
-        f"the loss is multiplied by {scale} and its gradients are divided by it on line {line}, with no overflow "
-        "check: it runs, and an infinite gradient ruins the weights. "
-        f"tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager({scale})) does both in compute_gradients, and "
-        "also skips steps that overflow."
-    )
+_MESSAGE = (
+    "The script multiplies the loss by a loss scale and divides the gradients by it, and does not check them for "
+    "overflow: one infinite gradient makes weights infinite or NaN for the rest of the training. Write "
+    "tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(scale)), where scale is a Python number and not a "
+    "tensor, and leave out the multiplication and the division: compute_gradients does both, and steps that overflow "
+    "are skipped."
+)

@@ -4,25 +4,17 @@ from collections.abc import Iterator
 
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding, Options, Result
-from tfmp.migrate.rules.misuse import (
-    attributes,
-    clipped,
-    doubled,
-    inner_optimizer_steps,
-    subclasses,
-    unscaled_gradients,
-    wrapper_order,
-)
+from tfmp.migrate.rules.misuse import bypassed, clipped, doubled, wrapper_order
 
 RULE = "R12"
-_MISUSES = (subclasses, unscaled_gradients, inner_optimizer_steps, doubled, wrapper_order, clipped, attributes)
+_MISUSES = (bypassed, doubled, wrapper_order, clipped)
+_WORDS = ("LossScale", "enable_mixed_precision_graph_rewrite")
 
 
 def report(script: Script, options: Options) -> Iterator[Result]:
     """Report every misuse in a script."""
     del options
-    if "LossScale" not in script.text:
-        return
-    for misuse in _MISUSES:
-        for node, level, message in misuse.find(script):
-            yield Finding(RULE, script.line(node), level, message)
+    if any(word in script.text for word in _WORDS):
+        for misuse in _MISUSES:
+            for node, level, message, detail in misuse.find(script):
+                yield Finding(RULE, script.line(node), level, message, detail)

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.expressions import argument, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.gradient_values import gradients_behind, may_be_gradient
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
@@ -16,24 +14,24 @@ _LIMITS = {"minimum": "maximum", "maximum": "minimum"}
 _ASKING = ("is_finite", "is_inf", "is_nan")
 
 
-def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str]]:
+def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
     """Report operations that make infinite gradients finite before a wrapped optimizer applies them."""
     optimizers, seen = script.cached(WrappedOptimizers), set()
-    for call, wrapping, _ in optimizers.applied_gradients():
-        grads = argument(call, 0, "grads_and_vars")
-        for node in gradients_behind(script, grads) if grads is not None else ():
-            if not isinstance(node, cst.Call) or node in seen:
-                continue
-            message = _message(script, node)
-            if message and not script.cached(DataFlow).is_exclusive(node, wrapping.call):
+    for call, optimizer, wrapping, grads, _ in optimizers.steps:
+        if wrapping is None or grads is None:
+            continue
+        checking = [each for each in wrapping.calls if optimizers.may_skip(each)]
+        for node in gradients_behind(script, grads) if checking else ():
+            message = _message(script, node) if isinstance(node, cst.Call) and node not in seen else ""
+            together = [each for each in checking if not optimizers.flow.is_exclusive(node, each)]
+            if message and together:
                 seen.add(node)
-                said = optimizers.description(method(call)[0], wrapping)
-                function = script.code(node.func)
-                yield node, Level.WRONG, message.format(function=function, optimizer=said, line=script.line(call))
+                said = optimizers.description(optimizer, together[0], wrapping.certain)
+                yield node, Level.WRONG, message, f"{said} applies the gradients on line {script.line(call)}."
 
 
 def _message(script: Script, call: cst.Call) -> str:
-    """Return the message template for a call that hides an overflow; empty for any other call."""
+    """Return the message for a call that hides an overflow; empty for any other call."""
     name = script.name_of(call.func)
     last = name.split(".")[-1] if name.startswith("tensorflow.") else ""
     if last == "clip_by_value" and call.args and may_be_gradient(script, call.args[0].value):
@@ -47,7 +45,7 @@ def _message(script: Script, call: cst.Call) -> str:
 
 def _is_limited(script: Script, node: cst.BaseExpression, other: str) -> bool:
     """Tell whether this is a gradient that the other of tf.minimum and tf.maximum already limits."""
-    values = (node, *script.cached(DataFlow).values(node).nodes)
+    values = (node, *script.cached(WrappedOptimizers).flow.values(node).nodes)
     calls = (each for each in values if isinstance(each, cst.Call))
     return any(script.name_of(each.func).split(".")[-1] == other for each in calls) and may_be_gradient(script, node)
 
@@ -57,18 +55,21 @@ def _replaces(script: Script, choice: cst.Call) -> bool:
     if len(choice.args) != 3:
         return False
     condition, *results = (arg.value for arg in choice.args)
-    asked = script.cached(DataFlow).calls_behind(condition, lambda each: False)
+    asked = script.cached(WrappedOptimizers).flow.calls_behind(condition, lambda each: False)
     if not any(script.name_of(each.func).split(".")[-1] in _ASKING for each in asked):
         return False
     return [may_be_gradient(script, result) for result in results].count(True) == 1
 
 
-_AFTER = "steps that overflowed move the weights, and a dynamic scale does not back off"
+_AFTER = (
+    "no overflow is seen. The step changes the weights by wrong gradients, and a dynamic loss scale does not decrease"
+)
 _CLIPPED = (
-    f"{{function}} makes infinity an ordinary number before {{optimizer}} looks for overflow on line {{line}}: "
-    f"{_AFTER}. Write tfmp.clip_by_value(grads, low, high), which takes the list of gradients and keeps infinity."
+    "Gradients are limited to a range before the loss-scale optimizer looks for overflow: infinity becomes an ordinary "
+    f"number, and {_AFTER}. Write grads = tfmp.clip_by_value(grads, low, high), which takes the list of gradients and "
+    "keeps infinity."
 )
 _REPLACED = (
-    "{function} replaces gradients that are not finite before {optimizer} looks for overflow on line {line}: "
-    f"{_AFTER}. Leave it out: the wrapper skips these steps."
+    "Gradients that are not finite are replaced before the loss-scale optimizer looks for overflow, so that "
+    f"{_AFTER}. Leave the replacement out: the loss-scale optimizer skips these steps."
 )

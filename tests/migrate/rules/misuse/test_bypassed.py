@@ -1,4 +1,4 @@
-"""R12: subclasses of managers and wrappers."""
+"""R12: training steps that bypass a wrapper."""
 
 import pytest
 

@@ -1,0 +1,75 @@
+"""Tells whether an optimizer increments the global step that its apply_gradients receives."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from tfmp.migrate.analysis.expressions import argument, dotted, method
+from tfmp.migrate.analysis.script import Script
+
+_BERTS = ("AdamWeightDecayOptimizer", "LAMBOptimizer")
+_STOCK = ("tensorflow.train.", "tensorflow.python.training.")
+
+
+def counts(script: Script, construction: cst.Call) -> bool | None:
+    """Tell whether an optimizer increments global_step; None if the script does not show it.
+
+    A class of the script is judged by its code, any other by its name: those of tf.train and of `tfmp.bert` do, and
+    BERT's own classes do not.
+
+    Example:
+        >>> script = Script('''import tensorflow as tf
+        ... class Own(tf.train.Optimizer):
+        ...     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        ...         return tf.group(*[variable.assign_sub(grad) for grad, variable in grads_and_vars])
+        ... Own(), tf.train.AdamOptimizer(), unknown()''')
+        >>> [counts(script, call) for call in script.nodes(cst.Call)[-3:]]
+        [False, True, None]
+    """
+    return _counts(script, construction.func, frozenset())
+
+
+def is_berts(script: Script, construction: cst.Call) -> bool:
+    """Tell whether an optimizer is one of BERT's, which is not tfmp's."""
+    return script.last_word(construction) in _BERTS and not script.name_of(construction.func).startswith("tfmp.")
+
+
+def _counts(script: Script, node: cst.BaseExpression, seen: frozenset[cst.CSTNode]) -> bool | None:
+    own = [each for each in script.nodes(cst.ClassDef) if each.name.value == dotted(node) and each not in seen]
+    if len(own) == 1:
+        return _class_counts(script, own[0], seen | {own[0]})
+    name = script.name_of(node) or dotted(node)
+    last = name.split(".")[-1]
+    if last in _BERTS:
+        return name.startswith("tfmp.bert.")
+    return True if name.startswith(_STOCK) and last.endswith("Optimizer") else None
+
+
+def _class_counts(script: Script, node: cst.ClassDef, seen: frozenset[cst.CSTNode]) -> bool | None:
+    methods = (each for each in script.nodes(cst.FunctionDef) if script.parent(script.parent(each) or each) is node)
+    function = next((each for each in methods if each.name.value == "apply_gradients"), None)
+    answers = [_counts(script, base.value, seen) for base in node.bases]
+    inherited = True if True in answers else None if None in answers or not answers else False
+    if function is None:
+        return inherited
+    answers = list(_answers(script, function, [dotted(base.value) for base in node.bases], inherited))
+    return True if True in answers else None if None in answers else False
+
+
+def _answers(
+    script: Script, function: cst.FunctionDef, bases: list[str], inherited: bool | None
+) -> Iterator[bool | None]:
+    """Yield whether each call in `apply_gradients` that uses the global step increments it; None if it may."""
+    params = [param.name.value for param in function.params.params]
+    step = params[2] if len(params) > 2 else "global_step"
+    for call in (each for each in script.nodes(cst.Call) if function in script.ancestors(each)):
+        owner, name = method(call)
+        last = script.last_word(call) or name
+        if last in ("assign", "assign_add"):
+            yield dotted(argument(call, 0, "ref") if script.name_of(call.func) else owner) == step
+        elif name == "apply_gradients" and any(arg.star or dotted(arg.value) == step for arg in call.args):
+            is_super = isinstance(owner, cst.Call) and dotted(owner.func) == "super"
+            yield inherited if is_super or dotted(owner) in bases else None
+        elif any(dotted(arg.value) == step for arg in call.args):
+            is_read = script.name_of(call.func).startswith("tensorflow.")
+            yield False if is_read or (isinstance(call.func, cst.Name) and script.is_builtin(call.func)) else None
