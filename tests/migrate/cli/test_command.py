@@ -64,7 +64,7 @@ def test_write_edits_and_gives_the_lines_of_the_written_file(capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a.py:2: R2: added `import tfmp`"
     assert lines[1].startswith("a.py:3: R2: `tf.contrib.mixed_precision.FixedLossScaleManager` becomes")
-    assert lines[2].startswith("a.py:4: R2: tf.contrib.mixed_precision had no Manager")
+    assert lines[2].startswith("a.py:4: R2: tf.contrib.mixed_precision never had")
     assert lines[-1] == "1 file: 1 rewritten, 0 unchanged, 0 not done"
 
 

@@ -79,7 +79,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
         >>> [(change.rule, change.line) for change in done.changes]
         [('R2', 2), ('R2', 2)]
     """
-    if not any(word in text for word in _WORDS):
+    if not concerns(text):
         return Rewritten(text, (), ())
     script = Script(text, options.tensorflow)
     found = [result for rule in RULES for result in rule(script, options)]
@@ -92,7 +92,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     edits = [*import_edits.add_imports(script, needed, edits), *import_edits.move_names(script, moved), *edits]
     edits.sort(key=lambda edit: (edit.start, edit.end))
     findings = {result for result in found if isinstance(result, results.Finding)}
-    in_order = tuple(sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message)))
+    in_order = tuple(sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.text)))
     if edits or findings:
         _check_positions(script)
     changes = _changes(text, edits)
@@ -100,6 +100,11 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     if edits:
         _check_syntax(text, rewritten)
     return Rewritten(rewritten, changes, in_order, project_role(script))
+
+
+def concerns(text: str) -> bool:
+    """Tell whether a script has a word that can concern a rule. A star import may bind `tf`."""
+    return any(word in text for word in _WORDS) or ("import *" in text and "tf." in text)
 
 
 def _check_positions(script: Script) -> None:

@@ -141,6 +141,7 @@ _HALF = "write tf.keras.regularizers.{name}({amount}) if the scale is a number"
 #: Advice for names that have no successor, or one with other arguments; `{name}` stands for the last word.
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
+        "": "write each of the names that are used through it, and those of mixed_precision as tfmp has them",
         "slim": "the package tf_slim has it: `import tf_slim as slim`. Its batch_norm fails on TensorFlow 2.15",
         "framework.python.ops.audio_ops": "write tf.raw_ops.AudioSpectrogram, tf.raw_ops.Mfcc, tf.audio.decode_wav",
         **{f"framework.{name}": _SLIM for name in _SLIM_FRAMEWORK.split()},
@@ -193,9 +194,6 @@ ADVICE: Mapping[str, str] = MappingProxyType(
 def find_successor(name: str) -> tuple[str, Successor] | None:
     """Return the longest part of a dotted name that has a successor, with the successor; None without one.
 
-    Args:
-        name: The words after `tf.contrib.`.
-
     Example:
         >>> find_successor("tpu.InputPipelineConfig.PER_HOST_V2")[0]
         'tpu.InputPipelineConfig'
@@ -206,11 +204,7 @@ def find_successor(name: str) -> tuple[str, Successor] | None:
 
 
 def advice(name: str) -> str:
-    """Return the advice for a name: the end of a sentence, without a full stop; empty if there is none.
-
-    Args:
-        name: The words after `tf.contrib.`.
-    """
+    """Return the advice for a name: the end of a sentence, without a full stop; empty if there is none."""
     words = name.split(".")
     names = (".".join(words[:count]) for count in range(len(words), 0, -1))
     found = next((ADVICE[name] for name in names if name in ADVICE), "")

@@ -33,15 +33,10 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
 )
 # The pattern must not match `inputs` and `INPUT_SIZE`, which contain "npu" too.
 _OF_THE_BRIDGE = re.compile("(?<![A-Za-z])(?i:npu)|(?<=[a-z])N(PU|pu)|(?i:hccl)|^get_([a-z]+_)?rank_")
-#: The string that names the bridge's graph optimizer in a session's configuration. It is not a Python name.
-GRAPH_PASS = "NpuOptimizer"
 
 
 def advice(name: str) -> str:
     """Return the advice for a name of the bridge: the end of a sentence, without a full stop.
-
-    Args:
-        name: The name, with or without its module.
 
     Example:
         >>> advice("shutdown_resource")
@@ -56,9 +51,6 @@ def advice(name: str) -> str:
 def is_of_bridge(name: str) -> bool:
     """Tell whether an unbound name must come from the bridge.
 
-    Args:
-        name: The name.
-
     Example:
         >>> is_of_bridge("npu_config_proto"), is_of_bridge("KerasNPUModel"), is_of_bridge("get_group_rank_of")
         (True, True, True)
@@ -69,13 +61,9 @@ def is_of_bridge(name: str) -> bool:
 
 
 def target(name: str) -> tuple[str, str] | None:
-    """Return the module that provides a name of the bridge where there is no NPU, with its name there.
+    """Return the module that provides a name of the bridge without an NPU, with its name there; None if none does.
 
-    Args:
-        name: The full name, such as `npu_bridge.npu_init.NPULossScaleOptimizer`.
-
-    Returns:
-        Module and name; the module is empty if `import name` imports it. None if no module provides the name.
+    The module is empty if `import name` imports the name.
 
     Example:
         >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
@@ -95,9 +83,6 @@ def target(name: str) -> tuple[str, str] | None:
 def import_lines(names: Iterable[str]) -> list[str]:
     """Return the imports that replace the star import of the bridge.
 
-    Args:
-        names: The used names that have a target, without their module.
-
     Example:
         >>> import_lines(["os", "NPULossScaleOptimizer", "FixedLossScaleManager"])
         ['import os', 'from tfmp.npu import FixedLossScaleManager, NPULossScaleOptimizer']
@@ -114,9 +99,6 @@ def import_lines(names: Iterable[str]) -> list[str]:
 def advised(names: Mapping[str, Sequence[int]]) -> str:
     """Return the advice for several names of the bridge: `npu_ops (lines 3, 4): leave it out; ...`.
 
-    Args:
-        names: The names, each with the lines that use it.
-
     Example:
         >>> advised({"shutdown_resource": [3, 9]})
         'shutdown_resource (lines 3, 9): leave it out'
@@ -126,9 +108,6 @@ def advised(names: Mapping[str, Sequence[int]]) -> str:
 
 def in_lines(lines: Sequence[int]) -> str:
     """Return line numbers as text for a message.
-
-    Args:
-        lines: The line numbers, from 1.
 
     Example:
         >>> in_lines([3]), in_lines([3, 9]), in_lines([])

@@ -22,19 +22,26 @@ NAMES = frozenset(
     )
 )
 _OF_KERAS_2 = ("layers.", "nn.rnn_cell.", "keras.")
+_NEEDS_ESTIMATOR = (
+    "The script needs TensorFlow 2.15, the last version with Estimator. Later versions do not have these names."
+)
+_NEEDS_KERAS_2 = (
+    "The script needs TensorFlow 2.15. A later version also runs it if the package tf_keras is installed and the "
+    "environment variable TF_USE_LEGACY_KERAS is 1, because these names need Keras 2."
+)
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
     """Replace the hooks of `tf.estimator`, and list the names that later TensorFlow versions do not have."""
     del options
-    detected = script.cached(detect_version)
+    is_old = script.cached(detect_version).version is TfVersion.V1
     left = []
     for use in script.uses:
         name = _name_after_the_other_rules(name_in_tensorflow(use.name))
         hook = name.split(".")[1] if name.startswith("estimator.") else ""
         if use.root == "tensorflow" and name_in_tensorflow(use.name) == name and hook in NAMES:
             start, end = script.span(without_last_words(use.node, name.count(".") - 1))
-            yield Edit(RULE, start, end, f"{v1_alias(script, detected, first_word(use.node))}.train.{hook}")
+            yield Edit(RULE, start, end, f"{v1_alias(script, first_word(use.node))}.train.{hook}")
         elif _is_module(use.root) and name.startswith(("estimator.", "layers.", "nn.rnn_cell.")):
             left.append((script.line(use.node), ".".join(name.split(".")[: 3 if name.startswith("nn.") else 2])))
     for node in script.nodes(cst.ImportFrom):
@@ -48,7 +55,6 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
         moved = {name: (f"{V1_MODULE}.train", name) for name in names if name in NAMES}
         if moved:
             yield MovedNames(RULE, node, moved)
-    is_old = detected.version is TfVersion.V1
     left += [
         (script.line(one.node), name_in_tensorflow(one.name)) for one in script.imports if _is_of_old_keras(one, is_old)
     ]
@@ -80,17 +86,8 @@ def _name_after_the_other_rules(name: str) -> str:
 
 def _listed(left: Sequence[tuple[int, str]]) -> Iterator[Finding]:
     """Report all names that a later TensorFlow does not have, in one finding for the script."""
-    estimator = sorted({name for _, name in left if not name.startswith(_OF_KERAS_2)})
-    layers = sorted({name for _, name in left if name.startswith(_OF_KERAS_2)})
-    line = min((line for line, _ in left), default=0)
-    if estimator:
-        names = ", ".join(f"tf.{name}" for name in (*estimator, *layers))
-        message = f"needs TensorFlow 2.15, the last with Estimator: {names}."
-        yield Finding(RULE, line, Level.NOTE, message)
-    elif layers:
-        names = ", ".join(f"tf.{name}" for name in layers)
-        message = (
-            "needs TensorFlow 2.15, or a later one with the package tf_keras and the environment's "
-            f"TF_USE_LEGACY_KERAS=1: {names}."
-        )
-        yield Finding(RULE, line, Level.NOTE, message)
+    names = sorted({name for _, name in left}, key=lambda name: (name.startswith(_OF_KERAS_2), name))
+    if names:
+        message = _NEEDS_KERAS_2 if names[0].startswith(_OF_KERAS_2) else _NEEDS_ESTIMATOR
+        detail = f"The names are {', '.join(f'tf.{name}' for name in names)}."
+        yield Finding(RULE, min(line for line, _ in left), Level.NOTE, message, detail)
