@@ -122,9 +122,12 @@ def detect_version(script: Script) -> DetectedVersion:
         version = TfVersion.V1
     elif graph or contrib:
         version = TfVersion.COMPAT_V1
+    elif script.tensorflow == 1:
+        version = TfVersion.COMPAT_V1 if is_explicit else TfVersion.V1
+    elif script.tensorflow == 2 or not ambiguous or is_explicit:
+        version = TfVersion.NEUTRAL
     else:
-        undecided = TfVersion.AMBIGUOUS if ambiguous and not is_explicit else TfVersion.NEUTRAL
-        version = _as_told(undecided, script.tensorflow, explicit=is_explicit)
+        version = TfVersion.AMBIGUOUS
     return DetectedVersion(version, old or contrib, new, keras, graph or any(map(_needs_graph, old)))
 
 
@@ -220,15 +223,6 @@ def asks_for_main(node: cst.If) -> bool:
     sides = (node.test.left, *(target.comparator for target in node.test.comparisons))
     texts = {side.evaluated_value for side in sides if isinstance(side, cst.SimpleString)}
     return "__name__" in map(dotted, sides) and "__main__" in texts
-
-
-def _as_told(version: TfVersion, tensorflow: int | None, *, explicit: bool) -> TfVersion:
-    """Replace an undecided version by the version of the scripts around it, if that is known."""
-    if tensorflow is None:
-        return version
-    if tensorflow == 2:
-        return TfVersion.NEUTRAL
-    return TfVersion.COMPAT_V1 if explicit else TfVersion.V1
 
 
 def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:

@@ -1,6 +1,7 @@
 """Replacements of the names of the NPU bridge where there is no NPU."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -87,17 +88,16 @@ def import_lines(names: Iterable[str]) -> list[str]:
         >>> import_lines(["os", "NPULossScaleOptimizer", "FixedLossScaleManager"])
         ['import os', 'from tfmp.npu import FixedLossScaleManager, NPULossScaleOptimizer']
     """
-    found = (target(f"{STAR}.{name}") for name in sorted(names))
-    pairs = [pair for pair in found if pair is not None]
-    plain = [f"import {name}" for module, name in pairs if not module]
-    modules = sorted({module for module, _ in pairs if module})
-    return plain + [
-        f"from {module} import " + ", ".join(name for of, name in pairs if of == module) for module in modules
-    ]
+    by_module: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        module, word = target(f"{STAR}.{name}") or ("", name)
+        by_module[module].append(word)
+    lines = ((module, ", ".join(words)) for module, words in sorted(by_module.items()))
+    return [f"from {module} import {words}" if module else f"import {words}" for module, words in lines]
 
 
 def advised(names: Mapping[str, Sequence[int]]) -> str:
-    """Return the advice for several names of the bridge: `npu_ops (lines 3, 4): leave it out; ...`.
+    """Return the advice for several names of the bridge.
 
     Example:
         >>> advised({"shutdown_resource": [3, 9]})
@@ -107,12 +107,5 @@ def advised(names: Mapping[str, Sequence[int]]) -> str:
 
 
 def in_lines(lines: Sequence[int]) -> str:
-    """Return line numbers as text for a message.
-
-    Example:
-        >>> in_lines([3]), in_lines([3, 9]), in_lines([])
-        ('line 3', 'lines 3, 9', 'not used')
-    """
-    if not lines:
-        return "not used"
-    return f"line{'s' if len(lines) > 1 else ''} " + ", ".join(map(str, lines))
+    """Return line numbers as text for a message: `line 3`, `lines 3, 9` or `not used`."""
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}" if lines else "not used"

@@ -39,7 +39,8 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
         its = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
         removal = list(_removed(script, one)) if all(edits.get(use, not _is_ours(use.name)) for use in its) else []
         yield from removal if its else ()
-        is_told = bool(its and removal) or (any(edits.get(use) == [] for use in its) and one.name != f"{_CONTRIB}.slim")
+        is_told = any(edits.get(use) == [] and _short(use.name) != _short(one.name) for use in its)
+        is_told |= bool(its and removal)
         if one not in moved and not is_told and not is_guarded(script, one.node):
             lines[_short(one.name)].append(script.line(one.node))
     for name, places in lines.items():

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Use, first_word, literal_text, without_last_words
+from tfmp.migrate.analysis.expressions import Use, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, is_guarded
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
@@ -25,7 +25,6 @@ _POLICY = (
     f"scales the loss itself, as 'dynamic' did. For any other policy or scale, wrap the optimizer: "
     f"`opt = tfmp.LossScaleOptimizer(opt, {_DYNAMIC})`, or with tfmp.FixedLossScaleManager(scale) for a number."
 )
-_INFER = "Keras does not have the policies 'infer' and 'infer_with_float32_vars' in TensorFlow 2.15. Write 'float32'."
 _OTHER = f"{_GONE}. For get_layer_policy(layer) write layer.dtype_policy; for other names see tf.keras.mixed_precision."
 _OF_V1 = (
     f"{_GONE}, and the Keras of tf.compat.v1 has no policies. Write tf.compat.v2.keras.mixed_precision.Policy and "
@@ -68,31 +67,25 @@ def _is_imported(use: Use) -> bool:
 
 def _targets(script: Script, node: cst.Import | cst.ImportFrom) -> dict[str, tuple[str, str]]:
     """Return the new module and name for each imported name; empty if one of them has no successor."""
-    targets = {}
-    for name in (_plain(one.name) for one in script.imports if one.node is node):
-        module, _, word = name.rpartition(".")
-        if name == _MODULE:
-            targets[word] = ("tensorflow.keras", "mixed_precision")
-        elif module == _MODULE and word in _RENAMED:
-            targets[word] = (_KERAS, _RENAMED[word])
-        elif name.startswith(_MODULE):
-            return {}
-    return {} if isinstance(node, cst.Import) or isinstance(node.names, cst.ImportStar) else targets
+    names = [_plain(one.name) for one in script.imports if one.node is node]
+    renamed = {f"{_MODULE}.{old}": (_KERAS, new) for old, new in _RENAMED.items()}
+    known = {_MODULE: ("tensorflow.keras", "mixed_precision"), **renamed}
+    if isinstance(node, cst.Import) or any(name.startswith(_MODULE) and name not in known for name in names):
+        return {}
+    is_star = isinstance(node.names, cst.ImportStar)
+    return {name.rpartition(".")[2]: known[name] for name in names if name in known and not is_star}
 
 
 def _problem(script: Script, use: Use) -> str:
     """Return the message for a use that a person must change; empty if it can be renamed."""
     name = _plain(use.name)[len(_MODULE) + 1 :]
     call = script.call_of(use.node)
-    args = call.args if call is not None else ()
     if name == "LossScaleOptimizer":
         return _OPTIMIZER
     if name not in _RENAMED:
         return _OTHER
-    if name == "Policy" and call is not None and len(args) != 1:
+    if name == "Policy" and call is not None and len(call.args) != 1:
         return _POLICY
-    if any(literal_text(arg.value) in ("infer", "infer_with_float32_vars") for arg in args):
-        return _INFER
     return _OF_V1 if use.root != "tensorflow" and not _is_imported(use) and _is_old(script, use) else ""
 
 
