@@ -25,6 +25,7 @@ _GRAPH_WORDS = frozenset(
 # Keyword arguments that only TensorFlow 1 accepts.
 _OLD_KEYWORDS = frozenset(("keep_dims", "reduction_indices", "keep_prob", "dimension", "collections", "squeeze_dims"))
 _TAKEN_AWAY = "tensorflow.contrib.mixed_precision."
+_MAIN = re.compile(r"""\(?(__name__ == ["']__main__["']|["']__main__["'] == __name__)\)?""")
 _NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
 _STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
 _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
@@ -169,17 +170,7 @@ def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
 
 
 def is_guarded(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether an import is in the body of a `try` whose `except` catches a failed import.
-
-    Example:
-        >>> script = Script('''try:
-        ...     import a
-        ... except ImportError:
-        ...     import b
-        ... ''')
-        >>> [is_guarded(script, imported.node) for imported in script.imports]
-        [True, False]
-    """
+    """Tell whether an import is in the body of a `try` whose `except` catches a failed import."""
     below = node
     for above in script.ancestors(node):
         if isinstance(above, cst.FunctionDef):
@@ -191,23 +182,14 @@ def is_guarded(script: Script, node: cst.CSTNode) -> bool:
 
 
 def is_checked_for(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether a name is used only under a condition that checks for the name or for a version.
-
-    Example:
-        >>> script = Script('''import tensorflow as tf
-        ... if tf.__version__.startswith("1"):
-        ...     tf.contrib.layers
-        ... ''')
-        >>> [is_checked_for(script, use.node) for use in script.uses]
-        [True, True]
-    """
+    """Tell whether a name is used only under a condition that checks for the name or for a version."""
     conditions = (above.test for above in script.ancestors(node) if isinstance(above, cst.If | cst.IfExp))
     return any(_LOOKS.search(script.code(test)) for test in conditions)
 
 
 def is_run(script: Script) -> bool:
     """Tell whether a script is run as a program, and not only imported."""
-    if any(isinstance(node, cst.If) and asks_for_main(node) for node in script.module.body):
+    if any(asks_for_main(script, node) for node in script.module.body):
         return True
     return any(
         name_in_tensorflow(script.name_of(call.func)) in _STARTS
@@ -216,13 +198,9 @@ def is_run(script: Script) -> bool:
     )
 
 
-def asks_for_main(node: cst.If) -> bool:
-    """Tell whether an `if` tests `__name__ == "__main__"`."""
-    if not isinstance(node.test, cst.Comparison):
-        return False
-    sides = (node.test.left, *(target.comparator for target in node.test.comparisons))
-    texts = {side.evaluated_value for side in sides if isinstance(side, cst.SimpleString)}
-    return "__name__" in map(dotted, sides) and "__main__" in texts
+def asks_for_main(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a statement is an `if` that tests `__name__ == "__main__"`."""
+    return isinstance(node, cst.If) and _MAIN.fullmatch(script.code(node.test)) is not None
 
 
 def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:

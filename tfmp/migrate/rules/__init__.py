@@ -11,7 +11,6 @@ from tfmp.migrate.rules.loss_scaling import (
     graph_rewrite,
     keras_experimental,
     manual_loss_scaling,
-    storage_getters,
 )
 from tfmp.migrate.rules.npu import npu_bridge
 from tfmp.migrate.rules.tensorflow1 import unclear_imports, unknown_names, v1_behavior, without_estimator
@@ -29,7 +28,6 @@ RULES: tuple[Rule, ...] = (
     keras_experimental.rewrite,
     manual_loss_scaling.report,
     advised_names.report,
-    storage_getters.report,
     step_counter.report,
     fetches.report,
     misuse.report,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, Use, without_last_words
+from tfmp.migrate.analysis.expressions import Imported, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result
 
@@ -17,6 +17,10 @@ _UNKNOWN = f"tf.contrib.mixed_precision never had this name. Its names, which tf
 _STAR = (
     "A star import from tf.contrib.mixed_precision, which is not in TensorFlow 2. Import the names that the script "
     f"uses from tfmp. The names are {', '.join(_NAMES)}."
+)
+_WITHOUT_AS = (
+    "tf.contrib.mixed_precision is not in TensorFlow 2, so this import fails. It also binds the name tensorflow: write "
+    "`import tensorflow.compat.v1 as tensorflow` in its place if the script uses that name, and else remove it."
 )
 
 
@@ -66,23 +70,7 @@ def _names(script: Script, node: cst.ImportFrom, imported: list[Imported]) -> It
 
 def _modules(script: Script, node: cst.Import, imported: list[Imported]) -> Iterator[Result]:
     for alias, one in zip(node.names, imported, strict=True):
-        others = [] if alias.asname is not None else _other_uses(script, one)
-        if one.name in _MODULES and others:
-            message = (
-                "This import of tf.contrib.mixed_precision also binds the name tensorflow, which the script uses for "
-                "other names. Write `import tfmp` in its place, and `import tensorflow` in a line of its own."
-            )
-            yield Finding("R3", script.line(node), Level.FAILS, message)
-        elif one.name in _MODULES and alias.asname is None and len(node.names) == 1 and script.is_top_level(node):
-            # R2 adds `import tfmp` where it rewrites a use.
-            yield Edit("R3", script.span(node)[0], script.end_of_line(node), "")
+        if one.name in _MODULES and alias.asname is None:
+            yield Finding("R3", script.line(node), Level.FAILS, _WITHOUT_AS)
         elif one.name in _MODULES:
             yield Edit("R3", *script.span(alias.name), "tfmp")
-
-
-def _other_uses(script: Script, imported: Imported) -> list[Use]:
-    """Return the uses of an import without `as` for more than its module, if no other import binds the same name."""
-    if any(one.bound == imported.bound and one.name not in _MODULES for one in script.imports):
-        return []
-    uses = (use for use in script.uses if use.root == imported.bound)
-    return [use for use in uses if use.name.removeprefix(f"{MODULE}.").partition(".")[0] not in _NAMES]

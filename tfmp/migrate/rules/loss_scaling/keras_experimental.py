@@ -26,13 +26,9 @@ _POLICY = (
     f"`opt = tfmp.LossScaleOptimizer(opt, {_DYNAMIC})`, or with tfmp.FixedLossScaleManager(scale) for a number."
 )
 _OTHER = f"{_GONE}. For get_layer_policy(layer) write layer.dtype_policy; for other names see tf.keras.mixed_precision."
-_OF_V1 = (
-    f"{_GONE}, and the Keras of tf.compat.v1 has no policies. Write tf.compat.v2.keras.mixed_precision.Policy and "
-    "tf.compat.v2.keras.mixed_precision.set_global_policy."
-)
 _IMPORT = (
-    f"{_GONE}. Import tensorflow.keras.mixed_precision in its place, write set_global_policy for set_policy, and "
-    "change the uses that are reported below."
+    f"{_GONE}. Use tf.keras.mixed_precision in its place, or tf.compat.v2.keras.mixed_precision in a script that "
+    "imports tensorflow.compat.v1 as tf, write set_global_policy for set_policy, and change the uses that are reported below."
 )
 
 
@@ -86,7 +82,7 @@ def _problem(script: Script, use: Use) -> str:
         return _OTHER
     if name == "Policy" and call is not None and len(call.args) != 1:
         return _POLICY
-    return _OF_V1 if use.root != "tensorflow" and not _is_imported(use) and _is_old(script, use) else ""
+    return _IMPORT if use.root != "tensorflow" and not _is_imported(use) and _is_old(script, use) else ""
 
 
 def _renamed(script: Script, use: Use) -> Iterator[Edit]:

@@ -34,15 +34,15 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     lines: dict[str, list[int]] = defaultdict(list)
     guarded = {one.name for one in script.imports if _is_guarded(script, one)}
     for use in script.uses:
-        message = "" if use.root in guarded or _is_expected(script, use.node) else _of_use(script, use)
-        lines[message].append(script.line(use.node))
+        if use.root not in guarded and not _is_expected(script, use.node):
+            lines[_of_use(script, use)].append(script.line(use.node))
     for one in script.imports:
-        message = "" if _is_guarded(script, one) else _of_import(script, one)
-        lines[message].append(script.line(one.node))
+        if not _is_guarded(script, one):
+            lines[_of_import(script, one)].append(script.line(one.node))
+    lines.pop("", None)
     for message, places in lines.items():
-        if message:
-            detail = f"The script has it in {len(places)} places." if places[1:] else ""
-            yield Finding(RULE, min(places), Level.FAILS, message, detail)
+        detail = f"The script has it in {len(places)} places." if places[1:] else ""
+        yield Finding(RULE, min(places), Level.FAILS, message, detail)
 
 
 def _of_use(script: Script, use: Use) -> str:

@@ -45,13 +45,9 @@ _TWO_MEANINGS = (
     "gives arguments by position whose order differs between the two. If the script is for TensorFlow 1, write "
     f"`import {V1_MODULE} as tf`; if it is for TensorFlow 2, give the arguments by keyword."
 )
-_TWO_IMPORTS = (
-    "Another import binds the name tensorflow too, so this import cannot be replaced by TensorFlow 1's. Write "
-    f"`import {V1_MODULE} as tf`, and tf in place of tensorflow below."
-)
-_SUBMODULE = (
-    "This import brings the names of TensorFlow 2, but the script uses those of TensorFlow 1. Write "
-    f"`import {V1_MODULE} as tf`, and tf in place of tensorflow below."
+_REBOUND = (
+    "The script uses names of TensorFlow 1, but an import of a submodule binds the name tensorflow to TensorFlow 2. "
+    f"Write `import {V1_MODULE} as tf`, and tf in place of tensorflow below."
 )
 _IS_EAGER = (
     "The script turns on eager execution, so the rewriter does not turn on TensorFlow 1's behavior. If the script "
@@ -152,7 +148,7 @@ def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bou
     others = imports_rebinding_tensorflow(script)
     if not bound and others:
         detail = f"It is `import {others[0].raw}` in line {script.line(others[0].node)}."
-        return Finding(RULE, script.line(node), Level.FAILS, _TWO_IMPORTS, detail)
+        return Finding(RULE, script.line(node), Level.FAILS, _REBOUND, detail)
     return Edit(RULE, *script.span(alias.name), V1_MODULE if bound else f"{V1_MODULE} as tensorflow")
 
 
@@ -164,8 +160,8 @@ def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: 
         uses = (use for use in script.uses if first_word(use.node) == "tensorflow")
         first = next((use.node for use in uses if differs(name_in_tensorflow(use.raw))), None)
         if first is not None:
-            detail = f"The first of them is {dotted(first)} in line {script.line(first)}."
-            yield Finding(RULE, script.line(node), Level.FAILS, _SUBMODULE, detail)
+            detail = f"The first of the names is {dotted(first)} in line {script.line(first)}."
+            yield Finding(RULE, script.line(node), Level.FAILS, _REBOUND, detail)
 
 
 def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[Result]:
@@ -222,7 +218,7 @@ def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
     others = (one.node for one in script.imports if one.bound == imported.bound and one.node is not imported.node)
     # If all branches of a statement bind the name, it is bound below the whole statement.
     both = any(outermost in script.ancestors(node) for node in others)
-    is_main = isinstance(outermost, cst.If) and asks_for_main(outermost)
+    is_main = asks_for_main(script, outermost)
     return line if isinstance(line, cst.SimpleStatementLine) and (is_main or not both) else outermost
 
 
