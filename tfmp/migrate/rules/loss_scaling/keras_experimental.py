@@ -28,7 +28,7 @@ _POLICY = (
 _OTHER = f"{_GONE}. For get_layer_policy(layer) write layer.dtype_policy; for other names see tf.keras.mixed_precision."
 _IMPORT = (
     f"{_GONE}. Use tf.keras.mixed_precision in its place, or tf.compat.v2.keras.mixed_precision in a script that "
-    "imports tensorflow.compat.v1 as tf, write set_global_policy for set_policy, and change the uses that are reported below."
+    "imports tensorflow.compat.v1 as tf, write set_global_policy for set_policy, and change the reported uses."
 )
 
 

@@ -67,14 +67,13 @@ def _is_of_bridge(name: str) -> bool:
 
 
 def _modules(script: Script, node: cst.Import, imported: Sequence[Imported]) -> Iterator[Result]:
-    left = []
+    moved = []
     for alias in node.names:
         one = next((one for one in imported if one.raw == dotted(alias.name)), None)
         if one is not None and alias.asname is not None and target(one.name) is not None:
+            moved.append(one)
             yield Edit(RULE, *script.span(alias.name), f"tfmp.npu.{one.name.rpartition('.')[2]}")
-        elif one is not None:
-            left.append(one)
-    yield from _left(script, node, left)
+    yield from _left(script, node, [one for one in imported if one not in moved])
 
 
 def _left(script: Script, node: cst.CSTNode, imported: Sequence[Imported]) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, dotted, first_word, without_last_words
+from tfmp.migrate.analysis.expressions import Imported, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, name_in_tensorflow, v1_alias
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
@@ -44,20 +44,14 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
             yield Edit(RULE, start, end, f"{v1_alias(script, first_word(use.node))}.train.{hook}")
         elif _is_module(use.root) and name.startswith(("estimator.", "layers.", "nn.rnn_cell.")):
             left.append((script.line(use.node), ".".join(name.split(".")[: 3 if name.startswith("nn.") else 2])))
-    for node in script.nodes(cst.ImportFrom):
-        if node.relative or dotted(node.module) not in ("tensorflow.estimator", f"{V1_MODULE}.estimator"):
-            continue
-        if isinstance(node.names, cst.ImportStar):
-            left.append((script.line(node), "estimator.*"))
-            continue
-        names = [dotted(alias.name) for alias in node.names]
-        left += [(script.line(node), f"estimator.{name}") for name in names if name not in NAMES]
-        moved = {name: (f"{V1_MODULE}.train", name) for name in names if name in NAMES}
-        if moved:
-            yield MovedNames(RULE, node, moved)
-    left += [
-        (script.line(one.node), name_in_tensorflow(one.name)) for one in script.imports if _is_of_old_keras(one, is_old)
-    ]
+    for one in script.imports:
+        module, _, name = one.name.rpartition(".") if one.bound else (one.name, "", "*")
+        if isinstance(one.node, cst.ImportFrom) and module == "tensorflow.estimator" and name in NAMES:
+            yield MovedNames(RULE, one.node, {name: (f"{V1_MODULE}.train", name)})
+        elif isinstance(one.node, cst.ImportFrom) and module == "tensorflow.estimator":
+            left.append((script.line(one.node), f"estimator.{name}"))
+        elif _is_of_old_keras(one, is_old):
+            left.append((script.line(one.node), name_in_tensorflow(one.name)))
     yield from _listed(left)
 
 
