@@ -6,7 +6,6 @@ The successors are below `tf.compat.v1` and take the arguments that the names to
 
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -58,16 +57,14 @@ def _plain() -> Iterator[tuple[str, Successor]]:
 
 
 #: The successors, by the words after `tf.contrib.`.
-SUCCESSORS: Mapping[str, Successor] = MappingProxyType({**dict(_plain()), **_CHECKED})
+SUCCESSORS: Mapping[str, Successor] = {**dict(_plain()), **_CHECKED}
 #: Advice for names that have no successor, or one with other arguments; `{name}` stands for the last word. The name
 #: `contrib` stands for `tf.contrib` itself.
-ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        name: text
-        for names, _, text in (line.partition(": ") for line in _lines("contrib_advice.txt"))
-        for name in names.split()
-    }
-)
+ADVICE: Mapping[str, str] = {
+    name: text
+    for names, _, text in (line.partition(": ") for line in _lines("contrib_advice.txt"))
+    for name in names.split()
+}
 
 
 def find_successor(name: str) -> tuple[str, Successor] | None:

@@ -3,7 +3,6 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 from tfmp.npu.advice import ADVICE
 
@@ -15,23 +14,19 @@ _PACKAGES = ("npu_bridge.estimator.npu", "tensorflow.contrib.offline_train.pytho
 
 _PROTOBUF = "tensorflow.core.protobuf"
 # Names that `npu_bridge.npu_init` takes from other modules, with these modules; empty for a top-level module.
-_OF_OTHERS: Mapping[str, str] = MappingProxyType(
-    {
-        "os": "",
-        "config_pb2": _PROTOBUF,
-        "rewriter_config_pb2": _PROTOBUF,
-        "RewriterConfig": f"{_PROTOBUF}.rewriter_config_pb2",
-        "session": "tensorflow.python.client",
-        "session_run_hook": "tensorflow.python.training",
-    }
-)
+_OF_OTHERS = {
+    "os": "",
+    "config_pb2": _PROTOBUF,
+    "rewriter_config_pb2": _PROTOBUF,
+    "RewriterConfig": f"{_PROTOBUF}.rewriter_config_pb2",
+    "session": "tensorflow.python.client",
+    "session_run_hook": "tensorflow.python.training",
+}
 # Advice for names of the star import that do not concern the NPU.
-_ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        "tf": "write `import tensorflow.compat.v1 as tf`, and run this again",
-        "backend": "use tf.compat.v1.keras.backend",
-    }
-)
+_ADVICE = {
+    "tf": "write `import tensorflow.compat.v1 as tf`, and run this again",
+    "backend": "use tf.compat.v1.keras.backend",
+}
 # The pattern must not match `inputs` and `INPUT_SIZE`, which contain "npu" too.
 _OF_THE_BRIDGE = re.compile("(?<![A-Za-z])(?i:npu)|(?<=[a-z])N(PU|pu)|(?i:hccl)|^get_([a-z]+_)?rank_")
 
@@ -103,7 +98,8 @@ def advised(names: Mapping[str, Sequence[int]]) -> str:
         >>> advised({"shutdown_resource": [3, 9]})
         'shutdown_resource (lines 3, 9): leave it out'
     """
-    return "; ".join(f"{name} ({in_lines(lines)}): {advice(name)}" for name, lines in names.items())
+    told = {name: f": {advice(name)}" if lines else "" for name, lines in names.items()}
+    return "; ".join(f"{name} ({in_lines(lines)}){told[name]}" for name, lines in names.items())
 
 
 def in_lines(lines: Sequence[int]) -> str:

@@ -21,10 +21,7 @@ _GUARDED = (
     "This import of the NPU bridge stands in a `try`. Where there is no NPU, the import fails and the script runs the "
     "`except` branch: check that this branch scales the loss."
 )
-_MISSING = "The NPU bridge exists only on the NPU, so this import fails elsewhere. Replace what the script uses of it."
-_UNUSED = (
-    "The NPU bridge exists only on the NPU, so this import fails elsewhere. The script does not use it: remove it."
-)
+_MISSING = "The NPU bridge exists only on the NPU. Remove this import, and replace what the script uses of it."
 _IN_BRANCH = (
     "A star import of the NPU bridge stands in a branch or shares its line, and fails where there is no NPU. Write "
     "imports of the names that it must provide in its place."
@@ -79,10 +76,8 @@ def _modules(script: Script, node: cst.Import, imported: Sequence[Imported]) -> 
 def _left(script: Script, node: cst.CSTNode, imported: Sequence[Imported]) -> Iterator[Finding]:
     used = {one.raw if isinstance(node, cst.Import) else one.name.rpartition(".")[2]: one for one in imported}
     lines = {name: _lines_of(script, one.bound) for name, one in used.items()}
-    if any(lines.values()):
+    if lines:
         yield Finding(RULE, script.line(node), Level.FAILS, _MISSING, f"{advised(lines)}.")
-    elif lines:
-        yield Finding(RULE, script.line(node), Level.FAILS, _UNUSED, f"The import is of {', '.join(lines)}.")
 
 
 def _lines_of(script: Script, bound: str) -> list[int]:
