@@ -108,8 +108,8 @@ def _of_python(name: str) -> str:
 
 def _is_checked(name: str) -> bool:
     """Tell whether this rule is responsible for a public name."""
-    first = name.partition(".")[0]
-    return bool(first) and first not in _OTHER_RULES and "__" not in name
+    words = name.split(".")
+    return words[0] not in ("", *_OTHER_RULES) and not any(word.startswith("_") for word in words)
 
 
 def _is_guarded(script: Script, one: Imported) -> bool:
