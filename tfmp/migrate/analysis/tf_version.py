@@ -24,7 +24,7 @@ _GRAPH_WORDS = frozenset(
 )
 # Keyword arguments that only TensorFlow 1 accepts.
 _OLD_KEYWORDS = frozenset(("keep_dims", "reduction_indices", "keep_prob", "dimension", "collections", "squeeze_dims"))
-_TAKEN_AWAY = "tensorflow.contrib.mixed_precision."
+_OF_R3 = "tensorflow.contrib.mixed_precision."
 _MAIN = re.compile(r"""\(?(__name__ == ["']__main__["']|["']__main__["'] == __name__)\)?""")
 _NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
 _STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
@@ -164,9 +164,9 @@ def v1_alias(script: Script, bound: str) -> str:
 
 
 def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
-    """Return the imports of submodules that bind the name `tensorflow`, except those that R3 removes."""
+    """Return the imports of submodules that bind the name `tensorflow`, except those that R3 reports."""
     others = (one for one in script.imports if one.bound == "tensorflow" and one.raw not in ("tensorflow", V1_MODULE))
-    return [one for one in others if not f"{one.name}.".startswith(_TAKEN_AWAY)]
+    return [one for one in others if not f"{one.name}.".startswith(_OF_R3)]
 
 
 def is_guarded(script: Script, node: cst.CSTNode) -> bool:
