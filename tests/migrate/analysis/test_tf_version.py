@@ -3,7 +3,7 @@
 import pytest
 
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import TfVersion, detect_version
+from tfmp.migrate.analysis.tf_version import TfVersion, detect_version, is_checked_for, is_guarded, is_run
 
 _V1 = "import tensorflow as tf\n"
 
@@ -27,3 +27,38 @@ def test_the_names_of_a_script_show_its_version(text: str, version: TfVersion) -
 @pytest.mark.parametrize(("told", "version"), [(1, TfVersion.V1), (2, TfVersion.NEUTRAL), (None, TfVersion.AMBIGUOUS)])
 def test_scripts_around_it_decide_for_a_script_without_evidence(told: int | None, version: TfVersion) -> None:
     assert detect_version(Script(_V1 + "tf.nn.dropout(x, 0.5)\n", told)).version is version
+
+
+@pytest.mark.parametrize(
+    ("handler", "guarded"),
+    [
+        ("except ImportError", True),
+        ("except (KeyError, ModuleNotFoundError)", True),
+        ("except", True),
+        ("except KeyError", False),
+    ],
+)
+def test_an_import_is_guarded_by_a_handler_of_its_error(handler: str, guarded: bool) -> None:
+    script = Script(f"try:\n    import a\n{handler}:\n    pass\n")
+    assert is_guarded(script, script.imports[0].node) is guarded
+
+
+@pytest.mark.parametrize(
+    ("condition", "checked"),
+    [('hasattr(tf, "pack")', True), ('tf.__version__ < "1"', True), ("FLAGS.version_2_with_negative", False)],
+)
+def test_a_name_is_checked_for_by_name_or_version(condition: str, checked: bool) -> None:
+    script = Script(f"import tensorflow as tf\nif {condition}:\n    tf.pack(x)\n")
+    assert is_checked_for(script, script.uses[-1].node) is checked
+
+
+@pytest.mark.parametrize(
+    ("text", "run"),
+    [
+        ("if __name__ == '__main__':\n    main()\n", True),
+        (_V1 + "sess = tf.Session()\n", True),
+        (_V1 + "def f():\n    return tf.Session()\n", False),
+    ],
+)
+def test_a_main_block_or_a_session_shows_that_a_script_is_run(text: str, run: bool) -> None:
+    assert is_run(Script(text)) is run

@@ -65,6 +65,14 @@ def test_a_script_that_needs_no_call_is_told_nothing(model: str, capsys: pytest.
     assert [message for path, *_, message in _found(capsys, ".") if path == "./main.py"] == []
 
 
+def test_a_package_of_tensorflow_2_needs_no_call_for_its_uses_of_compat_v1(capsys: pytest.CaptureFixture[str]) -> None:
+    model = "import tensorflow as tf\n\n\ndef model_fn():\n    return tf.compat.v1.get_variable('x', [])\n"
+    _write({"main.py": "from pack.model import model_fn\nmodel_fn()\n", "pack/__init__.py": "", "pack/model.py": model})
+    assert [level for _, _, level, _ in _found(capsys, ".")] == ["fails"]
+    _write({"pack/core/__init__.py": "", "pack/core/train.py": _NEW_MODEL})
+    assert [(path, level) for path, _, level, _ in _found(capsys, ".")] == [("./pack/core/train.py", "note")]
+
+
 def test_a_script_of_neither_gets_the_call_if_what_it_imports_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
     main = "import tensorflow as tf\nfrom model import train\n\ntf.get_logger().info('go')\n" + _MAIN
     _write(

@@ -2,13 +2,9 @@
 
 from typing import NamedTuple
 
-import libcst as cst
-
-from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.tf_version import TfVersion, detect_version, name_in_tensorflow
+from tfmp.migrate.analysis.tf_version import TfVersion, detect_version, is_run, name_in_tensorflow, uses_and_imports
 
-_STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
 _CHOICES = frozenset(("disable_v2_behavior", "enable_v2_behavior", "disable_eager_execution", "enable_eager_execution"))
 
 
@@ -31,9 +27,6 @@ class ProjectRole(NamedTuple):
 def project_role(script: Script) -> ProjectRole:
     """Return the role of a script in its project.
 
-    Args:
-        script: The parsed script.
-
     Example:
         >>> project_role(Script('''import tensorflow as tf
         ... x = tf.placeholder(tf.float32)'''))
@@ -41,37 +34,7 @@ def project_role(script: Script) -> ProjectRole:
     """
     detected = script.cached(detect_version)
     is_old = detected.version in (TfVersion.V1, TfVersion.COMPAT_V1)
-    names = {name_in_tensorflow(use.name) for use in script.uses} | {
-        name_in_tensorflow(one.name) for one in script.imports
-    }
+    names = {name_in_tensorflow(one.name) for one in uses_and_imports(script)}
     settles = not names.isdisjoint(_CHOICES) or (is_old and is_run(script))
     lines = (script.line(one.node) for one in script.imports if one.name.partition(".")[0] == "tensorflow")
     return ProjectRole(detected.version, is_old and detected.graph, settles, next(lines, 0))
-
-
-def is_run(script: Script) -> bool:
-    """Tell whether a script is run as a program, and not only imported.
-
-    Args:
-        script: The parsed script.
-    """
-    if any(isinstance(node, cst.If) and asks_for_main(node) for node in script.module.body):
-        return True
-    return any(
-        name_in_tensorflow(script.name_of(call.func)) in _STARTS
-        and not any(isinstance(above, cst.FunctionDef | cst.ClassDef | cst.Lambda) for above in script.ancestors(call))
-        for call in script.nodes(cst.Call)
-    )
-
-
-def asks_for_main(node: cst.If) -> bool:
-    """Tell whether an `if` tests `__name__ == "__main__"`.
-
-    Args:
-        node: The statement to remove.
-    """
-    if not isinstance(node.test, cst.Comparison):
-        return False
-    sides = (node.test.left, *(target.comparator for target in node.test.comparisons))
-    texts = {side.evaluated_value for side in sides if isinstance(side, cst.SimpleString)}
-    return "__name__" in map(dotted, sides) and "__main__" in texts

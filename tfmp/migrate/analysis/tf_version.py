@@ -1,6 +1,7 @@
 """Detects whether a script was written for TensorFlow 1 or for TensorFlow 2."""
 
 import enum
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,8 +24,13 @@ _GRAPH_WORDS = frozenset(
 )
 # Keyword arguments that only TensorFlow 1 accepts.
 _OLD_KEYWORDS = frozenset(("keep_dims", "reduction_indices", "keep_prob", "dimension", "collections", "squeeze_dims"))
-_TAKEN_AWAY = "tensorflow.contrib.mixed_precision."
+_OF_R3 = "tensorflow.contrib.mixed_precision."
+_MAIN = re.compile(r"""\(?(__name__ == ["']__main__["']|["']__main__["'] == __name__)\)?""")
 _NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
+_STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
+_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+# Matches a condition that checks for a name or for a version, but not `FLAGS.version_2_with_negative`.
+_LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
 
 
 class TfVersion(enum.Enum):
@@ -85,44 +91,50 @@ class DetectedVersion(NamedTuple):
 def detect_version(script: Script) -> DetectedVersion:
     """Detect which TensorFlow version a script was written for.
 
-    Args:
-        script: The parsed script.
-
     Example:
         >>> detect_version(Script('''import tensorflow as tf
         ... x = tf.placeholder(tf.float32)''')).version
         <TfVersion.V1: 1>
     """
     words = script.cached(v1_aliases)
-    marks = [
-        (Mark(use.node, name_in_tensorflow(use.name)), is_explicit_v1(use, words))
-        for use in script.uses
-        if _is_public(use.name)
-    ]
-    names = [(mark, explicit, standing(mark.name)) for mark, explicit in marks]
-    contrib = tuple(_contrib(script))
-    imported = tuple(_imported(script))
-    old = tuple(mark for mark, explicit, kind in names if kind is Standing.OLD and not explicit)
-    old += tuple(mark for mark in imported if standing(mark.name) is Standing.OLD)
-    new = tuple(mark for mark, explicit, kind in names if kind is Standing.NEW and not explicit)
-    new += tuple(mark for mark in imported if standing(mark.name) is Standing.NEW)
-    new += tuple(mark for mark, *_ in names if mark.name.split(".")[0] in _NEW_WORDS)
+    uses = [use for use in script.uses if _is_public(use.name)]
+    explicit = {Mark(use.node, name_in_tensorflow(use.name)) for use in uses if is_explicit_v1(use, words)}
+    names = [Mark(use.node, name_in_tensorflow(use.name)) for use in uses]
+    plain = [mark for mark in names if mark not in explicit]
+    shown = [*plain, *_imported(script)]
+    old = tuple(mark for mark in shown if standing(mark.name) is Standing.OLD)
+    new = tuple(mark for mark in shown if standing(mark.name) is Standing.NEW)
+    new += tuple(mark for mark in names if mark.name.split(".")[0] in _NEW_WORDS)
     new += tuple(
         Mark(use.node, "compat.v2") for use in script.uses if f"{use.raw}.".startswith("tensorflow.compat.v2.")
     )
-    ambiguous = [(mark, explicit) for mark, explicit, kind in names if kind is Standing.AMBIGUOUS and not explicit]
-    old += tuple(mark for mark, _ in ambiguous if _is_called_as_of_old(script, mark.node))
+    ambiguous = [mark for mark in plain if standing(mark.name) is Standing.AMBIGUOUS]
+    old += tuple(mark for mark in ambiguous if _is_called_as_of_old(script, mark.node))
+    contrib = tuple(_below(script, "tensorflow.contrib"))
     if ambiguous and not contrib:
-        contrib = tuple(_npu(script))
+        # The NPU bridge existed only for TensorFlow 1.
+        contrib = tuple(_below(script, "npu_bridge"))
     new = new or (() if old or contrib else tuple(_eager(script)))
-    full = [*(use.name for use in script.uses), *(one.name for one in script.imports)]
-    keras = any(name.startswith("tensorflow.keras") for name in full)
-    explicit = bool(words) or any(explicit for _, explicit, _ in names)
-    graph = any(explicit and _needs_graph(mark.name, kind) for mark, explicit, kind in names)
-    version = _version(old, contrib, new, explicit=explicit, graph=graph, unclear=bool(ambiguous))
-    version = _as_told(version, script.tensorflow, explicit=explicit)
-    graph = graph or any(_needs_graph(mark.name, standing(mark.name)) for mark in old)
-    return DetectedVersion(version, old or contrib, new, keras, graph)
+    keras = any(one.name.startswith("tensorflow.keras") for one in uses_and_imports(script))
+    is_explicit, graph = bool(words or explicit), any(map(_needs_graph, explicit))
+    if new:
+        version = TfVersion.MIXED if old or contrib else TfVersion.V2
+    elif old or (contrib and not is_explicit):
+        version = TfVersion.V1
+    elif graph or contrib:
+        version = TfVersion.COMPAT_V1
+    elif script.tensorflow == 1:
+        version = TfVersion.COMPAT_V1 if is_explicit else TfVersion.V1
+    elif script.tensorflow == 2 or not ambiguous or is_explicit:
+        version = TfVersion.NEUTRAL
+    else:
+        version = TfVersion.AMBIGUOUS
+    return DetectedVersion(version, old or contrib, new, keras, graph or any(map(_needs_graph, old)))
+
+
+def uses_and_imports(script: Script) -> list[Use | Imported]:
+    """Return the uses of imported names, and the imports."""
+    return [*script.uses, *script.imports]
 
 
 def name_in_tensorflow(name: str) -> str:
@@ -131,12 +143,7 @@ def name_in_tensorflow(name: str) -> str:
 
 
 def is_explicit_v1(use: Use, words: set[str]) -> bool:
-    """Tell whether a use already goes through `tf.compat.v1`.
-
-    Args:
-        use: A use of a name of TensorFlow.
-        words: The names that imports of the script bind to `tf.compat.v1`.
-    """
+    """Tell whether a use already goes through `tf.compat.v1`, given the names that imports bind to `tf.compat.v1`."""
     return f"{use.raw}.".startswith(f"{V1_MODULE}.") or first_word(use.node) in words
 
 
@@ -148,54 +155,52 @@ def v1_aliases(script: Script) -> set[str]:
     return {one.bound for one in script.imports if one.raw == V1_MODULE and one.bound and not _binds_the_package(one)}
 
 
-def v1_alias(script: Script, detected: DetectedVersion, bound: str) -> str:
-    """Return the expression for `tf.compat.v1` after the rewrite, given the script's name for TensorFlow.
-
-    Args:
-        script: The parsed script.
-        detected: The detected version of the script.
-        bound: The script's name for TensorFlow, such as `tf`.
-    """
+def v1_alias(script: Script, bound: str) -> str:
+    """Return the expression for `tf.compat.v1` after the rewrite, given the script's name for TensorFlow."""
     plain = any(one.raw == "tensorflow" and one.bound == bound for one in script.imports)
-    moved = (
-        detected.version is TfVersion.V1
-        and plain
-        and (bound != "tensorflow" or not imports_rebinding_tensorflow(script))
-    )
+    is_free = bound != "tensorflow" or not imports_rebinding_tensorflow(script)
+    moved = plain and is_free and script.cached(detect_version).version is TfVersion.V1
     return bound if moved or bound in script.cached(v1_aliases) else f"{bound}.compat.v1"
 
 
 def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
-    """Return the imports of submodules that bind the name `tensorflow`, except those that R3 removes."""
+    """Return the imports of submodules that bind the name `tensorflow`, except those that R3 reports."""
     others = (one for one in script.imports if one.bound == "tensorflow" and one.raw not in ("tensorflow", V1_MODULE))
-    return [one for one in others if not f"{one.name}.".startswith(_TAKEN_AWAY)]
+    return [one for one in others if not f"{one.name}.".startswith(_OF_R3)]
 
 
-def _version(
-    old: tuple[Mark, ...],
-    contrib: tuple[Mark, ...],
-    new: tuple[Mark, ...],
-    *,
-    explicit: bool,
-    graph: bool,
-    unclear: bool,
-) -> TfVersion:
-    if new:
-        return TfVersion.MIXED if old or contrib else TfVersion.V2
-    if old or (contrib and not explicit):
-        return TfVersion.V1
-    if graph or contrib:
-        return TfVersion.COMPAT_V1
-    return TfVersion.NEUTRAL if explicit or not unclear else TfVersion.AMBIGUOUS
+def is_guarded(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether an import is in the body of a `try` whose `except` catches a failed import."""
+    below = node
+    for above in script.ancestors(node):
+        if isinstance(above, cst.FunctionDef):
+            return False
+        if isinstance(above, cst.Try) and above.body is below and any(map(_catches_imports, above.handlers)):
+            return True
+        below = above
+    return False
 
 
-def _as_told(version: TfVersion, tensorflow: int | None, *, explicit: bool) -> TfVersion:
-    """Replace an undecided version by the version of the scripts around it, if that is known."""
-    if tensorflow is None or version not in (TfVersion.AMBIGUOUS, TfVersion.NEUTRAL):
-        return version
-    if tensorflow == 2:
-        return TfVersion.NEUTRAL
-    return TfVersion.COMPAT_V1 if explicit else TfVersion.V1
+def is_checked_for(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a name is used only under a condition that checks for the name or for a version."""
+    conditions = (above.test for above in script.ancestors(node) if isinstance(above, cst.If | cst.IfExp))
+    return any(_LOOKS.search(script.code(test)) for test in conditions)
+
+
+def is_run(script: Script) -> bool:
+    """Tell whether a script is run as a program, and not only imported."""
+    if any(asks_for_main(script, node) for node in script.module.body):
+        return True
+    return any(
+        name_in_tensorflow(script.name_of(call.func)) in _STARTS
+        and not any(isinstance(above, cst.FunctionDef | cst.ClassDef | cst.Lambda) for above in script.ancestors(call))
+        for call in script.nodes(cst.Call)
+    )
+
+
+def asks_for_main(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether a statement is an `if` that tests `__name__ == "__main__"`."""
+    return isinstance(node, cst.If) and _MAIN.fullmatch(script.code(node.test)) is not None
 
 
 def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:
@@ -203,11 +208,11 @@ def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:
     return call is not None and any(arg.keyword is not None and arg.keyword.value in _OLD_KEYWORDS for arg in call.args)
 
 
-def _npu(script: Script) -> Iterator[Mark]:
-    """Yield the imports of the NPU bridge, which existed only for TensorFlow 1."""
-    for imported in script.imports:
-        if imported.name.split(".")[0] == "npu_bridge":
-            yield Mark(imported.node, "", imported.raw)
+def _below(script: Script, package: str) -> Iterator[Mark]:
+    """Yield the uses of names of a package, and its imports."""
+    for one in uses_and_imports(script):
+        if f"{one.name}.".startswith(f"{package}."):
+            yield Mark(one.node, name_in_tensorflow(one.name), "" if package.startswith("tensorflow") else one.raw)
 
 
 def _eager(script: Script) -> Iterator[Mark]:
@@ -225,9 +230,9 @@ def _eager(script: Script) -> Iterator[Mark]:
             yield Mark(call, "", ".numpy()")
 
 
-def _needs_graph(name: str, kind: Standing) -> bool:
-    first = name.partition(".")[0]
-    return first in _GRAPH_WORDS or (first == "train" and kind is Standing.OLD)
+def _needs_graph(mark: Mark) -> bool:
+    first = mark.name.partition(".")[0]
+    return first in _GRAPH_WORDS or (first == "train" and standing(mark.name) is Standing.OLD)
 
 
 def _is_public(name: str) -> bool:
@@ -241,17 +246,14 @@ def _binds_the_package(imported: Imported) -> bool:
     )
 
 
-def _contrib(script: Script) -> Iterator[Mark]:
-    for use in script.uses:
-        if f"{use.name}.".startswith("tensorflow.contrib."):
-            yield Mark(use.node, name_in_tensorflow(use.name))
-    for imported in script.imports:
-        if f"{imported.name}.".startswith("tensorflow.contrib."):
-            yield Mark(imported.node, name_in_tensorflow(imported.name))
-
-
 def _imported(script: Script) -> Iterator[Mark]:
     """Yield the names that `from tensorflow import X` and `from tensorflow.M import X` import."""
     for imported in script.imports:
         if isinstance(imported.node, cst.ImportFrom) and imported.bound and _is_public(imported.raw):
             yield Mark(imported.node, name_in_tensorflow(imported.raw))
+
+
+def _catches_imports(handler: cst.ExceptHandler) -> bool:
+    types = handler.type.elements if isinstance(handler.type, cst.Tuple) else [handler.type]
+    names = [dotted(one.value if isinstance(one, cst.BaseElement) else one) for one in types]
+    return handler.type is None or any(name in _ERRORS for name in names)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from tfmp.migrate.analysis.project_role import ProjectRole
 from tfmp.migrate.analysis.tf_version import TfVersion
 from tfmp.migrate.cli.modules import Import
 from tfmp.migrate.cli.processing import FileReport
@@ -35,6 +36,9 @@ class Project:
         self._files = [number for number, report in enumerate(reports) if report.module is not None]
         self._edges = list(_edges(reports))
         self._imported = {target for edges in self._edges for target, _ in edges}
+        self._paths = {os.path.abspath(report.path) for report in reports}
+        of_2 = (number for number in self._files if self._version(number) is TfVersion.V2)
+        self._packages_of_2 = {self._package(number) for number in of_2}
 
     def tf_versions(self) -> dict[int, int]:
         """Return the TensorFlow version, 1 or 2, of files that do not show it themselves, by the files' numbers.
@@ -96,7 +100,18 @@ class Project:
         roles = [(number, role) for number in sorted(numbers) if (role := self._reports[number].role) is not None]
         if any(role.settles_behavior or role.version is TfVersion.V2 for _, role in roles):
             return []
-        return [number for number, role in roles if role.needs_behavior]
+        return [number for number, role in roles if role.needs_behavior and not self._is_ported(number, role)]
+
+    def _is_ported(self, number: int, role: ProjectRole) -> bool:
+        """Tell whether a file is of a package of TensorFlow 2 that uses tf.compat.v1, as inside an Estimator."""
+        return role.version is TfVersion.COMPAT_V1 and self._package(number) in self._packages_of_2
+
+    def _package(self, number: int) -> str:
+        """Return the outermost directory around a file that is a package; without a package, the file's directory."""
+        directory = os.path.dirname(os.path.abspath(self._reports[number].path))
+        while os.path.join(os.path.dirname(directory), "__init__.py") in self._paths:
+            directory = os.path.dirname(directory)
+        return directory
 
     def _passed_on(self, version: TfVersion) -> set[int]:
         """Return the files that files of a version import, directly or through files that do not show a version."""

@@ -48,7 +48,7 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
     }
     first = {one.module: one for one in reversed(needed) if one.module not in present}
     for module in sorted(first):
-        uses = [edit.start for edit in edits if f"{module}." in edit.text]
+        uses = [edit.start for edit in edits if edit.text == module or f"{module}." in edit.text]
         place = _place_for_imports(script, min(uses, default=len(script.text)))
         newline = script.module.default_newline
         lead = newline if place and not script.text[:place].endswith(("\n", "\r")) else ""

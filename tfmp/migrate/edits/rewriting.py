@@ -80,7 +80,7 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
     hidden = _hidden(script, needed)
     if hidden:
         edits, findings = [], findings.union(hidden)
-    in_order = tuple(sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message)))
+    in_order = tuple(sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.text)))
     if edits or findings:
         _check_positions(script)
     changes = _changes(text, edits)
@@ -91,8 +91,8 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
 
 
 def concerns(text: str) -> bool:
-    """Tell whether a script has a word that can concern a rule."""
-    return any(word in text for word in _WORDS)
+    """Tell whether a script has a word that can concern a rule. A star import may bind `tf`."""
+    return any(word in text for word in _WORDS) or ("import *" in text and "tf." in text)
 
 
 def _check_positions(script: Script) -> None:

@@ -4,9 +4,23 @@
 """
 
 import enum
+import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+
+# Names of early versions of TensorFlow 1, with the names that took their place.
+_RENAMED = dict(
+    re.findall(
+        r"(\S+):(\S+)",
+        "mul:multiply sub:subtract neg:negative pack:stack unpack:unstack inv:reciprocal select:where complex_abs:abs "
+        "listdiff:setdiff1d batch_matmul:matmul concat_v2:concat op_scope:name_scope variable_op_scope:variable_scope "
+        "scalar_summary:summary.scalar histogram_summary:summary.histogram image_summary:summary.image "
+        "merge_summary:summary.merge merge_all_summaries:summary.merge_all train.SummaryWriter:summary.FileWriter "
+        "nn.rnn:nn.static_rnn nn.bidirectional_rnn:nn.static_bidirectional_rnn",
+    )
+)
 
 
 class Standing(enum.Enum):
@@ -29,6 +43,8 @@ class Standing(enum.Enum):
 def standing(name: str) -> Standing:
     """Return the standing of the shortest part of a dotted name that decides it.
 
+    A module stands like its names if only `tf.compat.v1` has it, such as `logging`.
+
     Args:
         name: The words after `tf.`, such as `train.AdamOptimizer.minimize`.
 
@@ -39,29 +55,57 @@ def standing(name: str) -> Standing:
     table = _table()
     words = name.split(".")
     for count in range(1, len(words) + 1):
-        found = table.get(".".join(words[:count]), Standing.MISSING)
+        part = ".".join(words[:count])
+        found = table.get(part, Standing.MISSING)
         if found is not Standing.UNTOLD:
             return found
-        if f"{'.'.join(words[:count])}.*" in table:
-            return table[f"{'.'.join(words[:count])}.*"]
-    return Standing.UNTOLD
+        if f"{part}.*" in table:
+            return table[f"{part}.*"]
+    return Standing.OLD if _signs_below(name) == {Standing.OLD} else Standing.UNTOLD
 
 
 def differs(name: str) -> bool:
     """Tell whether a name, or a name below a module, is a different object in `tf.compat.v1` than in `tf`.
-
-    Args:
-        name: The words after `tf.`, such as `train` or `train.AdamOptimizer`.
 
     Example:
         >>> differs("train"), differs("train.AdamOptimizer"), differs("bitwise"), differs("float32")
         (True, True, False, False)
     """
     kind = standing(name)
-    if kind is Standing.UNTOLD:
-        below = (sign for full, sign in _table().items() if full.startswith(f"{name}."))
-        return any(sign in (Standing.OLD, Standing.AMBIGUOUS) for sign in below)
-    return kind in (Standing.OLD, Standing.AMBIGUOUS)
+    signs = _signs_below(name) if kind is Standing.UNTOLD else {kind}
+    return Standing.OLD in signs or Standing.AMBIGUOUS in signs
+
+
+def successor(name: str) -> str:
+    """Return the name that has taken the place of a missing one, or that is nearest to it; empty if there is none.
+
+    Example:
+        >>> successor("train.AdamOptimiser"), successor("io.gfile.Open"), successor("mul"), successor("nn.zzz")
+        ('train.AdamOptimizer', 'gfile.Open', 'multiply', '')
+    """
+    if name in _RENAMED:
+        return _RENAMED[name]
+    module, _, word = name.rpartition(".")
+    beside = [one for one in _table() if one.rpartition(".")[0] == module]
+    near = get_close_matches(name, beside, 1, 0.9) or [public_name(word)]
+    return near[0] or next(iter(get_close_matches(name, _table(), 1, 0.9)), "")
+
+
+def public_name(word: str) -> str:
+    """Return the shortest public name with this last word; empty if there is none.
+
+    Example:
+        >>> public_name("NewCheckpointReader"), public_name("zzz")
+        ('train.NewCheckpointReader', '')
+    """
+    found = [name for name in _table() if name.rpartition(".")[2] == word and standing(name) is not Standing.UNTOLD]
+    return min(found, key=lambda name: (name.count("."), len(name), name), default="")
+
+
+@cache
+def _signs_below(module: str) -> frozenset[Standing]:
+    found = (sign for name, sign in _table().items() if name.startswith(f"{module}."))
+    return frozenset(found) - {Standing.UNTOLD}
 
 
 @cache

@@ -1,37 +1,17 @@
 """Functions whose positional arguments have another order in TensorFlow 2 than in TensorFlow 1."""
 
-# For each name the first position, from 0, with a different argument. Aliases of a function have entries of their own.
-FIRST_CHANGED = {
-    "argmax": 2,
-    "argmin": 2,
-    "batch_to_space": 1,
-    "boolean_mask": 2,
-    "cond": 3,
-    "convert_to_tensor": 2,
-    "gather": 3,
-    "gather_nd": 2,
-    "gradients": 4,
-    "image.resize": 3,
-    "math.argmax": 2,
-    "math.argmin": 2,
-    "math.in_top_k": 0,
-    "nn.conv1d": 4,
-    "nn.conv2d": 4,
-    "nn.convolution": 2,
-    "nn.depthwise_conv2d": 4,
-    "nn.dropout": 1,
-    "nn.embedding_lookup": 2,
-    "nn.embedding_lookup_sparse": 3,
-    "nn.in_top_k": 0,
-    "nn.moments": 3,
-    "nn.pool": 3,
-    "nn.separable_conv2d": 5,
-    "nn.space_to_batch": 1,
-    "pad": 3,
-    "random.poisson": 0,
-    "shape": 1,
-    "size": 1,
-    "space_to_batch": 1,
-    "transpose": 2,
-    "while_loop": 7,
+# For each position, from 0, the functions of which it is the first that has a different argument. Aliases of a function
+# have entries of their own.
+_FUNCTIONS = {
+    0: "math.in_top_k nn.in_top_k random.poisson",
+    1: "batch_to_space nn.dropout nn.space_to_batch shape size space_to_batch",
+    2: (
+        "argmax argmin boolean_mask convert_to_tensor gather_nd math.argmax math.argmin nn.convolution "
+        "nn.embedding_lookup transpose"
+    ),
+    3: "cond gather image.resize nn.embedding_lookup_sparse nn.moments nn.pool pad",
+    4: "gradients nn.conv1d nn.conv2d nn.depthwise_conv2d",
+    5: "nn.separable_conv2d",
+    7: "while_loop",
 }
+FIRST_CHANGED = {name: position for position, names in _FUNCTIONS.items() for name in names.split()}

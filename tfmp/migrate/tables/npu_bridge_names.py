@@ -1,8 +1,8 @@
 """Replacements of the names of the NPU bridge where there is no NPU."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 from tfmp.npu.advice import ADVICE
 
@@ -14,34 +14,25 @@ _PACKAGES = ("npu_bridge.estimator.npu", "tensorflow.contrib.offline_train.pytho
 
 _PROTOBUF = "tensorflow.core.protobuf"
 # Names that `npu_bridge.npu_init` takes from other modules, with these modules; empty for a top-level module.
-_OF_OTHERS: Mapping[str, str] = MappingProxyType(
-    {
-        "os": "",
-        "config_pb2": _PROTOBUF,
-        "rewriter_config_pb2": _PROTOBUF,
-        "RewriterConfig": f"{_PROTOBUF}.rewriter_config_pb2",
-        "session": "tensorflow.python.client",
-        "session_run_hook": "tensorflow.python.training",
-    }
-)
+_OF_OTHERS = {
+    "os": "",
+    "config_pb2": _PROTOBUF,
+    "rewriter_config_pb2": _PROTOBUF,
+    "RewriterConfig": f"{_PROTOBUF}.rewriter_config_pb2",
+    "session": "tensorflow.python.client",
+    "session_run_hook": "tensorflow.python.training",
+}
 # Advice for names of the star import that do not concern the NPU.
-_ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        "tf": "write `import tensorflow.compat.v1 as tf`, and run this again",
-        "backend": "use tf.compat.v1.keras.backend",
-    }
-)
+_ADVICE = {
+    "tf": "write `import tensorflow.compat.v1 as tf`, and run this again",
+    "backend": "use tf.compat.v1.keras.backend",
+}
 # The pattern must not match `inputs` and `INPUT_SIZE`, which contain "npu" too.
 _OF_THE_BRIDGE = re.compile("(?<![A-Za-z])(?i:npu)|(?<=[a-z])N(PU|pu)|(?i:hccl)|^get_([a-z]+_)?rank_")
-#: The string that names the bridge's graph optimizer in a session's configuration. It is not a Python name.
-GRAPH_PASS = "NpuOptimizer"
 
 
 def advice(name: str) -> str:
     """Return the advice for a name of the bridge: the end of a sentence, without a full stop.
-
-    Args:
-        name: The name, with or without its module.
 
     Example:
         >>> advice("shutdown_resource")
@@ -56,9 +47,6 @@ def advice(name: str) -> str:
 def is_of_bridge(name: str) -> bool:
     """Tell whether an unbound name must come from the bridge.
 
-    Args:
-        name: The name.
-
     Example:
         >>> is_of_bridge("npu_config_proto"), is_of_bridge("KerasNPUModel"), is_of_bridge("get_group_rank_of")
         (True, True, True)
@@ -69,13 +57,9 @@ def is_of_bridge(name: str) -> bool:
 
 
 def target(name: str) -> tuple[str, str] | None:
-    """Return the module that provides a name of the bridge where there is no NPU, with its name there.
+    """Return the module that provides a name of the bridge without an NPU, with its name there; None if none does.
 
-    Args:
-        name: The full name, such as `npu_bridge.npu_init.NPULossScaleOptimizer`.
-
-    Returns:
-        Module and name; the module is empty if `import name` imports it. None if no module provides the name.
+    The module is empty if `import name` imports the name.
 
     Example:
         >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
@@ -95,45 +79,29 @@ def target(name: str) -> tuple[str, str] | None:
 def import_lines(names: Iterable[str]) -> list[str]:
     """Return the imports that replace the star import of the bridge.
 
-    Args:
-        names: The used names that have a target, without their module.
-
     Example:
         >>> import_lines(["os", "NPULossScaleOptimizer", "FixedLossScaleManager"])
         ['import os', 'from tfmp.npu import FixedLossScaleManager, NPULossScaleOptimizer']
     """
-    found = (target(f"{STAR}.{name}") for name in sorted(names))
-    pairs = [pair for pair in found if pair is not None]
-    plain = [f"import {name}" for module, name in pairs if not module]
-    modules = sorted({module for module, _ in pairs if module})
-    return plain + [
-        f"from {module} import " + ", ".join(name for of, name in pairs if of == module) for module in modules
-    ]
+    by_module: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        module, word = target(f"{STAR}.{name}") or ("", name)
+        by_module[module].append(word)
+    lines = ((module, ", ".join(words)) for module, words in sorted(by_module.items()))
+    return [f"from {module} import {words}" if module else f"import {words}" for module, words in lines]
 
 
 def advised(names: Mapping[str, Sequence[int]]) -> str:
-    """Return the advice for several names of the bridge: `npu_ops (lines 3, 4): leave it out; ...`.
-
-    Args:
-        names: The names, each with the lines that use it.
+    """Return the advice for several names of the bridge.
 
     Example:
         >>> advised({"shutdown_resource": [3, 9]})
         'shutdown_resource (lines 3, 9): leave it out'
     """
-    return "; ".join(f"{name} ({in_lines(lines)}): {advice(name)}" for name, lines in names.items())
+    told = {name: f": {advice(name)}" if lines else "" for name, lines in names.items()}
+    return "; ".join(f"{name} ({in_lines(lines)}){told[name]}" for name, lines in names.items())
 
 
 def in_lines(lines: Sequence[int]) -> str:
-    """Return line numbers as text for a message.
-
-    Args:
-        lines: The line numbers, from 1.
-
-    Example:
-        >>> in_lines([3]), in_lines([3, 9]), in_lines([])
-        ('line 3', 'lines 3, 9', 'not used')
-    """
-    if not lines:
-        return "not used"
-    return f"line{'s' if len(lines) > 1 else ''} " + ", ".join(map(str, lines))
+    """Return line numbers as text for a message: `line 3`, `lines 3, 9` or `not used`."""
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}" if lines else "not used"

@@ -1,27 +1,30 @@
-"""R13, second part: names of `tf` that TensorFlow 2.15 does not have."""
+"""R13, second part: names that TensorFlow 2.15 does not have."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported
-from tfmp.migrate.analysis.guarded_imports import is_checked_for, is_guarded
+from tfmp.migrate.analysis.expressions import Imported, Use
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (
     V1_MODULE,
     TfVersion,
     detect_version,
+    is_checked_for,
     is_explicit_v1,
+    is_guarded,
     name_in_tensorflow,
     v1_aliases,
 )
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
-from tfmp.migrate.tables.api_names import Standing, standing
+from tfmp.migrate.tables.api_names import Standing, standing, successor
+from tfmp.migrate.tables.python_names import missing_part, replacement
 
 RULE = "R13"
+_PYTHON = "tensorflow.python."
 _NOT_ATTRIBUTES = frozenset(("python", "core"))
-_EXAMPLES = "tensorflow.examples is not in TensorFlow 2: keep a copy of what is used of it"
+_EXAMPLES = "tensorflow.examples is not in TensorFlow 2. Copy what the script uses of it into the project."
 _OTHER_RULES = frozenset(("contrib", "compat", "keras"))
 
 
@@ -29,58 +32,88 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     """Report each unknown name once. The script would fail at these names only when it runs."""
     del options
     lines: dict[str, list[int]] = defaultdict(list)
-    words = script.cached(v1_aliases)
-    is_old = script.cached(detect_version).version in (TfVersion.V1, TfVersion.COMPAT_V1)
+    guarded = {one.name for one in script.imports if _is_guarded(script, one)}
     for use in script.uses:
-        name = name_in_tensorflow(use.name)
-        if use.root != "tensorflow" or not _is_checked(name) or _is_expected(script, use.node):
-            continue
-        kind = standing(name)
-        if kind is Standing.NEW and is_explicit_v1(use, words):
-            lines[f"tf.compat.v1 has no {name}: write tf.compat.v2.{name}"].append(script.line(use.node))
-        elif kind is Standing.MISSING:
-            lines[_said(name)].append(script.line(use.node))
+        if use.root not in guarded and not _is_expected(script, use.node):
+            lines[_of_use(script, use)].append(script.line(use.node))
     for one in script.imports:
-        name = name_in_tensorflow(one.name)
-        if name.startswith("examples"):
-            lines[_EXAMPLES].append(script.line(one.node))
-        elif _is_imported(one) and standing(name) is Standing.MISSING and not is_guarded(script, one.node):
-            is_ours = _is_checked(name) or (is_old and _is_of_keras(name))
-            if is_ours:
-                lines[_said(name)].append(script.line(one.node))
-    for said, places in lines.items():
-        count = f" ({len(places)} places)" if len(places) > 1 else ""
-        yield Finding(RULE, min(places), Level.FAILS, f"{said}{count}.")
+        if not _is_guarded(script, one):
+            lines[_of_import(script, one)].append(script.line(one.node))
+    lines.pop("", None)
+    for message, places in lines.items():
+        detail = f"The script has it in {len(places)} places." if places[1:] else ""
+        yield Finding(RULE, min(places), Level.FAILS, message, detail)
 
 
-def _is_imported(one: Imported) -> bool:
-    """Tell whether a `from` import takes a name from a public module, so that the table of names can judge it."""
+def _of_use(script: Script, use: Use) -> str:
+    """Return the message for a use; empty if TensorFlow has the name."""
+    name = name_in_tensorflow(use.name)
+    below = use.root.startswith(_PYTHON) or any(
+        one.bound == "tensorflow" and one.name.startswith(_PYTHON) for one in script.imports
+    )
+    if below and use.name.startswith(_PYTHON):
+        return _of_python(use.name[len(_PYTHON) :])
+    if use.root != "tensorflow" or not _is_checked(name):
+        return ""
+    kind = standing(name)
+    if kind is Standing.NEW and is_explicit_v1(use, script.cached(v1_aliases)):
+        return f"tf.compat.v1 does not have {name}, which is a name of TensorFlow 2. Write tf.compat.v2.{name}."
+    return _of_missing(name) if kind is Standing.MISSING else ""
+
+
+def _of_import(script: Script, one: Imported) -> str:
+    """Return the message for an import; empty if TensorFlow has the name."""
     name = name_in_tensorflow(one.name)
     words = name.split(".")
-    if not isinstance(one.node, cst.ImportFrom) or not one.bound or not _NOT_ATTRIBUTES.isdisjoint(words):
-        return False
-    is_plain = one.raw in (f"tensorflow.{name}", f"{V1_MODULE}.{name}")
-    return is_plain and (len(words) == 1 or standing(words[0]) is Standing.UNTOLD)
+    if one.name.startswith("tensorflow.examples"):
+        return _EXAMPLES
+    if one.name.startswith(_PYTHON):
+        return _of_python(one.name[len(_PYTHON) :])
+    # The table can judge only names that a `from` import takes from a public module.
+    is_plain = one.raw in (f"tensorflow.{name}", f"{V1_MODULE}.{name}") and isinstance(one.node, cst.ImportFrom)
+    is_module = len(words) == 1 or standing(words[0]) in (Standing.UNTOLD, Standing.OLD)
+    if not is_plain or not is_module or not one.bound or not _NOT_ATTRIBUTES.isdisjoint(words):
+        return ""
+    is_old = script.cached(detect_version).version in (TfVersion.V1, TfVersion.COMPAT_V1)
+    is_old_keras = is_old and name.startswith("keras.") and not name.startswith("keras.mixed_precision.")
+    is_ours = _is_checked(name) or is_old_keras
+    return _of_missing(name) if is_ours and standing(name) is Standing.MISSING else ""
 
 
-def _is_of_keras(name: str) -> bool:
-    return name.startswith("keras.") and not name.startswith("keras.mixed_precision.")
-
-
-def _said(name: str) -> str:
+def _of_missing(name: str) -> str:
     """Return the message for an unknown name, which is cut after its first unknown word."""
     words = name.split(".")
     if words[0] in _NOT_ATTRIBUTES:
-        return f"tf.{words[0]} is no attribute of TensorFlow 2: import tensorflow.{words[0]}'s module by its name"
+        module = f"tensorflow.{words[0]}"
+        return (
+            f"{module} is not an attribute of TensorFlow 2. Import what is used of it: `from {module}.<module> import`."
+        )
     counts = range(1, len(words) + 1)
     known = next(count for count in counts if standing(".".join(words[:count])) is Standing.MISSING)
-    return f"tf.{'.'.join(words[:known])} is not in TensorFlow 2.15: misspelled, or removed"
+    missing = ".".join(words[:known])
+    instead = successor(missing)
+    word = "tf.compat.v2" if standing(instead) is Standing.NEW else "tf"
+    told = f" Write {word}.{instead} if that is what it means." if instead else ""
+    return f"tf.{missing} is not in TensorFlow 2.15: it is misspelled, or was removed.{told}"
+
+
+def _of_python(name: str) -> str:
+    missing = missing_part(name)
+    if not missing:
+        return ""
+    instead = replacement(missing)
+    told = f"Write {instead} in its place." if instead else "It has no public successor: write it out in the project."
+    return f"{_PYTHON}{missing} is not in TensorFlow 2.15, as tensorflow.python is private and changes. {told}"
 
 
 def _is_checked(name: str) -> bool:
-    """Tell whether this rule is responsible for a name."""
-    first = name.partition(".")[0]
-    return bool(first) and first not in _OTHER_RULES and "__" not in name
+    """Tell whether this rule is responsible for a public name."""
+    words = name.split(".")
+    return words[0] not in ("", *_OTHER_RULES) and not any(word.startswith("_") for word in words)
+
+
+def _is_guarded(script: Script, one: Imported) -> bool:
+    return is_guarded(script, one.node) or is_checked_for(script, one.node)
 
 
 def _is_expected(script: Script, node: cst.CSTNode) -> bool:

@@ -5,15 +5,17 @@ from collections.abc import Iterator
 import libcst as cst
 
 from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word
-from tfmp.migrate.analysis.project_role import asks_for_main, is_run
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (
     V1_MODULE,
     DetectedVersion,
     TfVersion,
+    asks_for_main,
     detect_version,
     imports_rebinding_tensorflow,
+    is_run,
     name_in_tensorflow,
+    uses_and_imports,
     v1_alias,
     v1_aliases,
 )
@@ -24,6 +26,45 @@ from tfmp.migrate.tables.changed_positions import FIRST_CHANGED
 RULE = "R1"
 _CALL = "disable_v2_behavior()"
 _EAGER = frozenset(("enable_eager_execution", "enable_v2_behavior"))
+_STAR = (
+    f"A star import of TensorFlow hides which names are of TensorFlow 1. Write `import {V1_MODULE} as tf` in its place "
+    "and tf. before each of them, and run the rewriter again."
+)
+_NEW = "The script is written for TensorFlow 2, so the rewriter leaves its imports and its behavior alone."
+_MIXED = (
+    "The script uses names of both TensorFlow 1 and TensorFlow 2, so the rewriter leaves its imports alone, and it "
+    "fails at the names that the installed version lacks. Write tf.compat.v1 in front of the names of TensorFlow 1, or "
+    f"`import {V1_MODULE} as tf` and tf.compat.v2 in front of those of TensorFlow 2."
+)
+_UNCLEAR = (
+    "The rewriter cannot tell whether the script was written for TensorFlow 1 or 2, and leaves it alone. Its calls "
+    "take the same arguments in both."
+)
+_TWO_MEANINGS = (
+    "The rewriter cannot tell whether the script was written for TensorFlow 1 or 2, and leaves it alone. But a call "
+    "gives arguments by position whose order differs between the two. If the script is for TensorFlow 1, write "
+    f"`import {V1_MODULE} as tf`; if it is for TensorFlow 2, give the arguments by keyword."
+)
+_REBOUND = (
+    "The script uses names of TensorFlow 1, but an import of a submodule binds the name tensorflow to TensorFlow 2. "
+    f"Write `import {V1_MODULE} as tf`, and tf in place of tensorflow below."
+)
+_IS_EAGER = (
+    "The script turns on eager execution, so the rewriter does not turn on TensorFlow 1's behavior. If the script "
+    "trains in a session, it fails: write tf.disable_v2_behavior() in its place."
+)
+_ONLY_GRAPHS = (
+    "tf.disable_eager_execution() alone keeps TensorFlow 2's resource variables and control flow. Write "
+    "tf.disable_v2_behavior() in its place for TensorFlow 1's behavior, with the names and fetches of the script."
+)
+_KERAS = (
+    "The rewriter cannot tell whether Keras is to train in graphs, as in TensorFlow 1, or eagerly. Below the imports, "
+    f"write tf.compat.v1.{_CALL} for graphs, or tf.compat.v1.enable_eager_execution()."
+)
+_NO_IMPORT = (
+    "The script is run, and needs the behavior of TensorFlow 1, but does not import tensorflow at its top. Call "
+    f"{V1_MODULE}.{_CALL} before all else."
+)
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
@@ -35,8 +76,10 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
         yield from _imports(script)
     if detected.version in (TfVersion.V1, TfVersion.COMPAT_V1):
         yield from _behavior(script, detected)
-    else:
-        yield from _left_alone(script, detected)
+    elif detected.version is TfVersion.AMBIGUOUS:
+        yield _unclear(script)
+    elif detected.version in (TfVersion.V2, TfVersion.MIXED):
+        yield _of_tensorflow_2(script, detected)
 
 
 def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
@@ -46,51 +89,33 @@ def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
             continue
         module = "" if one.raw in ("tensorflow", V1_MODULE) else f"{name_in_tensorflow(one.raw)}."
         names = [name for name in script.unbound_names if not module and name == "contrib"]
-        if not one.raw.startswith(V1_MODULE):
+        is_plain = not one.raw.startswith(V1_MODULE)
+        if is_plain:
             names += [name for name in script.unbound_names if standing(f"{module}{name}") is Standing.OLD]
-        is_old = detected.version is TfVersion.V1 and not one.raw.startswith(V1_MODULE)
-        if names or (is_old and (not module or differs(module.rstrip(".")))):
-            first = f", as {names[0]} in line {script.unbound_names[names[0]][0]}" if names else ""
-            advice = "; for contrib.mixed_precision write tfmp" if "contrib" in names else ""
-            message = (
-                f"a star import hides which names are of TensorFlow 1{first}: "
-                f"write `import {V1_MODULE} as tf`, and tf. before each of them{advice}."
-            )
-            yield Finding(RULE, script.line(one.node), Level.FAILS, message)
+        is_old = detected.version is TfVersion.V1 and is_plain and (not module or differs(module.rstrip(".")))
+        if names or is_old:
+            shown = [f"{name} in line {script.unbound_names[name][0]}" for name in names]
+            detail = f"The script uses {', '.join(shown)}." if shown else ""
+            yield Finding(RULE, script.line(one.node), Level.FAILS, _STAR, detail)
 
 
-def _left_alone(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
-    """Report why a script is not rewritten."""
-    if detected.version is TfVersion.AMBIGUOUS:
-        yield _unclear(script)
-    if detected.version not in (TfVersion.V2, TfVersion.MIXED):
-        return
+def _of_tensorflow_2(script: Script, detected: DetectedVersion) -> Finding:
+    """Report that a script is left alone because it uses names of TensorFlow 2."""
     new = min(detected.new, key=lambda mark: script.line(mark.node))
     if detected.version is TfVersion.V2:
-        message = f"written for TensorFlow 2 ({new.shown}): left alone."
-        yield Finding(RULE, script.line(new.node), Level.NOTE, message)
-        return
+        return Finding(RULE, script.line(new.node), Level.NOTE, _NEW, f"It uses {new.shown}.")
     old = min(detected.old, key=lambda mark: script.line(mark.node))
-    message = (
-        f"{new.shown} is of TensorFlow 2, but {old.shown} in line {script.line(old.node)} is of TensorFlow 1: left "
-        f"alone. Write tf.compat.v1 for what is of 1, or `import {V1_MODULE} as tf` and tf.compat.v2 for what is of 2."
-    )
-    yield Finding(RULE, script.line(new.node), Level.FAILS, message)
+    detail = f"{new.shown} is of TensorFlow 2, and {old.shown} in line {script.line(old.node)} is of TensorFlow 1."
+    return Finding(RULE, script.line(new.node), Level.FAILS, _MIXED, detail)
 
 
 def _unclear(script: Script) -> Finding:
     """Report a script that does not show which TensorFlow it was written for."""
-    cannot = "cannot tell whether this was written for TensorFlow 1 or 2: left alone"
     changed = next((use for use in script.uses if _means_two_things(script, use)), None)
     if changed is None:
-        message = f"{cannot}. Its calls take the same arguments in both."
-        return Finding(RULE, _first_import(script), Level.NOTE, message)
-    message = (
-        f"{cannot}, but tf.{name_in_tensorflow(changed.name)} takes these arguments in another order in each. "
-        "If it was for 1, "
-        f"write `import {V1_MODULE} as tf`; if for 2, give them by keyword."
-    )
-    return Finding(RULE, script.line(changed.node), Level.FAILS, message)
+        return Finding(RULE, _first_import(script), Level.NOTE, _UNCLEAR)
+    detail = f"The first such call is of tf.{name_in_tensorflow(changed.name)}."
+    return Finding(RULE, script.line(changed.node), Level.FAILS, _TWO_MEANINGS, detail)
 
 
 def _means_two_things(script: Script, use: Use) -> bool:
@@ -122,31 +147,21 @@ def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bou
     """Rewrite `import tensorflow`; report it if another import binds the same name."""
     others = imports_rebinding_tensorflow(script)
     if not bound and others:
-        message = (
-            f"`import {others[0].raw}` in line {script.line(others[0].node)} binds the name tensorflow too: "
-            f"write `import {V1_MODULE} as tf`, and tf for tensorflow below."
-        )
-        return Finding(RULE, script.line(node), Level.FAILS, message)
-    start, end = script.span(alias.name)
-    return Edit(RULE, start, end, V1_MODULE if bound else f"{V1_MODULE} as tensorflow")
+        detail = f"It is `import {others[0].raw}` in line {script.line(others[0].node)}."
+        return Finding(RULE, script.line(node), Level.FAILS, _REBOUND, detail)
+    return Edit(RULE, *script.span(alias.name), V1_MODULE if bound else f"{V1_MODULE} as tensorflow")
 
 
 def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Iterator[Result]:
     """Rewrite an import such as `import tensorflow.keras.backend as K` to the module below `tf.compat.v1`."""
-    name = name_in_tensorflow(dotted(alias.name))
     if bound:
-        yield Edit(RULE, *script.span(alias.name), f"{V1_MODULE}.{name}")
-        return
-    if any(one.raw in ("tensorflow", V1_MODULE) and one.bound == "tensorflow" for one in script.imports):
-        return
-    uses = (use for use in script.uses if first_word(use.node) == "tensorflow" and differs(name_in_tensorflow(use.raw)))
-    first = next(uses, None)
-    if first is not None:
-        message = (
-            f"`import tensorflow.{name}` brings TensorFlow 2's names, as {dotted(first.node)} in line "
-            f"{script.line(first.node)}: write `import {V1_MODULE} as tf`, and tf for tensorflow below."
-        )
-        yield Finding(RULE, script.line(node), Level.FAILS, message)
+        yield Edit(RULE, *script.span(alias.name), f"{V1_MODULE}.{name_in_tensorflow(dotted(alias.name))}")
+    elif not any(one.raw in ("tensorflow", V1_MODULE) and one.bound == "tensorflow" for one in script.imports):
+        uses = (use for use in script.uses if first_word(use.node) == "tensorflow")
+        first = next((use.node for use in uses if differs(name_in_tensorflow(use.raw))), None)
+        if first is not None:
+            detail = f"The first of the names is {dotted(first)} in line {script.line(first)}."
+            yield Finding(RULE, script.line(node), Level.FAILS, _REBOUND, detail)
 
 
 def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[Result]:
@@ -163,42 +178,24 @@ def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[
 
 def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
     """Insert `disable_v2_behavior()` into a script that is run, or report why it is not inserted."""
+    switches = ("enable_", "disable_")
     called: dict[str, Use | Imported] = {
-        name_in_tensorflow(use.name): use
-        for use in script.uses
-        if name_in_tensorflow(use.name).startswith(("enable_", "disable_"))
-    }
-    called |= {
-        name_in_tensorflow(one.name): one
-        for one in script.imports
-        if name_in_tensorflow(one.name) == "disable_v2_behavior"
+        name: one for one in uses_and_imports(script) if (name := name_in_tensorflow(one.name)).startswith(switches)
     }
     if "disable_v2_behavior" in called or not is_run(script):
         return
-    chosen = next((use for name, use in called.items() if name in _EAGER), None)
+    chosen = next((one for name, one in called.items() if name in _EAGER), None)
     if chosen is not None:
-        message = (
-            f"tf.{name_in_tensorflow(chosen.name)}() asks for eager execution, so tf.{_CALL} is not inserted: "
-            "write it instead if the script trains in a session."
-        )
-        yield Finding(RULE, script.line(chosen.node), Level.NOTE, message)
+        yield Finding(RULE, script.line(chosen.node), Level.NOTE, _IS_EAGER)
     elif "disable_eager_execution" in called:
-        message = (
-            "tf.disable_eager_execution() alone leaves resource variables and TensorFlow 2's control flow on: "
-            f"write tf.{_CALL} instead to have TensorFlow 1's behaviour, names and fetches."
-        )
-        yield Finding(RULE, script.line(called["disable_eager_execution"].node), Level.NOTE, message)
+        yield Finding(RULE, script.line(called["disable_eager_execution"].node), Level.NOTE, _ONLY_GRAPHS)
     elif detected.version is TfVersion.COMPAT_V1 and detected.keras and _fits(script):
-        message = (
-            "cannot tell whether Keras is to train as in TensorFlow 1 or eagerly: left alone. If as in 1, write "
-            f"tf.compat.v1.{_CALL} below the imports; if eagerly, tf.compat.v1.enable_eager_execution()."
-        )
-        yield Finding(RULE, _first_import(script), Level.FAILS, message)
+        yield Finding(RULE, _first_import(script), Level.FAILS, _KERAS)
     else:
-        yield _inserted(script, detected)
+        yield _inserted(script)
 
 
-def _inserted(script: Script, detected: DetectedVersion) -> Edit | Finding:
+def _inserted(script: Script) -> Edit | Finding:
     """Insert the call below the first import that binds TensorFlow; report a script that has no such import."""
     for imported in script.imports:
         statement = _statement(script, imported)
@@ -207,10 +204,9 @@ def _inserted(script: Script, detected: DetectedVersion) -> Edit | Finding:
         place = script.end_of_line(statement)
         newline = script.module.default_newline
         start = "" if script.text[:place].endswith(("\n", "\r")) else newline
-        word = v1_alias(script, detected, imported.bound)
+        word = v1_alias(script, imported.bound)
         return Edit(RULE, place, place, f"{start}{_indent(script, statement)}{word}.{_CALL}{newline}")
-    message = f"this script is run, but imports no tensorflow at its top: call {V1_MODULE}.{_CALL} before all else."
-    return Finding(RULE, _first_import(script), Level.FAILS, message)
+    return Finding(RULE, _first_import(script), Level.FAILS, _NO_IMPORT)
 
 
 def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
@@ -222,7 +218,7 @@ def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
     others = (one.node for one in script.imports if one.bound == imported.bound and one.node is not imported.node)
     # If all branches of a statement bind the name, it is bound below the whole statement.
     both = any(outermost in script.ancestors(node) for node in others)
-    is_main = isinstance(outermost, cst.If) and asks_for_main(outermost)
+    is_main = asks_for_main(script, outermost)
     return line if isinstance(line, cst.SimpleStatementLine) and (is_main or not both) else outermost
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, dotted, first_word, without_last_words
+from tfmp.migrate.analysis.expressions import Imported, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, name_in_tensorflow, v1_alias
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
@@ -22,36 +22,36 @@ NAMES = frozenset(
     )
 )
 _OF_KERAS_2 = ("layers.", "nn.rnn_cell.", "keras.")
+_NEEDS_ESTIMATOR = (
+    "The script needs TensorFlow 2.15, the last version with Estimator. Later versions do not have these names."
+)
+_NEEDS_KERAS_2 = (
+    "The script needs TensorFlow 2.15. A later version also runs it if the package tf_keras is installed and the "
+    "environment variable TF_USE_LEGACY_KERAS is 1, because these names need Keras 2."
+)
 
 
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
     """Replace the hooks of `tf.estimator`, and list the names that later TensorFlow versions do not have."""
     del options
-    detected = script.cached(detect_version)
+    is_old = script.cached(detect_version).version is TfVersion.V1
     left = []
     for use in script.uses:
         name = _name_after_the_other_rules(name_in_tensorflow(use.name))
         hook = name.split(".")[1] if name.startswith("estimator.") else ""
         if use.root == "tensorflow" and name_in_tensorflow(use.name) == name and hook in NAMES:
             start, end = script.span(without_last_words(use.node, name.count(".") - 1))
-            yield Edit(RULE, start, end, f"{v1_alias(script, detected, first_word(use.node))}.train.{hook}")
+            yield Edit(RULE, start, end, f"{v1_alias(script, first_word(use.node))}.train.{hook}")
         elif _is_module(use.root) and name.startswith(("estimator.", "layers.", "nn.rnn_cell.")):
             left.append((script.line(use.node), ".".join(name.split(".")[: 3 if name.startswith("nn.") else 2])))
-    for node in script.nodes(cst.ImportFrom):
-        if node.relative or dotted(node.module) not in ("tensorflow.estimator", f"{V1_MODULE}.estimator"):
-            continue
-        if isinstance(node.names, cst.ImportStar):
-            left.append((script.line(node), "estimator.*"))
-            continue
-        names = [dotted(alias.name) for alias in node.names]
-        left += [(script.line(node), f"estimator.{name}") for name in names if name not in NAMES]
-        moved = {name: (f"{V1_MODULE}.train", name) for name in names if name in NAMES}
-        if moved:
-            yield MovedNames(RULE, node, moved)
-    is_old = detected.version is TfVersion.V1
-    left += [
-        (script.line(one.node), name_in_tensorflow(one.name)) for one in script.imports if _is_of_old_keras(one, is_old)
-    ]
+    for one in script.imports:
+        module, _, name = one.name.rpartition(".") if one.bound else (one.name, "", "*")
+        if isinstance(one.node, cst.ImportFrom) and module == "tensorflow.estimator" and name in NAMES:
+            yield MovedNames(RULE, one.node, {name: (f"{V1_MODULE}.train", name)})
+        elif isinstance(one.node, cst.ImportFrom) and module == "tensorflow.estimator":
+            left.append((script.line(one.node), f"estimator.{name}"))
+        elif _is_of_old_keras(one, is_old):
+            left.append((script.line(one.node), name_in_tensorflow(one.name)))
     yield from _listed(left)
 
 
@@ -80,17 +80,8 @@ def _name_after_the_other_rules(name: str) -> str:
 
 def _listed(left: Sequence[tuple[int, str]]) -> Iterator[Finding]:
     """Report all names that a later TensorFlow does not have, in one finding for the script."""
-    estimator = sorted({name for _, name in left if not name.startswith(_OF_KERAS_2)})
-    layers = sorted({name for _, name in left if name.startswith(_OF_KERAS_2)})
-    line = min((line for line, _ in left), default=0)
-    if estimator:
-        names = ", ".join(f"tf.{name}" for name in (*estimator, *layers))
-        message = f"needs TensorFlow 2.15, the last with Estimator: {names}."
-        yield Finding(RULE, line, Level.NOTE, message)
-    elif layers:
-        names = ", ".join(f"tf.{name}" for name in layers)
-        message = (
-            "needs TensorFlow 2.15, or a later one with the package tf_keras and the environment's "
-            f"TF_USE_LEGACY_KERAS=1: {names}."
-        )
-        yield Finding(RULE, line, Level.NOTE, message)
+    names = sorted({name for _, name in left}, key=lambda name: (name.startswith(_OF_KERAS_2), name))
+    if names:
+        message = _NEEDS_KERAS_2 if names[0].startswith(_OF_KERAS_2) else _NEEDS_ESTIMATOR
+        detail = f"The names are {', '.join(f'tf.{name}' for name in names)}."
+        yield Finding(RULE, min(line for line, _ in left), Level.NOTE, message, detail)

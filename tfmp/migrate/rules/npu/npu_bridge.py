@@ -1,0 +1,122 @@
+"""R5: names of the NPU bridge for loss scaling are imported from tfmp.npu."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import libcst as cst
+
+from tfmp.migrate.analysis.expressions import Imported, argument, dotted
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tf_version import is_guarded
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
+from tfmp.migrate.tables.npu_bridge_names import STAR, advised, import_lines, in_lines, is_of_bridge, target
+
+RULE = "R5"
+_STAR_RULE = "R5*"
+_PACKAGES = ("npu_bridge", "hccl", "tensorflow.contrib.offline_train")
+# A script that also supports Python 2 uses these names only after it has detected Python 2.
+_OF_PYTHON2 = frozenset(
+    ("basestring", "buffer", "cmp", "execfile", "file", "intern", "long", "raw_input", "reduce", "reload", "unichr")
+) | {"unicode", "xrange"}
+_GUARDED = (
+    "This import of the NPU bridge stands in a `try`. Where there is no NPU, the import fails and the script runs the "
+    "`except` branch: check that this branch scales the loss."
+)
+_MISSING = "The NPU bridge exists only on the NPU. Remove this import, and replace what the script uses of it."
+_IN_BRANCH = (
+    "A star import of the NPU bridge stands in a branch or shares its line, and fails where there is no NPU. Write "
+    "imports of the names that it must provide in its place."
+)
+_STAR_LEFT = (
+    "A star import of the NPU bridge, which fails where there is no NPU, may bind names that tfmp does not have."
+)
+_UNCHECKED = (
+    "enable_overflow_check=False makes NPULossScaleOptimizer apply every step, whatever its gradients are: a single "
+    "infinity or NaN, which float16 produces on CPU and GPU, ruins the weights for good. Remove the argument, so that "
+    "steps that overflow are skipped."
+)
+
+
+def rewrite(script: Script, options: Options) -> Iterator[Result]:
+    """Import the loss-scaling names from tfmp.npu, and report the other names of the bridge."""
+    del options
+    by_node: dict[cst.Import | cst.ImportFrom, list[Imported]] = {}
+    for one in script.imports:
+        if _is_of_bridge(one.name):
+            by_node.setdefault(one.node, []).append(one)
+    stars = [node for node in by_node if isinstance(node.names, cst.ImportStar)]
+    yield from _stars(script, [node for node in stars if not is_guarded(script, node)])
+    for node, imported in by_node.items():
+        if is_guarded(script, node):
+            yield Finding(RULE, script.line(node), Level.NOTE, _GUARDED)
+        elif isinstance(node, cst.Import):
+            yield from _modules(script, node, imported)
+        elif node not in stars:
+            targets = {one.name.rpartition(".")[2]: target(one.name) for one in imported}
+            moved = {name: found for name, found in targets.items() if found is not None}
+            if moved:
+                yield MovedNames(RULE, node, moved)
+            yield from _left(script, node, [one for one in imported if target(one.name) is None])
+    yield from _unchecked(script, has_stars=bool(stars))
+
+
+def _is_of_bridge(name: str) -> bool:
+    return any(f"{name}.".startswith(f"{package}.") for package in _PACKAGES)
+
+
+def _modules(script: Script, node: cst.Import, imported: Sequence[Imported]) -> Iterator[Result]:
+    moved = []
+    for alias in node.names:
+        one = next((one for one in imported if one.raw == dotted(alias.name)), None)
+        if one is not None and alias.asname is not None and target(one.name) is not None:
+            moved.append(one)
+            yield Edit(RULE, *script.span(alias.name), f"tfmp.npu.{one.name.rpartition('.')[2]}")
+    yield from _left(script, node, [one for one in imported if one not in moved])
+
+
+def _left(script: Script, node: cst.CSTNode, imported: Sequence[Imported]) -> Iterator[Finding]:
+    used = {one.raw if isinstance(node, cst.Import) else one.name.rpartition(".")[2]: one for one in imported}
+    lines = {name: _lines_of(script, one.bound) for name, one in used.items()}
+    if lines:
+        yield Finding(RULE, script.line(node), Level.FAILS, _MISSING, f"{advised(lines)}.")
+
+
+def _lines_of(script: Script, bound: str) -> list[int]:
+    names = (name for name in script.nodes(cst.Name) if name.value == bound)
+    return sorted({script.line(name) for name in names if script.is_use(name)})
+
+
+def _stars(script: Script, nodes: Sequence[cst.CSTNode]) -> Iterator[Result]:
+    """Import the names one by one if all of them are known, and report the star imports otherwise."""
+    free = {name: lines for name, lines in script.unbound_names.items() if nodes and name not in _OF_PYTHON2}
+    ours = [name for name in free if target(f"{STAR}.{name}")]
+    left = {name: lines for name, lines in free.items() if name not in ours}
+    for node in nodes:
+        start, end = script.span(node)
+        if not script.is_top_level(node):
+            yield Finding(_STAR_RULE, script.line(node), Level.FAILS, _IN_BRANCH)
+        elif left:
+            yield Finding(_STAR_RULE, script.line(node), Level.FAILS, _STAR_LEFT, _of_star(script, left, ours))
+        elif ours and node is nodes[0]:
+            yield Edit(_STAR_RULE, start, end, script.module.default_newline.join(import_lines(ours)))
+        else:
+            yield Edit(_STAR_RULE, start, script.end_of_line(node), "")
+
+
+def _of_star(script: Script, left: Mapping[str, Sequence[int]], ours: Sequence[str]) -> str:
+    theirs = {name: lines for name, lines in left.items() if is_of_bridge(name)}
+    unknown = ", ".join(f"{name} ({in_lines(lines)})" for name, lines in left.items() if name not in theirs)
+    others = [one.raw for one in script.imports if not one.bound and not _is_of_bridge(one.name)]
+    by = f"Only the star import of {', '.join(others)} may bind {unknown}. " if others else f"Nothing binds {unknown}. "
+    rest = " and ".join(f"`{line}`" for line in import_lines(ours))
+    told = f"Replace what is of the bridge: {advised(theirs)}. " if theirs else ""
+    instead = f"write {rest} in place of this line" if rest else "remove this line"
+    return f"{told}{by if unknown else ''}Once these names come from elsewhere, {instead}."
+
+
+def _unchecked(script: Script, *, has_stars: bool) -> Iterator[Finding]:
+    for call in script.nodes(cst.Call):
+        name = script.function_name(call)
+        is_ours = name.startswith("tfmp.npu.") or _is_of_bridge(name) or (has_stars and name == script.last_word(call))
+        check = argument(call, 1, "enable_overflow_check") if is_ours else None
+        if name.endswith("FixedLossScaleManager") and isinstance(check, cst.Name) and check.value == "False":
+            yield Finding(RULE, script.line(call), Level.WRONG, _UNCHECKED)

@@ -1,0 +1,54 @@
+"""R4: names of TensorFlow 1 behind a `tf` that no plain import binds."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from tfmp.migrate.analysis.expressions import dotted, root_of
+from tfmp.migrate.analysis.script import Script
+from tfmp.migrate.analysis.tf_version import is_checked_for
+from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.tables.api_names import Standing, standing
+
+RULE = "R4"
+_WORDS = ("tf", "tensorflow")
+_MESSAGE = (
+    "TensorFlow 2 does not have these names, and the rewriter leaves them alone because no plain import binds the name "
+    "in front of them: it comes from a star import, or the script binds it in several places. Write `import "
+    "tensorflow.compat.v1 as tf` below the imports, bind tf nowhere else, and run the rewriter again."
+)
+
+
+def report(script: Script, options: Options) -> Iterator[Result]:
+    """Report the names once, at the first of them."""
+    del options
+    bound = {root_of(use.node) for use in script.uses}
+    ambiguous = {root_of(use.node) for use in script.ambiguous_uses if use.root == "tensorflow"}
+    imports = script.nodes(cst.ImportFrom)
+    stars = [node for node in imports if isinstance(node.names, cst.ImportStar) and not _is_of_npu(node)]
+    free = [word for word in _WORDS if stars and word in script.unbound_names]
+    elsewhere = [word for word in _WORDS if any(_imports(node, word) for node in imports)]
+    found: dict[str, int] = {}
+    for name in script.nodes(cst.Name):
+        if name in bound or not (name in ambiguous or name.value in _WORDS) or not script.is_use(name):
+            continue
+        node = script.whole_name(name)
+        words = dotted(node).partition(".")[2]
+        is_old = standing(words) is Standing.OLD and (name in ambiguous or name.value in free)
+        is_contrib = words.startswith("contrib.") and name.value not in elsewhere
+        if (is_old or is_contrib) and not is_checked_for(script, node):
+            found.setdefault(dotted(node), script.line(node))
+    if found:
+        listed = ", ".join(f"{name} in line {line}" for name, line in found.items())
+        yield Finding(RULE, min(found.values()), Level.FAILS, _MESSAGE, f"The names are {listed}.")
+
+
+def _is_of_npu(node: cst.ImportFrom) -> bool:
+    """Tell whether this is a star import of the NPU bridge, which R5 handles."""
+    return dotted(node.module).startswith("npu_bridge")
+
+
+def _imports(node: cst.ImportFrom, word: str) -> bool:
+    """Tell whether a relative import binds a word."""
+    names = () if isinstance(node.names, cst.ImportStar) or not node.relative else node.names
+    return any((alias.evaluated_alias or alias.evaluated_name) == word for alias in names)
