@@ -68,7 +68,7 @@ def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, 
     around = _wrappers_around(script, step.optimizer)
     for each in step.computations:
         wrapping = optimizers.computed_by_wrapper(each)
-        if wrapping is not None and wrapping.certain and wrapping.call in around:
+        if wrapping is not None and wrapping.certain and wrapping.calls[0] in around:
             function, inner = script.code(each.func), script.code(step.optimizer)
             detail = f"{function} computes them on line {script.line(each)}, and {inner} applies them."
             yield step.call, Level.WRONG, _OF_INNER, detail
