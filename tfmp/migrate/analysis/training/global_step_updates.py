@@ -14,23 +14,18 @@ from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
 _MODULES = ("", "tensorflow", "tensorflow.python.ops.state_ops")
 _CONDITIONS = frozenset(("cond", "where", "case", "select"))
 _GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
-_VARIABLES = ("Variable", "get_variable")
+# Functions that make a variable, with the position of its name; negative if it is given by its keyword only.
+_VARIABLES = {"Variable": -1, "get_variable": 0}
 _JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
 
 
 class GlobalStepUpdate(NamedTuple):
-    """A call of `assign_add` or `assign` that increments the global step by one.
-
-    Attributes:
-        counter: The expression of the global step.
-        conditional: True if the increment happens only in some steps.
-        moves: The nodes that add one: the call itself, or the sums that the call may assign.
-    """
+    """A call of `assign_add` or `assign` that increments the global step by one."""
 
     call: cst.Call
     counter: cst.BaseExpression
-    conditional: bool
-    moves: Sequence[cst.CSTNode]
+    conditional: bool  #: True if the increment happens only in some steps.
+    moves: Sequence[cst.CSTNode]  #: The nodes that add one: the call itself, or the sums that the call may assign.
 
     def is_everywhere(self, is_so: Callable[[cst.CSTNode], bool]) -> bool:
         """Tell whether a condition holds for every place that increments the counter."""
@@ -38,13 +33,7 @@ class GlobalStepUpdate(NamedTuple):
 
 
 def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
-    """Yield the calls that increment the global step by one.
-
-    Example:
-        >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
-        >>> [script.span(increment.call)[0] for increment in global_step_updates(script)]
-        [4, 48]
-    """
+    """Yield the calls that increment the global step by one."""
     for call in script.nodes(cst.Call):
         module, _, word = (script.name_of(call.func) or method(call)[1]).rpartition(".")
         if module not in _MODULES or word not in ("assign", "assign_add"):
@@ -134,11 +123,12 @@ def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
 
 def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a call returns the graph's global step, or creates a variable with that name."""
-    function = script.last_word(node) if isinstance(node, cst.Call) else ""
-    if not isinstance(node, cst.Call) or function not in _VARIABLES:
-        return function in _GLOBAL_STEPS
-    name = argument(node, 0, "name") if function == "get_variable" else argument(node, -1, "name")
-    return isinstance(name, cst.SimpleString) and name.evaluated_value == "global_step"
+    if not isinstance(node, cst.Call):
+        return False
+    function = script.last_word(node)
+    name = argument(node, _VARIABLES.get(function, -1), "name")
+    is_named = isinstance(name, cst.SimpleString) and name.evaluated_value == "global_step"
+    return function in _GLOBAL_STEPS or (function in _VARIABLES and is_named)
 
 
 def _assignment(
@@ -156,14 +146,8 @@ def _assignment(
 def _adds_one(script: Script, node: cst.CSTNode, counter: cst.BaseExpression) -> bool:
     """Tell whether a node is the sum of a counter and 1."""
     pair = operands(script, node, cst.Add)
-    return (
-        any(
-            _is_one(script, by) and is_same_counter(script, counter, without_casts(script, base))
-            for base, by in (pair, pair[::-1])
-        )
-        if pair
-        else False
-    )
+    orders = (pair, pair[::-1]) if pair else ()
+    return any(_is_one(script, by) and is_same_counter(script, counter, without_casts(script, to)) for to, by in orders)
 
 
 def _is_one(script: Script, node: cst.BaseExpression) -> bool:

@@ -36,15 +36,17 @@ def _unscaled(script: Script, step: Step, wrapping: Wrapping) -> Iterator[tuple[
         unscaled = [each for each in together if find_manual_scaling(script, each) is None]
         first = min(unscaled or together, key=script.line)
         by_hand = find_manual_scaling(script, first)
-        words = {
-            "function": script.code(first.func),
-            "optimizer": optimizers.description(step.optimizer, wrapper, wrapping.certain),
-            "line": script.line(step.call),
-        }
+        name = optimizers.description(step.optimizer, wrapper, wrapping.certain)
+        applied = f"{name} applies them on line {script.line(step.call)}."
         if by_hand is None:
-            yield first, Level.WRONG, _UNSCALED, _APPLIED.format(**words)
+            yield first, Level.WRONG, _UNSCALED, f"{script.code(first.func)} computes the gradients, and {applied}"
         else:
-            yield first, Level.NOTE, _BY_HAND, _OF_SCRIPT.format(scale=script.code(by_hand[0]), **words)
+            yield (
+                first,
+                Level.NOTE,
+                _BY_HAND,
+                f"The script divides the gradients by {script.code(by_hand[0])}, and {applied}",
+            )
         return
 
 
@@ -57,9 +59,7 @@ def _may_be_scaled(script: Script, gradients: cst.Call) -> bool:
     if isinstance(func, cst.Attribute) and not (script.name_of(func) or optimizers.flow.values(func.value).complete):
         # The optimizer may come from elsewhere, already wrapped.
         return True
-    return loss is None or any(
-        optimizers.reads_scale(each) for each in optimizers.flow.calls_behind(loss, lambda each: False)
-    )
+    return loss is None or any(map(optimizers.reads_scale, optimizers.flow.calls_behind(loss, lambda each: False)))
 
 
 def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
@@ -75,10 +75,8 @@ def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, 
             return
     are_unused = all(_is_unused(script, each) for each in around)
     if around and are_unused and not optimizers.flow.is_exclusive(step.call, around[0]):
-        detail = (
-            f"It is constructed on line {script.line(around[0])}, and {script.code(step.call.func)} is called here."
-        )
-        yield step.call, Level.WRONG, _UNUSED, detail
+        made, function = script.line(around[0]), script.code(step.call.func)
+        yield step.call, Level.WRONG, _UNUSED, f"It is constructed on line {made}, and {function} is called here."
 
 
 def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[cst.Call]:
@@ -87,12 +85,9 @@ def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[
     if isinstance(optimizer, cst.Attribute) and optimizer.attr.value in _INNER:
         wrapping = optimizers.wrapping(optimizer.value)
         return wrapping.calls if wrapping is not None else ()
-    made, found = set(optimizers.flow.values(optimizer).nodes), []
-    for construction in optimizers.constructions:
-        inner = optimizers.inner(construction)
-        if inner is not None and made & {inner, *optimizers.flow.values(inner).nodes}:
-            found.append(construction)
-    return found
+    made = set(optimizers.flow.values(optimizer).nodes)
+    inner = ((each, optimizers.inner(each)) for each in optimizers.constructions)
+    return [each for each, opt in inner if opt is not None and made & {opt, *optimizers.flow.values(opt).nodes}]
 
 
 def _is_unused(script: Script, construction: cst.Call) -> bool:
@@ -106,13 +101,11 @@ _UNSCALED = (
     "zero in float16, as without loss scaling. Write optimizer.compute_gradients(loss, variables) of the "
     "loss-scale optimizer: it scales the loss, and returns unscaled gradients in pairs with their variables."
 )
-_APPLIED = "{function} computes them, and {optimizer} applies them on line {line}."
 _BY_HAND = (
     "The script scales the loss and unscales the gradients itself, and a loss-scale optimizer applies them: the scale "
     "of its manager is never used. Write optimizer.compute_gradients(loss, variables) of the loss-scale optimizer with "
     "the unscaled loss, and leave out the multiplication and the division."
 )
-_OF_SCRIPT = "The script's scale is {scale}, and {optimizer} applies the gradients on line {line}."
 _OF_INNER = (
     "A loss-scale optimizer computes the gradients, but the optimizer inside it applies them: steps that overflow are "
     "not skipped, so infinite gradients reach the weights, and a dynamic loss scale never changes. Call "

@@ -114,9 +114,9 @@ _SKIPPED = (
 _PASS = "Pass global_step to the optimizer's call, which then counts applied steps only. "
 _COUNTS_INSIDE = "TensorFlow's loss-scale optimizer leaves counting to the optimizer inside it. "
 _EITHER = (
-    "TensorFlow's loss-scale optimizer leaves counting to the optimizer inside it. If that one increments the global "
-    f"step, as those of tf.train do, this line increments it again, {_TWO} Delete this increment then. If it does not, "
-    "this line also counts the steps that are skipped after an overflow. "
+    f"{_COUNTS_INSIDE}If that one increments the global step, as those of tf.train do, this line increments it again, "
+    f"{_TWO} Delete this increment then. If it does not, this line also counts the steps that are skipped after an "
+    "overflow. "
 )
 _IF_FINITE = (
     "Increment only if the applied gradients are finite: "
