@@ -9,6 +9,7 @@ from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
+from tfmp.migrate.analysis.training.loss_scale_wrappers import is_unused
 
 # The modules of the functions assign and assign_add; a method has none.
 _MODULES = ("", "tensorflow", "tensorflow.python.ops.state_ops")
@@ -62,12 +63,12 @@ def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> boo
             return True
         if node in with_step and _is_held(script, update.call, node):
             return True
-    return None if _is_used(script, update.call) else False
+    return False if is_unused(script, update.call) else None
 
 
 def _joins(script: Script) -> Sequence[cst.BaseExpression]:
     """Return the nodes that run all their parts together. Tuples, and lists that are returned, may be unpacked."""
-    calls = (call for call in script.nodes(cst.Call) if _last_word(script, call) in _JOINING)
+    calls = (call for call in script.nodes(cst.Call) if (method(call)[1] or script.last_word(call)) in _JOINING)
     lists = (each for each in script.nodes(cst.List) if not isinstance(script.parent(each), cst.Return))
     return [*calls, *lists]
 
@@ -94,15 +95,6 @@ def _is_held(script: Script, call: cst.Call, node: cst.CSTNode) -> bool:
     item = script.parent(node)
     block = script.parent(item) if isinstance(item, cst.WithItem) else None
     return isinstance(block, cst.With) and block.body in script.ancestors(call)
-
-
-def _is_used(script: Script, call: cst.Call) -> bool:
-    """Tell whether the script may read the value that a call returns."""
-    above = script.parent(call)
-    if isinstance(above, cst.Expr):
-        return False
-    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
-    return not isinstance(target, cst.Name) or script.reads_of(target) != ()
 
 
 def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
@@ -154,7 +146,3 @@ def _is_one(script: Script, node: cst.BaseExpression) -> bool:
     """Tell whether an expression is the number 1, also below casts."""
     number = without_casts(script, node)
     return isinstance(number, cst.Integer | cst.Float) and number.evaluated_value == 1
-
-
-def _last_word(script: Script, call: cst.Call) -> str:
-    return method(call)[1] or script.last_word(call)

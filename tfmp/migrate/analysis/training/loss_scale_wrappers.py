@@ -190,3 +190,10 @@ class WrappedOptimizers:
         found = [self._wrapping(node, seen) for node in nodes]
         calls = tuple(dict.fromkeys(call for each in found if each is not None for call in each.calls))
         return Wrapping(calls, complete and all(each is not None and each.certain for each in found)) if calls else None
+
+
+def is_unused(script: Script, call: cst.Call) -> bool:
+    """Tell whether the script never reads the value that a call returns."""
+    above = script.parent(call)
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    return isinstance(above, cst.Expr) or (isinstance(target, cst.Name) and script.reads_of(target) == ())

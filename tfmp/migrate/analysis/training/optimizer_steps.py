@@ -105,8 +105,8 @@ class OptimizerStep:
                 stack.append((self._known.inner(node), True))
             elif self._script.last_word(node) in _AROUND:
                 stack.append((argument(node, 0, "opt"), is_wrapped))
-            elif (summed := self._known.distributed_optimizer(node)) is not None:
-                stack.append((summed, is_wrapped))
+            elif (inner := self._known.distributed_optimizer(node)) is not None:
+                stack.append((inner, is_wrapped))
             else:
                 found.append(Optimizer(counts(self._script, node), is_berts(self._script, node), is_wrapped))
         return found

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.training.loss_scale_wrappers import Step, WrappedOptimizers, Wrapping
+from tfmp.migrate.analysis.training.loss_scale_wrappers import Step, WrappedOptimizers, Wrapping, is_unused
 from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling, loss_of
 from tfmp.migrate.edits.results import Level
 
@@ -73,8 +73,8 @@ def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, 
             detail = f"{function} computes them on line {script.line(each)}, and {inner} applies them."
             yield step.call, Level.WRONG, _OF_INNER, detail
             return
-    are_unused = all(_is_unused(script, each) for each in around)
-    if around and are_unused and not optimizers.flow.is_exclusive(step.call, around[0]):
+    is_together = bool(around) and not optimizers.flow.is_exclusive(step.call, around[0])
+    if is_together and all(is_unused(script, each) for each in around):
         made, function = script.line(around[0]), script.code(step.call.func)
         yield step.call, Level.WRONG, _UNUSED, f"It is constructed on line {made}, and {function} is called here."
 
@@ -88,12 +88,6 @@ def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[
     made = set(optimizers.flow.values(optimizer).nodes)
     inner = ((each, optimizers.inner(each)) for each in optimizers.constructions)
     return [each for each, opt in inner if opt is not None and made & {opt, *optimizers.flow.values(opt).nodes}]
-
-
-def _is_unused(script: Script, construction: cst.Call) -> bool:
-    above = script.parent(construction)
-    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
-    return isinstance(above, cst.Expr) or (isinstance(target, cst.Name) and script.reads_of(target) == ())
 
 
 _UNSCALED = (
