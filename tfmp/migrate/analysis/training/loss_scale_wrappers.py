@@ -131,13 +131,12 @@ class WrappedOptimizers:
     @cached_property
     def steps(self) -> Sequence[Step]:
         """The steps of all optimizers, wrapped or not, in a script that constructs a wrapper."""
-        found = self._script.methods("apply_gradients", "minimize") if self.constructions else ()
-        return [self._step(call, optimizer) for call, optimizer in found]
-
-    def _step(self, call: cst.Call, optimizer: cst.BaseExpression) -> Step:
-        grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
-        computations = self.computations_behind(grads) if grads is not None else ()
-        return Step(call, optimizer, self.wrapping(optimizer), grads, computations)
+        found: list[Step] = []
+        for call, optimizer in self._script.methods("apply_gradients", "minimize") if self.constructions else ():
+            grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
+            computations = self.computations_behind(grads) if grads is not None else ()
+            found.append(Step(call, optimizer, self.wrapping(optimizer), grads, computations))
+        return found
 
     def distributed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call."""
