@@ -2,7 +2,7 @@
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import argument
+from tfmp.migrate.analysis.expressions import argument, method
 from tfmp.migrate.analysis.script import Script
 
 _MODULES = ("tensorflow", "tensorflow.math", "tensorflow.python.ops.math_ops")
@@ -30,25 +30,21 @@ def operands(
         return (node.left, node.right) if isinstance(node.operator, operator) else ()
     if isinstance(node, cst.AugAssign):
         return (node.target, node.value) if type(node.operator).__name__ == f"{operator.__name__}Assign" else ()
-    module, _, name = script.name_of(node.func).rpartition(".") if isinstance(node, cst.Call) else ("", "", "")
-    if not isinstance(node, cst.Call) or module not in _MODULES or _FUNCTIONS.get(name) is not operator:
+    if not isinstance(node, cst.Call):
+        return ()
+    module, _, name = script.name_of(node.func).rpartition(".")
+    if module not in _MODULES or _FUNCTIONS.get(name) is not operator:
         return ()
     left, right = argument(node, 0, "x"), argument(node, 1, "y")
     return (left, right) if left is not None and right is not None else ()
 
 
 def without_casts(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the number or the variable behind casts, copies and reads.
-
-    Example:
-        >>> script = Script("import tensorflow as tf; tf.cast(step.read_value(), tf.float32)")
-        >>> script.code(without_casts(script, script.nodes(cst.Call)[0]))
-        'step'
-    """
+    """Return the number or the variable behind casts, copies and reads, as `step` in `tf.cast(step.value(), dtype)`."""
     while isinstance(node, cst.Call):
-        is_method = isinstance(node.func, cst.Attribute) and node.func.attr.value in _READS and not node.args
-        if is_method and isinstance(node.func, cst.Attribute):
-            node = node.func.value
+        owner, name = method(node)
+        if name in _READS and not node.args:
+            node = owner
         elif script.last_word(node) in _SAME and node.args:
             node = node.args[0].value
         else:

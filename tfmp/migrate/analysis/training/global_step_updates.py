@@ -9,28 +9,24 @@ from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
+from tfmp.migrate.analysis.training.loss_scale_wrappers import is_unused
 
 # The modules of the functions assign and assign_add; a method has none.
 _MODULES = ("", "tensorflow", "tensorflow.python.ops.state_ops")
 _CONDITIONS = frozenset(("cond", "where", "case", "select"))
 _GLOBAL_STEPS = ("get_or_create_global_step", "get_global_step", "create_global_step")
-_VARIABLES = ("Variable", "get_variable")
+# Functions that make a variable, with the position of its name; negative if it is given by its keyword only.
+_VARIABLES = {"Variable": -1, "get_variable": 0}
 _JOINING = ("group", "tuple", "run", "control_dependencies", "with_dependencies")
 
 
 class GlobalStepUpdate(NamedTuple):
-    """A call of `assign_add` or `assign` that increments the global step by one.
-
-    Attributes:
-        counter: The expression of the global step.
-        conditional: True if the increment happens only in some steps.
-        moves: The nodes that add one: the call itself, or the sums that the call may assign.
-    """
+    """A call of `assign_add` or `assign` that increments the global step by one."""
 
     call: cst.Call
     counter: cst.BaseExpression
-    conditional: bool
-    moves: Sequence[cst.CSTNode]
+    conditional: bool  #: True if the increment happens only in some steps.
+    moves: Sequence[cst.CSTNode]  #: The nodes that add one: the call itself, or the sums that the call may assign.
 
     def is_everywhere(self, is_so: Callable[[cst.CSTNode], bool]) -> bool:
         """Tell whether a condition holds for every place that increments the counter."""
@@ -38,13 +34,7 @@ class GlobalStepUpdate(NamedTuple):
 
 
 def global_step_updates(script: Script) -> Iterator[GlobalStepUpdate]:
-    """Yield the calls that increment the global step by one.
-
-    Example:
-        >>> script = Script("a = global_step.assign_add(1), x.assign_add(1), global_step.assign(1 + global_step)")
-        >>> [script.span(increment.call)[0] for increment in global_step_updates(script)]
-        [4, 48]
-    """
+    """Yield the calls that increment the global step by one."""
     for call in script.nodes(cst.Call):
         module, _, word = (script.name_of(call.func) or method(call)[1]).rpartition(".")
         if module not in _MODULES or word not in ("assign", "assign_add"):
@@ -73,12 +63,12 @@ def is_run_with(script: Script, update: GlobalStepUpdate, step: cst.Call) -> boo
             return True
         if node in with_step and _is_held(script, update.call, node):
             return True
-    return None if _is_used(script, update.call) else False
+    return False if is_unused(script, update.call) else None
 
 
 def _joins(script: Script) -> Sequence[cst.BaseExpression]:
     """Return the nodes that run all their parts together. Tuples, and lists that are returned, may be unpacked."""
-    calls = (call for call in script.nodes(cst.Call) if _last_word(script, call) in _JOINING)
+    calls = (call for call in script.nodes(cst.Call) if (method(call)[1] or script.last_word(call)) in _JOINING)
     lists = (each for each in script.nodes(cst.List) if not isinstance(script.parent(each), cst.Return))
     return [*calls, *lists]
 
@@ -107,15 +97,6 @@ def _is_held(script: Script, call: cst.Call, node: cst.CSTNode) -> bool:
     return isinstance(block, cst.With) and block.body in script.ancestors(call)
 
 
-def _is_used(script: Script, call: cst.Call) -> bool:
-    """Tell whether the script may read the value that a call returns."""
-    above = script.parent(call)
-    if isinstance(above, cst.Expr):
-        return False
-    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
-    return not isinstance(target, cst.Name) or script.reads_of(target) != ()
-
-
 def _is_counter(script: Script, counter: cst.BaseExpression) -> bool:
     """Tell whether an expression is a global step: by its function, its name, or because an optimizer receives it."""
     values = (counter, *script.cached(DataFlow).values(counter).nodes)
@@ -134,11 +115,12 @@ def _is_the_graphs(script: Script, counter: cst.BaseExpression) -> bool:
 
 def _gets_global_step(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a call returns the graph's global step, or creates a variable with that name."""
-    function = script.last_word(node) if isinstance(node, cst.Call) else ""
-    if not isinstance(node, cst.Call) or function not in _VARIABLES:
-        return function in _GLOBAL_STEPS
-    name = argument(node, 0, "name") if function == "get_variable" else argument(node, -1, "name")
-    return isinstance(name, cst.SimpleString) and name.evaluated_value == "global_step"
+    if not isinstance(node, cst.Call):
+        return False
+    function = script.last_word(node)
+    name = argument(node, _VARIABLES.get(function, -1), "name")
+    is_named = isinstance(name, cst.SimpleString) and name.evaluated_value == "global_step"
+    return function in _GLOBAL_STEPS or (function in _VARIABLES and is_named)
 
 
 def _assignment(
@@ -156,21 +138,11 @@ def _assignment(
 def _adds_one(script: Script, node: cst.CSTNode, counter: cst.BaseExpression) -> bool:
     """Tell whether a node is the sum of a counter and 1."""
     pair = operands(script, node, cst.Add)
-    return (
-        any(
-            _is_one(script, by) and is_same_counter(script, counter, without_casts(script, base))
-            for base, by in (pair, pair[::-1])
-        )
-        if pair
-        else False
-    )
+    orders = (pair, pair[::-1]) if pair else ()
+    return any(_is_one(script, by) and is_same_counter(script, counter, without_casts(script, to)) for to, by in orders)
 
 
 def _is_one(script: Script, node: cst.BaseExpression) -> bool:
     """Tell whether an expression is the number 1, also below casts."""
     number = without_casts(script, node)
     return isinstance(number, cst.Integer | cst.Float) and number.evaluated_value == 1
-
-
-def _last_word(script: Script, call: cst.Call) -> str:
-    return method(call)[1] or script.last_word(call)

@@ -22,8 +22,8 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
 
     Norms, divisors and other factors are left out, because they do not make an infinite gradient finite.
     """
-    is_end = script.cached(WrappedOptimizers).computes_gradients
-    return script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_beside, script))
+    optimizers = script.cached(WrappedOptimizers)
+    return optimizers.flow.nodes_behind(node, optimizers.computes_gradients, partial(_is_beside, script))
 
 
 def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
@@ -60,8 +60,8 @@ def _operation(script: Script, node: cst.CSTNode) -> cst.CSTNode:
 
 def _holds(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a value contains computed gradients."""
-    is_end = script.cached(WrappedOptimizers).computes_gradients
-    found = script.cached(DataFlow).nodes_behind(node, is_end, partial(_is_apart, script))
+    optimizers = script.cached(WrappedOptimizers)
+    found = optimizers.flow.nodes_behind(node, optimizers.computes_gradients, partial(_is_apart, script))
     return any(_is_computed(script, each) for each in found)
 
 

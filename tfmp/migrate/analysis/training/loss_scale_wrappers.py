@@ -24,8 +24,6 @@ _SCALES = {
 }
 # Methods of managers and of Keras' wrappers that return the scale or a scaled loss.
 _READS = ("get_loss_scale", "get_scaled_loss")
-# Functions of tf.contrib.layers and slim that take an optimizer and a loss, with the position of the optimizer.
-_STEPS = {"optimize_loss": 3, "create_train_op": 1}
 # Optimizers that sum gradients over processes and wrap another optimizer.
 _SUMMING = ("DistributedOptimizer", "NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper")
 
@@ -35,11 +33,6 @@ class Wrapping(NamedTuple):
 
     calls: tuple[cst.Call, ...]
     certain: bool
-
-    @property
-    def call(self) -> cst.Call:
-        """The first of the calls."""
-        return self.calls[0]
 
 
 class Step(NamedTuple):
@@ -133,32 +126,17 @@ class WrappedOptimizers:
 
     def computations_behind(self, grads: cst.BaseExpression) -> list[cst.Call]:
         """Return the calls that compute the gradients of which a value consists."""
-        return [
-            each for each in self.flow.calls_behind(grads, self.computes_gradients) if self.computes_gradients(each)
-        ]
+        return [*filter(self.computes_gradients, self.flow.calls_behind(grads, self.computes_gradients))]
 
     @cached_property
     def steps(self) -> Sequence[Step]:
         """The steps of all optimizers, wrapped or not, in a script that constructs a wrapper."""
-        found = self._script.methods("apply_gradients", "minimize") if self.constructions else ()
-        return [self._step(call, optimizer) for call, optimizer in found]
-
-    def _step(self, call: cst.Call, optimizer: cst.BaseExpression) -> Step:
-        grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
-        computations = self.computations_behind(grads) if grads is not None else ()
-        return Step(call, optimizer, self.wrapping(optimizer), grads, computations)
-
-    def gradient_computations(self) -> Iterator[tuple[cst.Call, cst.BaseExpression, cst.BaseExpression]]:
-        """Yield each call that computes gradients with an optimizer, with the optimizer and the loss."""
-        found = [*self._script.methods("compute_gradients", "minimize")] if self.constructions else []
-        for call in self._script.nodes(cst.Call) if self.constructions else ():
-            position = _STEPS.get(self._script.last_word(call), -1)
-            optimizer = argument(call, position, "optimizer") if position >= 0 else None
-            found += [(call, optimizer)] if optimizer is not None else []
-        for call, optimizer in found:
-            loss = argument(call, 0, "loss") or argument(call, -1, "total_loss")
-            if loss is not None:
-                yield call, optimizer, loss
+        found: list[Step] = []
+        for call, optimizer in self._script.methods("apply_gradients", "minimize") if self.constructions else ():
+            grads = argument(call, 0, "grads_and_vars") if method(call)[1] == "apply_gradients" else None
+            computations = self.computations_behind(grads) if grads is not None else ()
+            found.append(Step(call, optimizer, self.wrapping(optimizer), grads, computations))
+        return found
 
     def distributed_optimizer(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the optimizer inside a distributed optimizer of Horovod or the NPU bridge; None for any other call."""
@@ -182,13 +160,9 @@ class WrappedOptimizers:
 
     def _by_star(self, call: cst.Call) -> bool:
         """Tell whether an unbound name may come from a star import of the NPU bridge or of tfmp."""
-        if not isinstance(call.func, cst.Name) or self.flow.bindings(call.func):
-            return False
         stars = (each.name for each in self._script.imports if not each.bound)
-        bound = {each.bound for each in self._script.imports}
-        bound |= {node.name.value for node in self._script.nodes(cst.ClassDef)}
-        bound |= {node.name.value for node in self._script.nodes(cst.FunctionDef)}
-        return call.func.value not in bound and any(star.split(".")[0] in ("npu_bridge", "tfmp") for star in stars)
+        is_there = any(star.split(".")[0] in ("npu_bridge", "tfmp") for star in stars)
+        return is_there and dotted(call.func) in self._script.unbound_names
 
     def _wrapping(self, node: cst.BaseExpression, seen: frozenset[cst.CSTNode]) -> Wrapping | None:
         """Return the wrappers around an expression; `seen` stops at assignments that refer to each other."""
@@ -205,7 +179,8 @@ class WrappedOptimizers:
         if self._constructs(node):
             return Wrapping((node,), True)
         summed = self.distributed_optimizer(node)
-        return self._all([summed] if summed is not None else self._returned(node), True, seen)
+        returned = () if self.flow.bindings(node.func) else self._script.cached(ReturnValues).values(node)
+        return self._all(returned if summed is None else [summed], True, seen)
 
     def _all(
         self, nodes: Sequence[cst.BaseExpression], complete: bool, seen: frozenset[cst.CSTNode]
@@ -215,5 +190,9 @@ class WrappedOptimizers:
         calls = tuple(dict.fromkeys(call for each in found if each is not None for call in each.calls))
         return Wrapping(calls, complete and all(each is not None and each.certain for each in found)) if calls else None
 
-    def _returned(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
-        return () if self.flow.bindings(call.func) else self._script.cached(ReturnValues).values(call)
+
+def is_unused(script: Script, call: cst.Call) -> bool:
+    """Tell whether the script never reads the value that a call returns."""
+    above = script.parent(call)
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    return isinstance(above, cst.Expr) or (isinstance(target, cst.Name) and script.reads_of(target) == ())

@@ -72,18 +72,9 @@ def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpre
 
 
 def python_number(script: Script, factor: cst.BaseExpression) -> str:
-    """Return the code of the Python number that a factor is made of.
-
-    Example:
-        >>> script = Script("import tensorflow as tf; scale = tf.constant(8.0); minimize(loss * scale)")
-        >>> product, = script.nodes(cst.BinaryOperation)
-        >>> python_number(script, product.right)
-        '8.0'
-    """
-    for made in script.cached(DataFlow).values(factor).nodes:
-        if without_casts(script, made) is not made:
-            return script.code(without_casts(script, made))
-    return script.code(without_casts(script, factor))
+    """Return the code of the Python number that a factor is made of: `8.0` if it is `tf.constant(8.0)`."""
+    made = (each for each in script.cached(DataFlow).values(factor).nodes if without_casts(script, each) is not each)
+    return script.code(without_casts(script, next(made, factor)))
 
 
 def _passed_on(script: Script, node: cst.CSTNode) -> list[cst.BaseExpression]:

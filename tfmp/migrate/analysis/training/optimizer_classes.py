@@ -16,15 +16,6 @@ def counts(script: Script, construction: cst.Call) -> bool | None:
 
     A class of the script is judged by its code, any other by its name: those of tf.train and of `tfmp.bert` do, and
     BERT's own classes do not.
-
-    Example:
-        >>> script = Script('''import tensorflow as tf
-        ... class Own(tf.train.Optimizer):
-        ...     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        ...         return tf.group(*[variable.assign_sub(grad) for grad, variable in grads_and_vars])
-        ... Own(), tf.train.AdamOptimizer(), unknown()''')
-        >>> [counts(script, call) for call in script.nodes(cst.Call)[-3:]]
-        [False, True, None]
     """
     return _counts(script, construction.func, frozenset())
 
@@ -48,11 +39,13 @@ def _counts(script: Script, node: cst.BaseExpression, seen: frozenset[cst.CSTNod
 def _class_counts(script: Script, node: cst.ClassDef, seen: frozenset[cst.CSTNode]) -> bool | None:
     methods = (each for each in script.nodes(cst.FunctionDef) if script.parent(script.parent(each) or each) is node)
     function = next((each for each in methods if each.name.value == "apply_gradients"), None)
-    answers = [_counts(script, base.value, seen) for base in node.bases]
-    inherited = True if True in answers else None if None in answers or not answers else False
+    inherited = _any([_counts(script, base.value, seen) for base in node.bases] or [None])
     if function is None:
         return inherited
-    answers = list(_answers(script, function, [dotted(base.value) for base in node.bases], inherited))
+    return _any([*_answers(script, function, [dotted(base.value) for base in node.bases], inherited)])
+
+
+def _any(answers: list[bool | None]) -> bool | None:
     return True if True in answers else None if None in answers else False
 
 

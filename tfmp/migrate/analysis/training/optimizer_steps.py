@@ -42,10 +42,7 @@ class OptimizerStep:
     """A step of an optimizer, and an increment of the global step beside it.
 
     Attributes:
-        update: The increment.
-        call: The call of `apply_gradients` or `minimize`.
-        optimizer: The expression that the method is called on.
-        given: The counter that the call receives.
+        given: The counter that the step receives.
         wrapping: The wrappers around the optimizer in the whole script.
         wrappers: The calls that construct those which may be around it when the counter is incremented.
         optimizers: The optimizers that may be constructed then; empty if the script does not show all of them.
@@ -59,15 +56,14 @@ class OptimizerStep:
         self.optimizer = optimizer
         self.given = _given(script, update, call)
         self.wrapping = self._known.wrapping(optimizer)
-        self.optimizers: list[Optimizer] = []
-        made = self._find_optimizers()
-        calls = dict.fromkeys((*self.wrapping.calls, *made)) if self.wrapping is not None else ()
+        calls = self.wrapping.calls if self.wrapping is not None else ()
         self.wrappers = [each for each in calls if not self._is_apart(each) and not self._is_asked_for(each)]
+        self.optimizers = self._optimizers()
 
     def is_run_with_update(self) -> bool | None:
         """Tell whether one run of the graph executes the step and the increment; None if that is not known."""
         together = is_run_with(self._script, self.update, self.call)
-        return False if together is None and not _is_beside(self._script, self.update, self.call) else together
+        return together if together is not None or _is_beside(self._script, self.update, self.call) else False
 
     def _is_apart(self, node: cst.CSTNode) -> bool:
         """Tell whether the increment and a node never run together."""
@@ -88,34 +84,32 @@ class OptimizerStep:
             lambda move: any(not answer and asks(test) for test, answer in flow.conditions.of(move))
         )
 
-    def _find_optimizers(self) -> list[cst.Call]:
-        """Find the optimizers that may be constructed where the counter is incremented, and return their wrappers."""
-        wrappers: list[cst.Call] = []
-        stack, seen, is_known = [(self.optimizer, False)], set(), True
+    def _optimizers(self) -> list[Optimizer]:
+        """Return the optimizers that may be constructed where the counter is incremented; empty if one is not known."""
+        found: list[Optimizer] = []
+        stack: list[tuple[cst.BaseExpression | None, bool]] = [(self.optimizer, False)]
+        seen = set()
         while stack:
-            node, is_inside = stack.pop()
-            if (node, is_inside) in seen or self._is_apart(node):
+            node, is_wrapped = stack.pop()
+            if node is None:
+                return []
+            if (node, is_wrapped) in seen or self._is_apart(node):
                 continue
-            seen.add((node, is_inside))
-            inside: tuple[cst.BaseExpression | None, ...] = ()
+            seen.add((node, is_wrapped))
             if isinstance(node, cst.IfExp):
-                inside = (node.body, node.orelse)
+                stack += [(node.body, is_wrapped), (node.orelse, is_wrapped)]
             elif not isinstance(node, cst.Call):
-                inside, is_complete = self._known.flow.values(node)
-                is_known &= is_complete
+                values = self._known.flow.values(node)
+                stack += [(each, is_wrapped) for each in (*values.nodes, *([] if values.complete else [None]))]
             elif node in self._known.constructions:
-                wrappers.append(node)
-                inside, is_inside = (self._known.inner(node),), True
+                stack.append((self._known.inner(node), True))
             elif self._script.last_word(node) in _AROUND:
-                inside = (argument(node, 0, "opt"),)
-            elif (summed := self._known.distributed_optimizer(node)) is not None:
-                inside = (summed,)
+                stack.append((argument(node, 0, "opt"), is_wrapped))
+            elif (inner := self._known.distributed_optimizer(node)) is not None:
+                stack.append((inner, is_wrapped))
             else:
-                self.optimizers.append(Optimizer(counts(self._script, node), is_berts(self._script, node), is_inside))
-            is_known &= None not in inside
-            stack += [(each, is_inside) for each in inside if each is not None]
-        self.optimizers = self.optimizers if is_known else []
-        return wrappers
+                found.append(Optimizer(counts(self._script, node), is_berts(self._script, node), is_wrapped))
+        return found
 
 
 def optimizer_steps(script: Script) -> Iterator[OptimizerStep]:

@@ -27,21 +27,18 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
     """Note the names that are kept. With `--to-tfmp`, rewrite each wrapper together with its loss scale."""
     uses = [use for use in script.uses if _name(use.name)]
     changed: set[cst.CSTNode] = set()
-    is_only_called = all(script.call_of(use.node) for use in uses if _name(use.name) == _WRAPPER)
-    for use in uses if options.to_tfmp else ():
-        call = script.call_of(use.node)
-        if call is None or _name(use.name) != _WRAPPER:
-            continue
-        edits = _pair(script, call) if is_only_called else {}
+    calls = [script.call_of(use.node) for use in uses if _name(use.name) == _WRAPPER]
+    for call in filter(None, calls) if options.to_tfmp else ():
+        edits = _pair(script, call) if None not in calls else {}
         changed.update(edits)
         yield from edits.values()
         yield NeededImport(RULE, "tfmp") if edits else Finding(RULE, script.line(call), Level.NOTE, _NOT_PLAIN)
-    names = dict.fromkeys(_name(use.name) for use in uses if use.node not in changed)
-    if names:
-        first = next(use.node for use in uses if use.node not in changed)
-        message = _KEPT + (_CASTS if any(name in _REWRITES for name in names) else "")
+    kept = [use for use in uses if use.node not in changed]
+    names = dict.fromkeys(_name(use.name) for use in kept)
+    if kept:
+        message = _KEPT + (_CASTS if not names.keys().isdisjoint(_REWRITES) else "")
         message += _OPTION if _WRAPPER in names and not options.to_tfmp else ""
-        yield Finding(RULE, script.line(first), Level.NOTE, message, f"The script uses {', '.join(names)}.")
+        yield Finding(RULE, script.line(kept[0].node), Level.NOTE, message, f"The script uses {', '.join(names)}.")
 
 
 def _name(name: str) -> str:

@@ -27,10 +27,8 @@ def report(script: Script, options: Options) -> Iterator[Result]:
         if optimizers.computes_gradients(call) and call not in checked and not optimizers.computed_by_wrapper(call):
             found = find_manual_scaling(script, call)
             if found is not None:
-                factor, division = found
-                detail = (
-                    f"The scale is {python_number(script, factor)}, and line {script.line(division)} divides by it."
-                )
+                scale, line = python_number(script, found[0]), script.line(found[1])
+                detail = f"The scale is {scale}, and line {line} divides by it."
                 yield Finding(RULE, script.line(call), Level.NOTE, _MESSAGE, detail)
 
 

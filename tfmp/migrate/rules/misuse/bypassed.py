@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.training.loss_scale_wrappers import Step, WrappedOptimizers, Wrapping
+from tfmp.migrate.analysis.training.loss_scale_wrappers import Step, WrappedOptimizers, Wrapping, is_unused
 from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling, loss_of
 from tfmp.migrate.edits.results import Level
 
@@ -36,15 +36,17 @@ def _unscaled(script: Script, step: Step, wrapping: Wrapping) -> Iterator[tuple[
         unscaled = [each for each in together if find_manual_scaling(script, each) is None]
         first = min(unscaled or together, key=script.line)
         by_hand = find_manual_scaling(script, first)
-        words = {
-            "function": script.code(first.func),
-            "optimizer": optimizers.description(step.optimizer, wrapper, wrapping.certain),
-            "line": script.line(step.call),
-        }
+        name = optimizers.description(step.optimizer, wrapper, wrapping.certain)
+        applied = f"{name} applies them on line {script.line(step.call)}."
         if by_hand is None:
-            yield first, Level.WRONG, _UNSCALED, _APPLIED.format(**words)
+            yield first, Level.WRONG, _UNSCALED, f"{script.code(first.func)} computes the gradients, and {applied}"
         else:
-            yield first, Level.NOTE, _BY_HAND, _OF_SCRIPT.format(scale=script.code(by_hand[0]), **words)
+            yield (
+                first,
+                Level.NOTE,
+                _BY_HAND,
+                f"The script divides the gradients by {script.code(by_hand[0])}, and {applied}",
+            )
         return
 
 
@@ -57,9 +59,7 @@ def _may_be_scaled(script: Script, gradients: cst.Call) -> bool:
     if isinstance(func, cst.Attribute) and not (script.name_of(func) or optimizers.flow.values(func.value).complete):
         # The optimizer may come from elsewhere, already wrapped.
         return True
-    return loss is None or any(
-        optimizers.reads_scale(each) for each in optimizers.flow.calls_behind(loss, lambda each: False)
-    )
+    return loss is None or any(map(optimizers.reads_scale, optimizers.flow.calls_behind(loss, lambda each: False)))
 
 
 def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
@@ -68,17 +68,15 @@ def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, 
     around = _wrappers_around(script, step.optimizer)
     for each in step.computations:
         wrapping = optimizers.computed_by_wrapper(each)
-        if wrapping is not None and wrapping.certain and wrapping.call in around:
+        if wrapping is not None and wrapping.certain and wrapping.calls[0] in around:
             function, inner = script.code(each.func), script.code(step.optimizer)
             detail = f"{function} computes them on line {script.line(each)}, and {inner} applies them."
             yield step.call, Level.WRONG, _OF_INNER, detail
             return
-    are_unused = all(_is_unused(script, each) for each in around)
-    if around and are_unused and not optimizers.flow.is_exclusive(step.call, around[0]):
-        detail = (
-            f"It is constructed on line {script.line(around[0])}, and {script.code(step.call.func)} is called here."
-        )
-        yield step.call, Level.WRONG, _UNUSED, detail
+    is_together = bool(around) and not optimizers.flow.is_exclusive(step.call, around[0])
+    if is_together and all(is_unused(script, each) for each in around):
+        made, function = script.line(around[0]), script.code(step.call.func)
+        yield step.call, Level.WRONG, _UNUSED, f"It is constructed on line {made}, and {function} is called here."
 
 
 def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[cst.Call]:
@@ -87,18 +85,9 @@ def _wrappers_around(script: Script, optimizer: cst.BaseExpression) -> Sequence[
     if isinstance(optimizer, cst.Attribute) and optimizer.attr.value in _INNER:
         wrapping = optimizers.wrapping(optimizer.value)
         return wrapping.calls if wrapping is not None else ()
-    made, found = set(optimizers.flow.values(optimizer).nodes), []
-    for construction in optimizers.constructions:
-        inner = optimizers.inner(construction)
-        if inner is not None and made & {inner, *optimizers.flow.values(inner).nodes}:
-            found.append(construction)
-    return found
-
-
-def _is_unused(script: Script, construction: cst.Call) -> bool:
-    above = script.parent(construction)
-    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
-    return isinstance(above, cst.Expr) or (isinstance(target, cst.Name) and script.reads_of(target) == ())
+    made = set(optimizers.flow.values(optimizer).nodes)
+    inner = ((each, optimizers.inner(each)) for each in optimizers.constructions)
+    return [each for each, opt in inner if opt is not None and made & {opt, *optimizers.flow.values(opt).nodes}]
 
 
 _UNSCALED = (
@@ -106,13 +95,11 @@ _UNSCALED = (
     "zero in float16, as without loss scaling. Write optimizer.compute_gradients(loss, variables) of the "
     "loss-scale optimizer: it scales the loss, and returns unscaled gradients in pairs with their variables."
 )
-_APPLIED = "{function} computes them, and {optimizer} applies them on line {line}."
 _BY_HAND = (
     "The script scales the loss and unscales the gradients itself, and a loss-scale optimizer applies them: the scale "
     "of its manager is never used. Write optimizer.compute_gradients(loss, variables) of the loss-scale optimizer with "
     "the unscaled loss, and leave out the multiplication and the division."
 )
-_OF_SCRIPT = "The script's scale is {scale}, and {optimizer} applies the gradients on line {line}."
 _OF_INNER = (
     "A loss-scale optimizer computes the gradients, but the optimizer inside it applies them: steps that overflow are "
     "not skipped, so infinite gradients reach the weights, and a dynamic loss scale never changes. Call "

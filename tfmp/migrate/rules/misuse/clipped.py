@@ -9,8 +9,6 @@ from tfmp.migrate.analysis.training.gradient_values import gradients_behind, may
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.edits.results import Level
 
-# Together, tf.minimum and tf.maximum clip as tf.clip_by_value does.
-_LIMITS = {"minimum": "maximum", "maximum": "minimum"}
 _ASKING = ("is_finite", "is_inf", "is_nan")
 
 
@@ -20,7 +18,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
     for call, optimizer, wrapping, grads, _ in optimizers.steps:
         if wrapping is None or grads is None:
             continue
-        checking = [each for each in wrapping.calls if optimizers.may_skip(each)]
+        checking = [*filter(optimizers.may_skip, wrapping.calls)]
         for node in gradients_behind(script, grads) if checking else ():
             message = _message(script, node) if isinstance(node, cst.Call) and node not in seen else ""
             together = [each for each in checking if not optimizers.flow.is_exclusive(node, each)]
@@ -36,18 +34,7 @@ def _message(script: Script, call: cst.Call) -> str:
     last = name.split(".")[-1] if name.startswith("tensorflow.") else ""
     if last == "clip_by_value" and call.args and may_be_gradient(script, call.args[0].value):
         return _CLIPPED
-    if last in _LIMITS and any(_is_limited(script, arg.value, _LIMITS[last]) for arg in call.args):
-        return _CLIPPED
-    if last in ("where", "where_v2", "cond") and _replaces(script, call):
-        return _REPLACED
-    return ""
-
-
-def _is_limited(script: Script, node: cst.BaseExpression, other: str) -> bool:
-    """Tell whether this is a gradient that the other of tf.minimum and tf.maximum already limits."""
-    values = (node, *script.cached(WrappedOptimizers).flow.values(node).nodes)
-    calls = (each for each in values if isinstance(each, cst.Call))
-    return any(script.name_of(each.func).split(".")[-1] == other for each in calls) and may_be_gradient(script, node)
+    return _REPLACED if last in ("where", "where_v2", "cond") and _replaces(script, call) else ""
 
 
 def _replaces(script: Script, choice: cst.Call) -> bool:

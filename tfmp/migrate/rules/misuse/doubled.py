@@ -1,12 +1,13 @@
 """Finds losses that are scaled twice."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import libcst as cst
 
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
-from tfmp.migrate.analysis.training.manual_scaling import gradient_division, is_same_number, loss_factors
+from tfmp.migrate.analysis.training.manual_scaling import gradient_division, is_same_number, loss_factors, loss_of
 from tfmp.migrate.edits.results import Level
 
 
@@ -15,17 +16,16 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
     optimizers = script.cached(WrappedOptimizers)
     for construction in optimizers.constructions:
         inside = optimizers.wrapping_inside(construction)
-        if inside is None or not (inside.certain or not optimizers.flow.is_conditional(construction, inside.call)):
+        if inside is None or not (inside.certain or not optimizers.flow.is_conditional(construction, inside.calls[0])):
             continue
         of_tfmp = not any(optimizers.is_tensorflows(each) for each in (construction, *inside.calls))
         level, message = (Level.FAILS, _REFUSED) if of_tfmp else (Level.WRONG, _TWO_WRAPPERS)
-        yield construction, level, message, f"The inner one is constructed on line {script.line(inside.call)}."
-    for call, optimizer, loss in optimizers.gradient_computations():
-        wrapping = optimizers.wrapping(optimizer)
-        if wrapping is None:
+        yield construction, level, message, f"The inner one is constructed on line {script.line(inside.calls[0])}."
+    for call, optimizer in script.methods("compute_gradients", "minimize"):
+        loss, wrapping = loss_of(call), optimizers.wrapping(optimizer)
+        if loss is None or wrapping is None:
             continue
-        pairs = ((each, wrapper) for each in loss_factors(script, loss) for wrapper in wrapping.calls)
-        for factor, wrapper in pairs:
+        for factor, wrapper in product(loss_factors(script, loss), wrapping.calls):
             if _is_scale(script, call, wrapper, factor) and not optimizers.flow.is_exclusive(factor, wrapper):
                 said = optimizers.description(optimizer, wrapper, wrapping.certain)
                 yield call, Level.WRONG, _BY_HAND, f"The factor is {script.code(factor)}, and the optimizer is {said}."

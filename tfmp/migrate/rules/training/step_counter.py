@@ -1,6 +1,6 @@
 """R10: scripts that increment global_step although their optimizer increments it too."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -33,12 +33,12 @@ def report(script: Script, options: Options) -> Iterator[Result]:
 
 def _judged(script: Script, step: OptimizerStep) -> tuple[Level, str]:
     """Return the level and the message for an increment with a step; the message is empty if the pair is correct."""
+    plain = [each.counts for each in step.optimizers if not each.is_wrapped]
     # tfmp's wrappers count in all cases; TensorFlow's leave that to the optimizer inside.
-    if not all(script.cached(WrappedOptimizers).is_tensorflows(each) for each in step.wrappers):
-        return Level.WRONG, _of_tfmps(step)
+    if not all(map(script.cached(WrappedOptimizers).is_tensorflows, step.wrappers)):
+        return Level.WRONG, _of_tfmps(step, plain)
     if step.wrappers:
         return Level.WRONG, _of_tensorflows(script, step)
-    plain = [each.counts for each in step.optimizers if not each.is_wrapped]
     if step.given is not Given.SAME:
         return Level.NOTE, ""
     if True in plain:
@@ -46,10 +46,9 @@ def _judged(script: Script, step: OptimizerStep) -> tuple[Level, str]:
     return Level.NOTE, _NOT_COUNTING if set(plain) == {False} and step.wrapping is None else ""
 
 
-def _of_tfmps(step: OptimizerStep) -> str:
+def _of_tfmps(step: OptimizerStep, plain: Sequence[bool | None]) -> str:
     """Return the message for a step of an optimizer inside a wrapper of tfmp; empty if it is correct."""
     is_certain = step.wrapping is not None and step.wrapping.certain
-    plain = [each.counts for each in step.optimizers if not each.is_wrapped]
     if step.given is Given.SAME:
         return _TWICE + (_DELETE if is_certain or (plain and all(plain)) else _ONLY_NOT_WRAPPED)
     if step.given is Given.NONE and not step.update.conditional:
@@ -75,10 +74,10 @@ def _names(script: Script, step: OptimizerStep) -> str:
     wrapper = min(step.wrappers, key=optimizers.is_tensorflows, default=step.call)
     is_certain = not step.wrappers or (step.wrapping is not None and step.wrapping.certain)
     name = optimizers.description(step.optimizer, wrapper, is_certain)
-    passes = (
+    passed = (
         f"passes {counter} to {name}" if step.given is Given.SAME else f"calls {name} without global_step={counter}"
     )
-    return f"Line {script.line(step.call)} {passes}."
+    return f"Line {script.line(step.call)} {passed}."
 
 
 def _kit(script: Script, step: OptimizerStep) -> str:
@@ -114,9 +113,9 @@ _SKIPPED = (
 _PASS = "Pass global_step to the optimizer's call, which then counts applied steps only. "
 _COUNTS_INSIDE = "TensorFlow's loss-scale optimizer leaves counting to the optimizer inside it. "
 _EITHER = (
-    "TensorFlow's loss-scale optimizer leaves counting to the optimizer inside it. If that one increments the global "
-    f"step, as those of tf.train do, this line increments it again, {_TWO} Delete this increment then. If it does not, "
-    "this line also counts the steps that are skipped after an overflow. "
+    f"{_COUNTS_INSIDE}If that one increments the global step, as those of tf.train do, this line increments it again, "
+    f"{_TWO} Delete this increment then. If it does not, this line also counts the steps that are skipped after an "
+    "overflow. "
 )
 _IF_FINITE = (
     "Increment only if the applied gradients are finite: "
