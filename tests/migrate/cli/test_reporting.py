@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_colours_are_for_terminals(
         monkeypatch.setenv(name, value)
     style = reporting.style_for(stream)
     assert style.colours == colours
-    assert (style.width is None) != stream.isatty()
+    assert (style.width == sys.maxsize) != stream.isatty()
     assert reporting.coloured_diff("+x\n y\n", style) == ("\x1b[32m+x\x1b[0m\n y\n" if colours else "+x\n y\n")
 
 

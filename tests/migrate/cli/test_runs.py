@@ -15,9 +15,9 @@ def test_a_file_without_a_version_is_rewritten_in_the_second_pass(tmp_path: Path
         (tmp_path / name).write_text(text)
     passes: list[None] = []
     found = [files.Found(str(tmp_path / name)) for name in ("layers.py", "model.py")]
-    outcome = process_run(found, Job(write=True), lambda: passes.append(None))
-    assert [Path(report.path).name for report in outcome.reports] == ["layers.py", "model.py"]
-    assert all(report.changes for report in outcome.reports)
+    reports, _ = process_run(found, Job(write=True), lambda: passes.append(None))
+    assert [Path(report.path).name for report in reports] == ["layers.py", "model.py"]
+    assert all(report.changes for report in reports)
     assert "tensorflow.compat.v1" in (tmp_path / "layers.py").read_text()
     assert len(passes) == 2
 

@@ -14,7 +14,6 @@ from tfmp.optional import require
 
 if TYPE_CHECKING:
     from tfmp.migrate.cli.processing import FileReport
-    from tfmp.migrate.cli.runs import Outcome
 
 # Fewer files are done before a progress bar is useful.
 _FILES_WORTH_PROGRESS = 20
@@ -126,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if sys.stdout is None and not arguments.check:
         _say(f"{_program()}: standard output is closed: nothing was done.", error=True)
         return 1
-    reports, interrupted = _outcome(arguments)
+    reports, interrupted = _processed(arguments)
     try:
         _show(arguments, reports)
         if sys.stdout is not None:
@@ -153,7 +152,7 @@ def _interrupted() -> int:
     return 130
 
 
-def _outcome(arguments: argparse.Namespace) -> Outcome:
+def _processed(arguments: argparse.Namespace) -> tuple[list[FileReport], bool]:
     from tfmp.migrate.cli import files, processing, runs
     from tfmp.migrate.edits.results import Options
 

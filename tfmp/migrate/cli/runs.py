@@ -1,7 +1,6 @@
 """Rewrites all files of a run. Files that do not show their TensorFlow version are judged by the files around them."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from tfmp.migrate.cli import files
 from tfmp.migrate.cli.processing import FileReport, Job
@@ -9,19 +8,13 @@ from tfmp.migrate.cli.project import Project
 from tfmp.migrate.cli.workers import process_all
 
 
-class Outcome(NamedTuple):
-    """The reports of a run's files in the order of the files; after an interrupt, only those of finished files."""
-
-    reports: list[FileReport]
-    interrupted: bool
-
-
-def process_run(found: Sequence[files.Found], job: Job, progress: Callable[[], object] = lambda: None) -> Outcome:
+def process_run(
+    found: Sequence[files.Found], job: Job, progress: Callable[[], object] = lambda: None
+) -> tuple[list[FileReport], bool]:
     """Rewrite files: first those that show their TensorFlow version, then the others by the files around them.
 
-    Example:
-        >>> process_run([], Job())
-        Outcome(reports=[], interrupted=False)
+    Returns:
+        The reports in the order of the files, and whether an interrupt ended the run: then unfinished files have none.
     """
     first = job._replace(waits=True)
     reports, interrupted = process_all({number: (one, first) for number, one in enumerate(found)}, progress)
@@ -34,7 +27,7 @@ def process_run(found: Sequence[files.Found], job: Job, progress: Callable[[], o
         reports |= again
         waiting -= again.keys()
     if interrupted:
-        return Outcome([report for number, report in reports.items() if number not in waiting], interrupted)
+        return [report for number, report in reports.items() if number not in waiting], True
     for number, finding in Project([*reports.values()]).findings():
         reports[number] = reports[number]._replace(findings=(*reports[number].findings, finding))
-    return Outcome([*reports.values()], interrupted)
+    return [*reports.values()], False
