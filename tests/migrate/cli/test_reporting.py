@@ -112,7 +112,7 @@ def test_colours_are_for_terminals(
 def test_long_lines_are_wrapped_and_letters_that_steer_a_terminal_are_left_out() -> None:
     _write(a=f"x = '\x1b[31m{'y' * 200}'\n")
     report = FileReport("a.py", findings=(Finding("R9", 1, Level.WRONG, "It is wrong " * 9),))
-    shown = [*reporting.left_lines([report, report], reporting.ALL, reporting.Style(colours=True, width=60))]
+    shown = [*reporting.left_lines([report, report], Level, reporting.Style(colours=True, width=60))]
     assert shown[0] == "\x1b[1;31mTrains wrongly without an error: 2 places\x1b[0m"
     assert shown[2].startswith("\x1b[1;31mR9:\x1b[0m It is wrong It")
     assert shown[4] == "    (2 places)"

@@ -171,6 +171,7 @@ def _processed(arguments: argparse.Namespace) -> tuple[list[FileReport], bool]:
 def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:
     from tfmp.migrate.cli import reporting
     from tfmp.migrate.cli.json_report import json_document
+    from tfmp.migrate.edits.results import Level
 
     if arguments.json:
         _say(json_document(reports, written=arguments.write))
@@ -179,7 +180,7 @@ def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:
         _say(reporting.files_line(reports, written=False), error=True)
         return
     style = reporting.style_for(sys.stderr if arguments.diff else sys.stdout)
-    for line in reporting.left_lines(reports, reporting.TO_DO if arguments.todo else reporting.ALL, style):
+    for line in reporting.left_lines(reports, reporting.TO_DO if arguments.todo else Level, style):
         _say(line, error=arguments.diff)
     for report in reports:
         if arguments.diff:

@@ -36,10 +36,6 @@ def find(paths: Iterable[str]) -> list[Found]:
 
     A file is taken whatever its name is. A directory stands for all `*.py` below it, sorted, except what is hidden or
     in the directories of `_LEFT_OUT`. A link is followed only if it is given itself.
-
-    Example:
-        >>> find(["missing.py"])
-        [Found(path='missing.py', error='it does not exist', is_file=True)]
     """
     every = [found for path in paths for found in _found_in(path)]
     # A file may be reached by two paths or by a link, and must be edited only once. An entry without an error is

@@ -52,12 +52,7 @@ class FileReport(NamedTuple):
 
 
 def process(found: files.Found, job: Job) -> FileReport:
-    """Rewrite a file; return its report. It raises for no file: the report tells what went wrong.
-
-    Example:
-        >>> process(files.Found("missing.py"), Job()).error
-        'it cannot be read: No such file or directory'
-    """
+    """Rewrite a file; return its report. It raises for no file: the report tells what went wrong."""
     if found.error is not None:
         return FileReport(found.path, error=found.error, is_file=found.is_file)
     line = None
@@ -69,7 +64,9 @@ def process(found: files.Found, job: Job) -> FileReport:
         line = error.lineno
     except cst.ParserSyntaxError as error:
         message = "LibCST, which edits it, cannot parse this line, though Python can"
-        line = _line(error)
+        # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
+        said = re.search(r"error at (\d+):", error.message)
+        line = int(said[1]) if said else error.raw_line
     except (files.UnusableFileError, RewritingError) as error:
         message = str(error)
     except (RecursionError, MemoryError):
@@ -77,12 +74,6 @@ def process(found: files.Found, job: Job) -> FileReport:
     except Exception as error:  # one file must not end the work on all the others
         message = f"{type(error).__name__}: {' '.join(str(error).split())}: this is a defect of tfmp, report it"
     return FileReport(found.path, error=message, error_line=line)
-
-
-def _line(error: cst.ParserSyntaxError) -> int:
-    # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
-    said = re.search(r"error at (\d+):", error.message)
-    return int(said[1]) if said else error.raw_line
 
 
 def _process(path: str, job: Job) -> FileReport:

@@ -5,15 +5,14 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 from tfmp.migrate.cli.json_report import file_totals, order, rule_totals
 from tfmp.migrate.cli.processing import FileReport
 from tfmp.migrate.edits.results import Finding, Level
 
-#: All levels, and those that leave something to do; the worst first.
-ALL = (*Level,)
+#: The levels that leave something to do.
 TO_DO = (Level.WRONG, Level.FAILS)
 
 _TITLES = {
@@ -49,14 +48,14 @@ def style_for(stream: TextIO | None) -> Style:
     return Style(colours, shutil.get_terminal_size().columns if is_terminal else sys.maxsize)
 
 
-def left_lines(reports: Sequence[FileReport], levels: Sequence[Level], style: Style) -> Iterator[str]:
+def left_lines(reports: Sequence[FileReport], levels: Iterable[Level], style: Style) -> Iterator[str]:
     r"""Yield the findings and the files that were not processed, by level, each message once with all its places.
 
     A message of one place is a line `file:line: rule: message`. For a message of several places, lines `file:line:
     rule: ...` follow it. They end with what is special to the place, or with its code.
 
     Example:
-        >>> print(*left_lines([FileReport("a.py", error="it is read-only")], ALL, Style()), sep="\n")
+        >>> print(*left_lines([FileReport("a.py", error="it is read-only")], Level, Style()), sep="\n")
         Fails, or was not processed: 1 place
         <BLANKLINE>
         a.py: not done: it is read-only.
@@ -127,12 +126,8 @@ def _groups(reports: Sequence[FileReport]) -> list[list[tuple[str, Finding]]]:
             findings = [Finding(_NOT_DONE, report.error_line or 0, Level.FAILS, f"{report.error}.")]
         for one in findings:
             groups.setdefault((one.level, one.rule, one.message), []).append((report.path, one))
-    return sorted(groups.values(), key=_order)
-
-
-def _order(group: Sequence[tuple[str, Finding]]) -> tuple[bool, int, tuple[int, str]]:
-    rule = group[0][1].rule
-    return rule != _NOT_DONE, -len(group), order(rule)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][1] != _NOT_DONE, -len(item[1]), order(item[0][1])))
+    return [group for _, group in ordered]
 
 
 def _group_lines(group: Sequence[tuple[str, Finding]], style: Style) -> Iterator[str]:
