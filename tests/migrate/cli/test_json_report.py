@@ -75,7 +75,6 @@ def test_edits_of_one_line_count_once_and_rules_are_in_order() -> None:
     reports = [
         FileReport("a.py", changes, (Finding("R10", 1, Level.WRONG, "It is wrong."),)),
         FileReport("b.py", error="it is read-only"),
-        FileReport("empty", error="it has no Python file", is_file=False),
     ]
     assert [*rule_totals(reports).items()] == [
         ("R2", {"files": 1, "lines": 4, "wrong": 0, "fails": 0, "note": 0}),

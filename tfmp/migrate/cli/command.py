@@ -55,13 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, by default those of the process; return the exit status.
 
     Example:
-        >>> main(["--todo", "missing.py"])
-        Fails, or was not processed: 1 place
-        <BLANKLINE>
-        missing.py: not done: it does not exist.
-        <BLANKLINE>
-        1 file: 0 to be rewritten, 0 unchanged, 1 not done
-        left to you: 1 not done
+        >>> main(["--check", "missing.py"])
         1
     """
     parser = _parser()
@@ -153,7 +147,7 @@ def _interrupted() -> int:
 
 
 def _processed(arguments: argparse.Namespace) -> tuple[list[FileReport], bool]:
-    from tfmp.migrate.cli import files, processing, runs
+    from tfmp.migrate.cli import files, processing, project
     from tfmp.migrate.edits.results import Options
 
     found = files.find(arguments.paths)
@@ -161,11 +155,11 @@ def _processed(arguments: argparse.Namespace) -> tuple[list[FileReport], bool]:
     job = processing.Job(Options(to_tfmp=arguments.to_tfmp), arguments.write, wants_diff)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if len(found) < _FILES_WORTH_PROGRESS or not is_terminal or find_spec("tqdm") is None:
-        return runs.process_run(found, job)
+        return project.process_run(found, job)
     from tqdm import tqdm
 
     with tqdm(total=len(found), unit="file", leave=False, file=sys.stderr) as bar:
-        return runs.process_run(found, job, bar.update)
+        return project.process_run(found, job, bar.update)
 
 
 def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:

@@ -16,7 +16,6 @@ _LEFT_OUT = ("__pycache__", "build", "node_modules", "site-packages")
 _NO_FILES = f"it has no Python file (hidden ones and those in {', '.join(_LEFT_OUT)} do not count)"
 # The target may belong to somebody else.
 _LINK = "it is a link to a file that is not among those to process: give it by name to have it followed"
-_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnusableFileError(Exception):
@@ -28,7 +27,6 @@ class Found(NamedTuple):
 
     path: str
     error: str | None = None
-    is_file: bool = True  #: False for a directory or a link, which do not count as files.
 
 
 def find(paths: Iterable[str]) -> list[Found]:
@@ -101,7 +99,7 @@ def replace(path: str, before: bytes, after: bytes) -> None:
         # A file in a writable directory can be replaced even if it is read-only, and root can write every file. That
         # would be a surprise.
         writable = os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-        if not writable or not status.st_mode & _WRITABLE:
+        if not writable or not status.st_mode & 0o222:
             raise UnusableFileError("it cannot be written: it is read-only")
         with held(signal.SIGTERM):
             _replace(target, status, before, after)
@@ -147,7 +145,7 @@ def _found_in(path: str) -> Iterator[Found]:
     elif not os.path.isdir(path):
         yield Found(path)
     else:
-        yield from _below(path) or [Found(path, _NO_FILES, is_file=False)]
+        yield from _below(path) or [Found(path, _NO_FILES)]
 
 
 def _below(top: str) -> list[Found]:
@@ -156,6 +154,6 @@ def _below(top: str) -> list[Found]:
     for directory, below, names in os.walk(top, onerror=unreadable.append):
         below[:] = (name for name in below if not name.startswith(".") and name not in _LEFT_OUT)
         paths = (os.path.join(directory, name) for name in names if name.endswith(".py") and not name.startswith("."))
-        found += (Found(path, _LINK, is_file=False) if os.path.islink(path) else Found(path) for path in paths)
-    found += (Found(str(error.filename), f"it cannot be read: {error.strerror}", is_file=False) for error in unreadable)
+        found += (Found(path, _LINK) if os.path.islink(path) else Found(path) for path in paths)
+    found += (Found(str(error.filename), f"it cannot be read: {error.strerror}") for error in unreadable)
     return sorted(found, key=lambda found: Path(found.path).parts)

@@ -25,11 +25,10 @@ def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
 
 def file_totals(reports: Sequence[FileReport]) -> dict[str, int]:
     """Count files: all, those that are or would be rewritten, the others, and those that were not processed."""
-    every = [report for report in reports if report.is_file]
-    changed = sum(bool(report.changes) for report in every)
-    not_done = sum(report.error is not None for report in every)
-    unchanged = len(every) - changed - not_done
-    return {"files": len(every), "changed": changed, "unchanged": unchanged, "not_done": not_done}
+    changed = sum(bool(report.changes) for report in reports)
+    not_done = sum(report.error is not None for report in reports)
+    unchanged = len(reports) - changed - not_done
+    return {"files": len(reports), "changed": changed, "unchanged": unchanged, "not_done": not_done}
 
 
 def rule_totals(reports: Sequence[FileReport]) -> dict[str, dict[str, int]]:

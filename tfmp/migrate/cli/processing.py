@@ -41,7 +41,6 @@ class FileReport(NamedTuple):
     encoding: str = "utf-8"
     error: str | None = None  #: The reason why the file was not processed; None if it was.
     error_line: int | None = None
-    is_file: bool = True  #: False for a directory or a link, which do not count as files.
     module: modules.Module | None = None  #: None if the file was not processed.
     role: ProjectRole | None = None  #: The role of the original file; None if the file does not concern any rule.
 
@@ -54,7 +53,7 @@ class FileReport(NamedTuple):
 def process(found: files.Found, job: Job) -> FileReport:
     """Rewrite a file; return its report. It raises for no file: the report tells what went wrong."""
     if found.error is not None:
-        return FileReport(found.path, error=found.error, is_file=found.is_file)
+        return FileReport(found.path, error=found.error)
     line = None
     try:
         return _process(found.path, job)

@@ -1,12 +1,14 @@
-"""Relates the files of a run to each other: TensorFlow versions and findings that depend on several files."""
+"""Processes the files of a run. Files that do not show their TensorFlow version are judged by the files around them."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfmp.migrate.analysis.project_role import ProjectRole
 from tfmp.migrate.analysis.tf_version import TfVersion
+from tfmp.migrate.cli.files import Found
 from tfmp.migrate.cli.modules import Import, Module
-from tfmp.migrate.cli.processing import FileReport
+from tfmp.migrate.cli.processing import FileReport, Job
+from tfmp.migrate.cli.workers import process_all
 from tfmp.migrate.edits.results import Finding, Level
 
 RULE = "R1"
@@ -22,6 +24,31 @@ _LIBRARY = (
 # Files without a version of their own take the version of the files that import them. Other files pass theirs on.
 _FOLLOWING = frozenset((TfVersion.AMBIGUOUS, TfVersion.NEUTRAL))
 _NO_ROLE = ProjectRole(TfVersion.NEUTRAL, needs_behavior=False, settles_behavior=False, line=0)
+
+
+def process_run(
+    found: Sequence[Found], job: Job, progress: Callable[[], object] = lambda: None
+) -> tuple[list[FileReport], bool]:
+    """Rewrite files: first those that show their TensorFlow version, then the others by the files around them.
+
+    Returns:
+        The reports in the order of the files, and whether an interrupt ended the run: then unfinished files have none.
+    """
+    first = job._replace(waits=True)
+    reports, interrupted = process_all({number: (one, first) for number, one in enumerate(found)}, progress)
+    waiting = {number for number, report in reports.items() if job.write and report.changes and report.waits}
+    if not interrupted:
+        told = Project([*reports.values()]).tf_versions()
+        jobs = {number: job._replace(options=job.options._replace(tensorflow=told.get(number))) for number in told}
+        tasks = {number: (found[number], jobs.get(number, job)) for number in waiting | told.keys()}
+        again, interrupted = process_all(tasks)
+        reports |= again
+        waiting -= again.keys()
+    if interrupted:
+        return [report for number, report in reports.items() if number not in waiting], True
+    for number, finding in Project([*reports.values()]).findings():
+        reports[number] = reports[number]._replace(findings=(*reports[number].findings, finding))
+    return [*reports.values()], False
 
 
 class Project:
@@ -51,11 +78,10 @@ class Project:
         """
         by = {version: self._passed_on(version) for version in TfVersion if version not in _FOLLOWING}
         found: dict[int, int] = {}
-        for number in self._files:
-            if self._roles[number].version is TfVersion.AMBIGUOUS:
-                importers = {version for version, reached in by.items() if number in reached}
-                if importers in ({TfVersion.V1}, {TfVersion.V2}):
-                    found[number] = 1 if TfVersion.V1 in importers else 2
+        for number in self._files_of(TfVersion.AMBIGUOUS):
+            importers = [version for version, reached in by.items() if number in reached]
+            if importers in ([TfVersion.V1], [TfVersion.V2]):
+                found[number] = 1 if TfVersion.V1 in importers else 2
         return found | dict.fromkeys(filter(self._is_script_of_old, self._files), 1)
 
     def findings(self) -> Iterator[tuple[int, Finding]]:
