@@ -108,7 +108,7 @@ def test_what_cannot_be_done_is_named_once_the_rest_is_done(capsys: pytest.Captu
         f"./c.py:2: not done: {_CANNOT_PARSE} (Missing parentheses in call to 'print'. Did you mean print(...)?)."
         f" {_ADVICE}",
         f"./d.py:2: not done: {_CANNOT_PARSE} (invalid syntax). {_ADVICE}",
-        "empty: not done: it has no Python file (links, hidden ones and those in __pycache__, build, node_modules, "
+        "empty: not done: it has no Python file (hidden ones and those in __pycache__, build, node_modules, "
         "site-packages do not count).",
         "missing: not done: it does not exist.",
     ]

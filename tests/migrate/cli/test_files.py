@@ -65,10 +65,10 @@ def test_a_file_reached_by_two_paths_is_taken_once(tmp_path: Path) -> None:
 def test_paths_that_hold_nothing_are_named(tmp_path: Path) -> None:
     _make(tmp_path, "empty/readme.md", "made/build/lib/a.py", "made/x/.git/b.py")
     found = files.find([str(tmp_path / name) for name in ("empty", "made", "missing")])
-    assert [(str(one.error)[:21], one.is_file) for one in found] == [
-        ("it has no Python file", False),
-        ("it has no Python file", False),
-        ("it does not exist", True),
+    assert [str(one.error)[:21] for one in found] == [
+        "it has no Python file",
+        "it has no Python file",
+        "it does not exist",
     ]
 
 
@@ -78,7 +78,11 @@ def test_links_are_followed_only_if_named(tmp_path: Path) -> None:
         (tmp_path / "in" / f"{name}.py").symlink_to(target)
     (tmp_path / "in" / "all").symlink_to("../out")
     found = files.find([str(tmp_path / "in"), str(tmp_path / "in" / "c.py")])
-    assert _names(found, tmp_path) == ["in/a.py", "in/c.py"]
+    assert [(os.path.relpath(one.path, tmp_path), one.error is None) for one in found] == [
+        ("in/a.py", True),
+        ("in/b.py", False),
+        ("in/c.py", True),
+    ]
     assert _names(files.find([str(tmp_path)]), tmp_path) == ["in/a.py", "out/b.py", "out/c.py"]
     assert _names(files.find([str(tmp_path / "in" / "all")]), tmp_path) == ["in/all/b.py", "in/all/c.py"]
 
@@ -111,6 +115,11 @@ def test_a_file_that_is_no_text_is_named_and_left_alone(content: bytes, message:
     report = _written(tmp_path / "a.py", content)
     assert re.search(message, str(report.error))
     assert (tmp_path / "a.py").read_bytes() == content
+
+
+def test_form_feeds_at_the_start_are_kept(tmp_path: Path) -> None:
+    _written(tmp_path / "a.py", b"\f\f" + _SCRIPT)
+    assert (tmp_path / "a.py").read_bytes() == b"\f\f" + _REWRITTEN
 
 
 def test_an_edited_file_keeps_its_permissions(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def test_untouched_lines_keep_their_bytes(
         "m = tf.contrib.mixed_precision.FixedLossScaleManager(8)" + end,
     ]
     before = "".join([*written[:place], *script, *written[place:], "last = 1", last_end])
-    source = files.decode((codecs.BOM_UTF8 if bom else b"") + before.encode())
-    after = files.encode(source, rewrite(source.text).text).decode("utf-8-sig")
+    text, encoding = files.decode((codecs.BOM_UTF8 if bom else b"") + before.encode())
+    after = files.encode(rewrite(text).text, encoding).decode("utf-8-sig")
     added = re.findall(r"import tfmp(?:\r\n|\r|\n)", after)
     assert len(added) == 1
     assert after.replace(added[0], "", 1).replace("tfmp.", "tf.contrib.mixed_precision.") == before

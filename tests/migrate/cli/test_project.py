@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tfmp.migrate.cli import command
+from tfmp.migrate.cli import command, files
+from tfmp.migrate.cli.processing import Job
+from tfmp.migrate.cli.project import process_run
 
 _MODEL = "import tensorflow as tf\n\n\ndef train():\n    return tf.Session().run(tf.placeholder(tf.float32))\n"
 _NEW_MODEL = "import tensorflow as tf\n\n\n@tf.function\ndef train():\n    return 1\n"
@@ -166,3 +168,22 @@ def test_many_processes_say_the_same(capsys: pytest.CaptureFixture[str]) -> None
     found = _found(capsys, "--write", *(f"p{number}" for number in range(40)))
     assert [one[:3] for one in found] == [(f"p{number}/main.py", 1, "fails") for number in range(40)]
     assert all(Path(f"p{number}/layers.py").read_text().startswith(_OLD) for number in range(40))
+
+
+def test_a_file_without_a_version_is_rewritten_in_the_second_pass(tmp_path: Path) -> None:
+    for name, text in {"model.py": f"import layers\n{_MODEL}", "layers.py": _LAYERS}.items():
+        (tmp_path / name).write_text(text)
+    passes: list[None] = []
+    found = [files.Found(str(tmp_path / name)) for name in ("layers.py", "model.py")]
+    reports, _ = process_run(found, Job(write=True), lambda: passes.append(None))
+    assert [Path(report.path).name for report in reports] == ["layers.py", "model.py"]
+    assert all(report.changes for report in reports)
+    assert "tensorflow.compat.v1" in (tmp_path / "layers.py").read_text()
+    assert len(passes) == 2
+
+
+def test_the_diff_has_the_rewrites_of_a_file_without_a_version(tmp_path: Path) -> None:
+    path = tmp_path / "layers.py"
+    path.write_text(f"{_LAYERS}tf.keras.mixed_precision.experimental.set_policy('mixed_float16')\n")
+    (report,), _ = process_run([files.Found(str(path))], Job(diff=True))
+    assert b"+tf.keras.mixed_precision.set_global_policy(" in report.diff

@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,14 +105,14 @@ def test_colours_are_for_terminals(
         monkeypatch.setenv(name, value)
     style = reporting.style_for(stream)
     assert style.colours == colours
-    assert (style.width is None) != stream.isatty()
+    assert (style.width == sys.maxsize) != stream.isatty()
     assert reporting.coloured_diff("+x\n y\n", style) == ("\x1b[32m+x\x1b[0m\n y\n" if colours else "+x\n y\n")
 
 
 def test_long_lines_are_wrapped_and_letters_that_steer_a_terminal_are_left_out() -> None:
     _write(a=f"x = '\x1b[31m{'y' * 200}'\n")
     report = FileReport("a.py", findings=(Finding("R9", 1, Level.WRONG, "It is wrong " * 9),))
-    shown = [*reporting.left_lines([report, report], reporting.ALL, reporting.Style(colours=True, width=60))]
+    shown = [*reporting.left_lines([report, report], Level, reporting.Style(colours=True, width=60))]
     assert shown[0] == "\x1b[1;31mTrains wrongly without an error: 2 places\x1b[0m"
     assert shown[2].startswith("\x1b[1;31mR9:\x1b[0m It is wrong It")
     assert shown[4] == "    (2 places)"

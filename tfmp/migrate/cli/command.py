@@ -14,7 +14,6 @@ from tfmp.optional import require
 
 if TYPE_CHECKING:
     from tfmp.migrate.cli.processing import FileReport
-    from tfmp.migrate.cli.runs import Outcome
 
 # Fewer files are done before a progress bar is useful.
 _FILES_WORTH_PROGRESS = 20
@@ -33,9 +32,10 @@ What is left is a line `file:line: rule: message`, with the line of code below i
 places is printed once, as `rule: message`, and a line `file:line: rule: ...` follows for each place. On a terminal,
 long lines are wrapped and colours are used, unless NO_COLOR or TERM=dumb is set; FORCE_COLOR colours other output too.
 
-A directory stands for all *.py below it, except links, hidden files, hidden directories, __pycache__, build,
-node_modules and site-packages. A file that is given by its name is always taken; of a link, --write edits the target. A
-hard link is broken: the other names of the file keep the old content. A file that cannot be read or parsed is listed.
+A directory stands for all *.py below it, except hidden files, hidden directories, __pycache__, build, node_modules,
+site-packages and links; a link to a file that is not among the others is listed. A file that is given by its name is
+always taken; of a link, --write edits the target. A hard link is broken: the other names of the file keep the old
+content. A file that cannot be read or parsed is listed.
 A second run changes nothing more. Lines that are not rewritten keep every byte: line ends, tabs, encoding.
 
 --json prints {"files": [FILE, ...], "summary": {"files", "changed", "unchanged", "not_done", "written", "rules": {"R1":
@@ -55,13 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, by default those of the process; return the exit status.
 
     Example:
-        >>> main(["--todo", "missing.py"])
-        Fails, or was not processed: 1 place
-        <BLANKLINE>
-        missing.py: not done: it does not exist.
-        <BLANKLINE>
-        1 file: 0 to be rewritten, 0 unchanged, 1 not done
-        left to you: 1 not done
+        >>> main(["--check", "missing.py"])
         1
     """
     parser = _parser()
@@ -125,7 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if sys.stdout is None and not arguments.check:
         _say(f"{_program()}: standard output is closed: nothing was done.", error=True)
         return 1
-    reports, interrupted = _outcome(arguments)
+    reports, interrupted = _processed(arguments)
     try:
         _show(arguments, reports)
         if sys.stdout is not None:
@@ -152,8 +146,8 @@ def _interrupted() -> int:
     return 130
 
 
-def _outcome(arguments: argparse.Namespace) -> Outcome:
-    from tfmp.migrate.cli import files, processing, runs
+def _processed(arguments: argparse.Namespace) -> tuple[list[FileReport], bool]:
+    from tfmp.migrate.cli import files, processing, project
     from tfmp.migrate.edits.results import Options
 
     found = files.find(arguments.paths)
@@ -161,16 +155,17 @@ def _outcome(arguments: argparse.Namespace) -> Outcome:
     job = processing.Job(Options(to_tfmp=arguments.to_tfmp), arguments.write, wants_diff)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if len(found) < _FILES_WORTH_PROGRESS or not is_terminal or find_spec("tqdm") is None:
-        return runs.process_run(found, job)
+        return project.process_run(found, job)
     from tqdm import tqdm
 
     with tqdm(total=len(found), unit="file", leave=False, file=sys.stderr) as bar:
-        return runs.process_run(found, job, bar.update)
+        return project.process_run(found, job, bar.update)
 
 
 def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:
     from tfmp.migrate.cli import reporting
     from tfmp.migrate.cli.json_report import json_document
+    from tfmp.migrate.edits.results import Level
 
     if arguments.json:
         _say(json_document(reports, written=arguments.write))
@@ -179,7 +174,7 @@ def _show(arguments: argparse.Namespace, reports: list[FileReport]) -> None:
         _say(reporting.files_line(reports, written=False), error=True)
         return
     style = reporting.style_for(sys.stderr if arguments.diff else sys.stdout)
-    for line in reporting.left_lines(reports, reporting.TO_DO if arguments.todo else reporting.ALL, style):
+    for line in reporting.left_lines(reports, reporting.TO_DO if arguments.todo else Level, style):
         _say(line, error=arguments.diff)
     for report in reports:
         if arguments.diff:

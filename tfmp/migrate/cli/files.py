@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-#: Names of directories that are skipped: they hold code of others, or files made by tools.
-LEFT_OUT = frozenset(("__pycache__", "build", "node_modules", "site-packages"))
-
-_NO_FILES = f"it has no Python file (links, hidden ones and those in {', '.join(sorted(LEFT_OUT))} do not count)"
-_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+# Names of directories that hold code of others, or files made by tools.
+_LEFT_OUT = ("__pycache__", "build", "node_modules", "site-packages")
+_NO_FILES = f"it has no Python file (hidden ones and those in {', '.join(_LEFT_OUT)} do not count)"
+# The target may belong to somebody else.
+_LINK = "it is a link to a file that is not among those to process: give it by name to have it followed"
 
 
 class UnusableFileError(Exception):
@@ -23,29 +23,17 @@ class UnusableFileError(Exception):
 
 
 class Found(NamedTuple):
-    """A file to process; or a path without one, for the reason `error`. A directory does not count as a file."""
+    """A file to process; or a path without one, for the reason `error`."""
 
     path: str
     error: str | None = None
-    is_file: bool = True
-
-
-class Source(NamedTuple):
-    """The text of a file, with its line ends, and the encoding that its first lines declare, or UTF-8."""
-
-    text: str
-    encoding: str
 
 
 def find(paths: Iterable[str]) -> list[Found]:
     """Find the files below the given paths, each once.
 
     A file is taken whatever its name is. A directory stands for all `*.py` below it, sorted, except what is hidden or
-    in `LEFT_OUT`, and links: their targets may belong to somebody else. A link that is given itself is followed.
-
-    Example:
-        >>> find(["missing.py"])
-        [Found(path='missing.py', error='it does not exist', is_file=True)]
+    in the directories of `_LEFT_OUT`. A link is followed only if it is given itself.
     """
     every = [found for path in paths for found in _found_in(path)]
     # A file may be reached by two paths or by a link, and must be edited only once. An entry without an error is
@@ -57,8 +45,8 @@ def find(paths: Iterable[str]) -> list[Found]:
     return [one for one in every if id(one) in taken]
 
 
-def read(path: str) -> Source:
-    """Read a script.
+def read(path: str) -> tuple[str, str]:
+    """Return the text of a script, with its line ends, and its encoding.
 
     Raises:
         UnusableFileError: The file cannot be read, or it is not text.
@@ -71,41 +59,29 @@ def read(path: str) -> Source:
         raise UnusableFileError(f"it cannot be read: {error.strerror or error}") from error
 
 
-def decode(content: bytes) -> Source:
-    r"""Decode a script, so that `encode` makes exactly these bytes of it.
-
-    Raises:
-        UnusableFileError: The bytes are not text, or not in the encoding that the file declares.
-
-    Example:
-        >>> decode(b"# coding: latin-1\r\nname = '\xe9'")
-        Source(text="# coding: latin-1\r\nname = 'é'", encoding='iso-8859-1')
-    """
+def decode(content: bytes) -> tuple[str, str]:
+    """Decode a script by its coding line, or as UTF-8, so that `encode` makes exactly these bytes of it."""
     if b"\0" in content:
         raise UnusableFileError("it is binary, or in UTF-16: it has zero bytes")
     # Python also ends a line at a lone carriage return when it looks for the encoding declaration.
     unix = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(unix).readline)
-        source = Source(content.decode(encoding), encoding)
+        text = content.decode(encoding)
     except (SyntaxError, LookupError, ValueError) as error:
         message = f"it cannot be decoded: {error}. Convert it, or name its encoding in a coding line"
         raise UnusableFileError(message) from error
-    if encode(source, source.text) != content:
+    if encode(text, encoding) != content:
         raise UnusableFileError(f"decoding it as {encoding} and encoding it again gives other bytes")
-    return source
+    return text, encoding
 
 
-def encode(source: Source, text: str) -> bytes:
-    """Encode a new text of a script in the encoding of its file.
-
-    Raises:
-        UnusableFileError: The encoding has no bytes for a character.
-    """
+def encode(text: str, encoding: str) -> bytes:
+    """Encode a text, or raise an `UnusableFileError` because the encoding has no bytes for a character."""
     try:
-        return text.encode(source.encoding)
+        return text.encode(encoding)
     except (LookupError, ValueError) as error:
-        raise UnusableFileError(f"its new text cannot be encoded as {source.encoding}") from error
+        raise UnusableFileError(f"its new text cannot be encoded as {encoding}") from error
 
 
 def replace(path: str, before: bytes, after: bytes) -> None:
@@ -123,7 +99,7 @@ def replace(path: str, before: bytes, after: bytes) -> None:
         # A file in a writable directory can be replaced even if it is read-only, and root can write every file. That
         # would be a surprise.
         writable = os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-        if not writable or not status.st_mode & _WRITABLE:
+        if not writable or not status.st_mode & 0o222:
             raise UnusableFileError("it cannot be written: it is read-only")
         with held(signal.SIGTERM):
             _replace(target, status, before, after)
@@ -169,19 +145,15 @@ def _found_in(path: str) -> Iterator[Found]:
     elif not os.path.isdir(path):
         yield Found(path)
     else:
-        yield from list(_below(path)) or [Found(path, _NO_FILES, is_file=False)]
+        yield from _below(path) or [Found(path, _NO_FILES)]
 
 
-def _below(top: str) -> Iterator[Found]:
+def _below(top: str) -> list[Found]:
     unreadable: list[OSError] = []
     found: list[Found] = []
     for directory, below, names in os.walk(top, onerror=unreadable.append):
-        below[:] = (name for name in below if not _is_left_out(name))
+        below[:] = (name for name in below if not name.startswith(".") and name not in _LEFT_OUT)
         paths = (os.path.join(directory, name) for name in names if name.endswith(".py") and not name.startswith("."))
-        found += (Found(path) for path in paths if not os.path.islink(path))
-    found += (Found(str(error.filename), f"it cannot be read: {error.strerror}", is_file=False) for error in unreadable)
-    yield from sorted(found, key=lambda found: Path(found.path).parts)
-
-
-def _is_left_out(name: str) -> bool:
-    return name.startswith(".") or name in LEFT_OUT
+        found += (Found(path, _LINK) if os.path.islink(path) else Found(path) for path in paths)
+    found += (Found(str(error.filename), f"it cannot be read: {error.strerror}") for error in unreadable)
+    return sorted(found, key=lambda found: Path(found.path).parts)

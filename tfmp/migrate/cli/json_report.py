@@ -1,12 +1,13 @@
-"""Formats the reports of the files as JSON."""
+"""Formats the reports of the files as JSON. The other reports take their numbers from here."""
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from tfmp.migrate.cli.processing import FileReport
-from tfmp.migrate.cli.totals import file_totals, rule_totals
+from tfmp.migrate.edits.results import Level
 
 
 def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
@@ -20,6 +21,37 @@ def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
     """
     summary = {**file_totals(reports), "written": written, "rules": rule_totals(reports)}
     return json.dumps({"files": [_as_json(report) for report in reports], "summary": summary}, indent=2)
+
+
+def file_totals(reports: Sequence[FileReport]) -> dict[str, int]:
+    """Count files: all, those that are or would be rewritten, the others, and those that were not processed."""
+    changed = sum(bool(report.changes) for report in reports)
+    not_done = sum(report.error is not None for report in reports)
+    unchanged = len(reports) - changed - not_done
+    return {"files": len(reports), "changed": changed, "unchanged": unchanged, "not_done": not_done}
+
+
+def rule_totals(reports: Sequence[FileReport]) -> dict[str, dict[str, int]]:
+    """Count for each rule the files, the lines that it rewrote or added, and its findings by level."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for report in reports:
+        rules = {one.rule for one in report.changes} | {one.rule for one in report.findings}
+        counts.update((rule, "files") for rule in rules)
+        # The edits of one line count once.
+        rewritten = {
+            (one.rule, line + one.line) for one in report.changes for line in range(len(one.before.splitlines()))
+        }
+        counts.update((rule, "lines") for rule, _ in rewritten)
+        counts.update((one.rule, "lines") for one in report.changes if not one.before)
+        counts.update((one.rule, one.level.value) for one in report.findings)
+    names = ("files", "lines", *(level.value for level in Level))
+    every = sorted({rule for rule, _ in counts}, key=order)
+    return {rule: {name: counts[rule, name] for name in names} for rule in every}
+
+
+def order(rule: str) -> tuple[int, str]:
+    """Return a key that sorts rules by their numbers: R2 before R10."""
+    return int("".join(filter(str.isdigit, rule)) or 0), rule
 
 
 def _as_json(report: FileReport) -> dict[str, Any]:  # JSON's values are of many types

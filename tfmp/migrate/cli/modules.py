@@ -18,14 +18,11 @@ class Import(NamedTuple):
 
 
 class Module(NamedTuple):
-    """What relates a file to other files: its imports, whether it has a main block, and whether it calls at top level.
-
-    Only calls that do a script's own work count, beyond those of builtins and of imported modules.
-    """
+    """What relates a file to other files."""
 
     imports: tuple[Import, ...] = ()
     has_main: bool = False
-    calls: bool = False
+    calls: bool = False  #: Whether a call at top level does a script's own work.
 
 
 def read(tree: ast.Module) -> Module:

@@ -1,11 +1,9 @@
 """Rewrites one file and reports on it."""
 
 import ast
-import contextlib
 import re
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import libcst as cst
@@ -15,7 +13,7 @@ from tfmp.migrate.analysis.tf_version import TfVersion
 from tfmp.migrate.cli import files, modules
 from tfmp.migrate.cli.unified_diff import unified_diff
 from tfmp.migrate.edits.results import Finding, Options
-from tfmp.migrate.edits.rewriting import Change, RewritingError, concerns, rewrite
+from tfmp.migrate.edits.rewriting import Change, RewritingError, Rewritten, concerns, rewrite
 
 # LibCST visits a tree recursively in Python: 400 chained calls need 3,000 levels. A stack of 8 MB holds more.
 _DEEPEST_CALLS = 5000
@@ -34,31 +32,17 @@ class Job(NamedTuple):
 
 
 class FileReport(NamedTuple):
-    """The report of one file. Lines are lines of the file as it is now.
-
-    Attributes:
-        path: The path of the file.
-        changes: The edits that were made, or would be made.
-        findings: What is left to a person.
-        diff: The unified diff, if one was asked for, in the encoding of the file.
-        encoding: The encoding of the file.
-        error: The reason why the file was not processed; None if it was.
-        error_line: The line that caused the error; None if no line did.
-        is_file: False for a directory, which does not count as a file.
-        module: The imports of the file; None if it was not processed.
-        role: The role of the original file in its project; None if the file does not concern any rule.
-    """
+    """The report of one file. Lines are lines of the file as it is now."""
 
     path: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[Change, ...] = ()  #: The edits that were made, or would be made.
     findings: tuple[Finding, ...] = ()
-    diff: bytes = b""
+    diff: bytes = b""  #: If one was asked for, in the encoding of the file.
     encoding: str = "utf-8"
-    error: str | None = None
+    error: str | None = None  #: The reason why the file was not processed; None if it was.
     error_line: int | None = None
-    is_file: bool = True
-    module: modules.Module | None = None
-    role: ProjectRole | None = None
+    module: modules.Module | None = None  #: None if the file was not processed.
+    role: ProjectRole | None = None  #: The role of the original file; None if the file does not concern any rule.
 
     @property
     def waits(self) -> bool:
@@ -67,16 +51,9 @@ class FileReport(NamedTuple):
 
 
 def process(found: files.Found, job: Job) -> FileReport:
-    """Rewrite a file; return its report.
-
-    It raises for no file: the report tells what went wrong.
-
-    Example:
-        >>> process(files.Found("missing.py"), Job()).error
-        'it cannot be read: No such file or directory'
-    """
+    """Rewrite a file; return its report. It raises for no file: the report tells what went wrong."""
     if found.error is not None:
-        return FileReport(found.path, error=found.error, is_file=found.is_file)
+        return FileReport(found.path, error=found.error)
     line = None
     try:
         return _process(found.path, job)
@@ -86,7 +63,9 @@ def process(found: files.Found, job: Job) -> FileReport:
         line = error.lineno
     except cst.ParserSyntaxError as error:
         message = "LibCST, which edits it, cannot parse this line, though Python can"
-        line = _line(error)
+        # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
+        said = re.search(r"error at (\d+):", error.message)
+        line = int(said[1]) if said else error.raw_line
     except (files.UnusableFileError, RewritingError) as error:
         message = str(error)
     except (RecursionError, MemoryError):
@@ -96,30 +75,24 @@ def process(found: files.Found, job: Job) -> FileReport:
     return FileReport(found.path, error=message, error_line=line)
 
 
-def _line(error: cst.ParserSyntaxError) -> int:
-    # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
-    said = re.search(r"error at (\d+):", error.message)
-    return int(said[1]) if said else error.raw_line
-
-
 def _process(path: str, job: Job) -> FileReport:
-    source = files.read(path)
-    module = _module(source.text)
-    with _deep_calls():
-        done = rewrite(source.text, job.options)
-    report = FileReport(path, done.changes, done.findings, encoding=source.encoding, module=module, role=done.role)
+    text, encoding = files.read(path)
+    module = _module(text)
+    # LibCST drops form feeds at the start of a file.
+    script = text.lstrip("\f")
+    lead = text.removesuffix(script)
+    done = _rewrite(script, job.options)
+    report = FileReport(path, done.changes, done.findings, encoding=encoding, module=module, role=done.role)
     if not done.changes or (job.write and job.waits and report.waits):
         return report
-    before, after = files.encode(source, source.text), files.encode(source, done.text)
+    before, after = files.encode(text, encoding), files.encode(lead + done.text, encoding)
     if not job.write:
         return report._replace(diff=unified_diff(path, before, after) if job.diff else b"")
     files.replace(path, before, after)
     changes = tuple(change._replace(line=change.written_line) for change in done.changes)
     # The findings of the written file, so that all lines, also those in messages, are lines of the file as it is now.
-    with _deep_calls():
-        left = rewrite(done.text, job.options)
-    module = _module(done.text)
-    return report._replace(changes=changes, findings=left.findings, module=module)
+    findings = _rewrite(done.text, job.options).findings
+    return report._replace(changes=changes, findings=findings, module=_module(done.text))
 
 
 def _module(text: str) -> modules.Module:
@@ -135,11 +108,10 @@ def _module(text: str) -> modules.Module:
         return modules.Module()
 
 
-@contextlib.contextmanager
-def _deep_calls() -> Iterator[None]:
+def _rewrite(text: str, options: Options) -> Rewritten:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST_CALLS))
     try:
-        yield
+        return rewrite(text, options)
     finally:
         sys.setrecursionlimit(before)

@@ -1,12 +1,14 @@
-"""Relates the files of a run to each other: TensorFlow versions and findings that depend on several files."""
+"""Processes the files of a run. Files that do not show their TensorFlow version are judged by the files around them."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfmp.migrate.analysis.project_role import ProjectRole
 from tfmp.migrate.analysis.tf_version import TfVersion
-from tfmp.migrate.cli.modules import Import
-from tfmp.migrate.cli.processing import FileReport
+from tfmp.migrate.cli.files import Found
+from tfmp.migrate.cli.modules import Import, Module
+from tfmp.migrate.cli.processing import FileReport, Job
+from tfmp.migrate.cli.workers import process_all
 from tfmp.migrate.edits.results import Finding, Level
 
 RULE = "R1"
@@ -20,7 +22,33 @@ _LIBRARY = (
     "files. A script that imports them must first call `tensorflow.compat.v1.disable_v2_behavior()`."
 )
 # Files without a version of their own take the version of the files that import them. Other files pass theirs on.
-_FOLLOWING = frozenset((None, TfVersion.AMBIGUOUS, TfVersion.NEUTRAL))
+_FOLLOWING = frozenset((TfVersion.AMBIGUOUS, TfVersion.NEUTRAL))
+_NO_ROLE = ProjectRole(TfVersion.NEUTRAL, needs_behavior=False, settles_behavior=False, line=0)
+
+
+def process_run(
+    found: Sequence[Found], job: Job, progress: Callable[[], object] = lambda: None
+) -> tuple[list[FileReport], bool]:
+    """Rewrite files: first those that show their TensorFlow version, then the others by the files around them.
+
+    Returns:
+        The reports in the order of the files, and whether an interrupt ended the run: then unfinished files have none.
+    """
+    first = job._replace(waits=True)
+    reports, interrupted = process_all({number: (one, first) for number, one in enumerate(found)}, progress)
+    waiting = {number for number, report in reports.items() if job.write and report.changes and report.waits}
+    if not interrupted:
+        told = Project([*reports.values()]).tf_versions()
+        jobs = {number: job._replace(options=job.options._replace(tensorflow=told.get(number))) for number in told}
+        tasks = {number: (found[number], jobs.get(number, job)) for number in waiting | told.keys()}
+        again, interrupted = process_all(tasks)
+        reports |= again
+        waiting -= again.keys()
+    if interrupted:
+        return [report for number, report in reports.items() if number not in waiting], True
+    for number, finding in Project([*reports.values()]).findings():
+        reports[number] = reports[number]._replace(findings=(*reports[number].findings, finding))
+    return [*reports.values()], False
 
 
 class Project:
@@ -31,14 +59,16 @@ class Project:
     """
 
     def __init__(self, reports: Sequence[FileReport]) -> None:
+        self._paths = [os.path.abspath(report.path) for report in reports]
+        self._known = {*self._paths}
         self._reports = reports
+        self._modules = [report.module or Module() for report in reports]
+        self._roles = [report.role or _NO_ROLE for report in reports]
         # The files that were processed, and for each of them the numbers of the imported files with the lines.
         self._files = [number for number, report in enumerate(reports) if report.module is not None]
-        self._edges = list(_edges(reports))
+        self._edges = list(_edges(self._paths, self._modules))
         self._imported = {target for edges in self._edges for target, _ in edges}
-        self._paths = {os.path.abspath(report.path) for report in reports}
-        of_2 = (number for number in self._files if self._version(number) is TfVersion.V2)
-        self._packages_of_2 = {self._package(number) for number in of_2}
+        self._packages_of_2 = {self._package(number) for number in self._files_of(TfVersion.V2)}
 
     def tf_versions(self) -> dict[int, int]:
         """Return the TensorFlow version, 1 or 2, of files that do not show it themselves, by the files' numbers.
@@ -48,11 +78,10 @@ class Project:
         """
         by = {version: self._passed_on(version) for version in TfVersion if version not in _FOLLOWING}
         found: dict[int, int] = {}
-        for number in self._files:
-            if self._version(number) is TfVersion.AMBIGUOUS:
-                importers = {version for version, reached in by.items() if number in reached}
-                if importers in ({TfVersion.V1}, {TfVersion.V2}):
-                    found[number] = 1 if TfVersion.V1 in importers else 2
+        for number in self._files_of(TfVersion.AMBIGUOUS):
+            importers = [version for version, reached in by.items() if number in reached]
+            if importers in ([TfVersion.V1], [TfVersion.V2]):
+                found[number] = 1 if TfVersion.V1 in importers else 2
         return found | dict.fromkeys(filter(self._is_script_of_old, self._files), 1)
 
     def findings(self) -> Iterator[tuple[int, Finding]]:
@@ -72,51 +101,48 @@ class Project:
                 yield number, Finding(RULE, line, Level.FAILS, _LEFT, detail)
         needing = self._needing(self._files) if is_library else []
         if needing:
-            role = self._reports[needing[0]].role
             detail = f"This file{_others(needing)}." if needing[1:] else ""
-            yield needing[0], Finding(RULE, role.line if role is not None else 1, Level.NOTE, _LIBRARY, detail)
+            yield needing[0], Finding(RULE, self._roles[needing[0]].line, Level.NOTE, _LIBRARY, detail)
 
-    def _version(self, number: int) -> TfVersion | None:
-        role = self._reports[number].role
-        return role.version if role is not None else None
+    def _files_of(self, version: TfVersion) -> list[int]:
+        return [number for number in self._files if self._roles[number].version is version]
 
     def _is_script(self, number: int) -> bool:
         """Tell whether a file is run as a script: it has a main block, or it makes calls and no file imports it."""
-        module = self._reports[number].module
-        if module is None or module.has_main:
-            return module is not None
+        module = self._modules[number]
         # Python cannot run a file with relative imports as a script.
-        return module.calls and number not in self._imported and not any(one.level for one in module.imports)
+        is_alone = number not in self._imported and not any(one.level for one in module.imports)
+        return module.has_main or (module.calls and is_alone)
 
     def _is_script_of_old(self, number: int) -> bool:
         """Tell whether a file has a main block and imports files needing TensorFlow 1's behavior."""
-        module, role = self._reports[number].module, self._reports[number].role
-        if module is None or not module.has_main or role is None or not role.line or role.version not in _FOLLOWING:
+        role = self._roles[number]
+        if not self._modules[number].has_main or not role.line or role.version not in _FOLLOWING:
             return False
-        return any(self._version(one) is TfVersion.V1 for one in self._needing(self._reached([number])))
+        return any(self._roles[one].version is TfVersion.V1 for one in self._needing(self._reached([number])))
 
-    def _needing(self, numbers: Collection[int]) -> list[int]:
+    def _needing(self, numbers: Iterable[int]) -> list[int]:
         """Return the files that need TensorFlow 1's behavior; none if a file selects a behavior or is for version 2."""
-        roles = [(number, role) for number in sorted(numbers) if (role := self._reports[number].role) is not None]
-        if any(role.settles_behavior or role.version is TfVersion.V2 for _, role in roles):
+        roles = {number: self._roles[number] for number in sorted(numbers)}
+        if any(role.settles_behavior or role.version is TfVersion.V2 for role in roles.values()):
             return []
-        return [number for number, role in roles if role.needs_behavior and not self._is_ported(number, role)]
+        return [number for number, role in roles.items() if role.needs_behavior and not self._is_ported(number)]
 
-    def _is_ported(self, number: int, role: ProjectRole) -> bool:
+    def _is_ported(self, number: int) -> bool:
         """Tell whether a file is of a package of TensorFlow 2 that uses tf.compat.v1, as inside an Estimator."""
-        return role.version is TfVersion.COMPAT_V1 and self._package(number) in self._packages_of_2
+        return self._roles[number].version is TfVersion.COMPAT_V1 and self._package(number) in self._packages_of_2
 
     def _package(self, number: int) -> str:
         """Return the outermost directory around a file that is a package; without a package, the file's directory."""
-        directory = os.path.dirname(os.path.abspath(self._reports[number].path))
-        while os.path.join(os.path.dirname(directory), "__init__.py") in self._paths:
+        directory = os.path.dirname(self._paths[number])
+        while os.path.join(os.path.dirname(directory), "__init__.py") in self._known:
             directory = os.path.dirname(directory)
         return directory
 
     def _passed_on(self, version: TfVersion) -> set[int]:
         """Return the files that files of a version import, directly or through files that do not show a version."""
-        starts = [number for number in self._files if self._version(number) is version]
-        return self._reached((target for start in starts for target, _ in self._edges[start]), only_following=True)
+        imported = (target for start in self._files_of(version) for target, _ in self._edges[start])
+        return self._reached(imported, only_following=True)
 
     def _reached(self, starts: Iterable[int], *, only_following: bool = False) -> set[int]:
         """Return files and all files that they import, directly or indirectly."""
@@ -124,7 +150,7 @@ class Project:
         stack = list(starts)
         while stack:
             number = stack.pop()
-            if number not in found and (not only_following or self._version(number) in _FOLLOWING):
+            if number not in found and (not only_following or self._roles[number].version in _FOLLOWING):
                 found.add(number)
                 stack += [target for target, _ in self._edges[number]]
         return found
@@ -134,15 +160,13 @@ def _others(files: Sequence[int]) -> str:
     return f" and {len(files) - 1} more" if files[1:] else ""
 
 
-def _edges(reports: Sequence[FileReport]) -> Iterator[list[tuple[int, int]]]:
+def _edges(paths: Sequence[str], modules: Sequence[Module]) -> Iterator[list[tuple[int, int]]]:
     """Yield for each file the numbers of the files that it imports, with the lines of the imports."""
-    paths = [os.path.abspath(report.path) for report in reports]
     numbers = {path: number for number, path in enumerate(paths)}
     # Most imports are of installed packages: no file or directory of the run has such a name.
     parts = {part.removesuffix(".py") for path in paths for part in path.split(os.sep)}
-    for path, report in zip(paths, reports, strict=True):
-        imports = report.module.imports if report.module is not None else ()
-        own = [one for one in imports if one.level or one.names[0].partition(".")[0] in parts]
+    for path, module in zip(paths, modules, strict=True):
+        own = [one for one in module.imports if one.level or one.names[0].partition(".")[0] in parts]
         yield [(target, one.line) for one in own for target in _targets(os.path.dirname(path), one, numbers)]
 
 

@@ -3,16 +3,16 @@
 import linecache
 import os
 import shutil
+import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TextIO
 
+from tfmp.migrate.cli.json_report import file_totals, order, rule_totals
 from tfmp.migrate.cli.processing import FileReport
-from tfmp.migrate.cli.totals import file_totals, order, rule_totals
 from tfmp.migrate.edits.results import Finding, Level
 
-#: All levels, and those that leave something to do; the worst first.
-ALL = (*Level,)
+#: The levels that leave something to do.
 TO_DO = (Level.WRONG, Level.FAILS)
 
 _TITLES = {
@@ -29,10 +29,10 @@ _SHORTEST_CODE = 30
 
 
 class Style(NamedTuple):
-    """The looks of a text: whether it has colours, and the number of columns; None to wrap no line."""
+    """The looks of a text: whether it has colours, and the number of columns. By default no line is wrapped."""
 
     colours: bool = False
-    width: int | None = None
+    width: int = sys.maxsize
 
     def paint(self, text: str, colour: str) -> str:
         """Give a text a colour."""
@@ -45,17 +45,17 @@ def style_for(stream: TextIO | None) -> Style:
     colours = is_terminal and os.name == "posix" and os.environ.get("TERM") != "dumb"
     if os.environ.get("NO_COLOR") or os.environ.get("FORCE_COLOR"):
         colours = not os.environ.get("NO_COLOR")
-    return Style(colours, shutil.get_terminal_size().columns if is_terminal else None)
+    return Style(colours, shutil.get_terminal_size().columns if is_terminal else sys.maxsize)
 
 
-def left_lines(reports: Sequence[FileReport], levels: Sequence[Level], style: Style) -> Iterator[str]:
+def left_lines(reports: Sequence[FileReport], levels: Iterable[Level], style: Style) -> Iterator[str]:
     r"""Yield the findings and the files that were not processed, by level, each message once with all its places.
 
     A message of one place is a line `file:line: rule: message`. For a message of several places, lines `file:line:
     rule: ...` follow it. They end with what is special to the place, or with its code.
 
     Example:
-        >>> print(*left_lines([FileReport("a.py", error="it is read-only")], ALL, Style()), sep="\n")
+        >>> print(*left_lines([FileReport("a.py", error="it is read-only")], Level, Style()), sep="\n")
         Fails, or was not processed: 1 place
         <BLANKLINE>
         a.py: not done: it is read-only.
@@ -126,12 +126,8 @@ def _groups(reports: Sequence[FileReport]) -> list[list[tuple[str, Finding]]]:
             findings = [Finding(_NOT_DONE, report.error_line or 0, Level.FAILS, f"{report.error}.")]
         for one in findings:
             groups.setdefault((one.level, one.rule, one.message), []).append((report.path, one))
-    return sorted(groups.values(), key=_order)
-
-
-def _order(group: Sequence[tuple[str, Finding]]) -> tuple[bool, int, tuple[int, str]]:
-    rule = group[0][1].rule
-    return rule != _NOT_DONE, -len(group), order(rule)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][1] != _NOT_DONE, -len(item[1]), order(item[0][1])))
+    return [group for _, group in ordered]
 
 
 def _group_lines(group: Sequence[tuple[str, Finding]], style: Style) -> Iterator[str]:
@@ -144,7 +140,7 @@ def _group_lines(group: Sequence[tuple[str, Finding]], style: Style) -> Iterator
         head = f"{path}:{one.line}: {one.rule}:" if one.line else f"{path}: {one.rule}:"
         if len(group) > 1 and not one.detail:
             # A long path leaves little of the line, but some code is better than none.
-            room = _LONGEST_CODE if style.width is None else max(style.width - len(head) - 1, _SHORTEST_CODE)
+            room = max(style.width - len(head) - 1, _SHORTEST_CODE)
             yield f"{style.paint(head, '1')} {_short(code, room)}".rstrip()
             continue
         yield from _wrapped(head, one.text if len(group) == 1 else _short(one.detail, _LONGEST_DETAIL), "1", style)
@@ -153,11 +149,9 @@ def _group_lines(group: Sequence[tuple[str, Finding]], style: Style) -> Iterator
 
 
 def _wrapped(head: str, text: str, colour: str, style: Style) -> Iterator[str]:
-    lines = [f"{head} {text}".rstrip()]
-    if style.width is not None:
-        fill = textwrap.TextWrapper(style.width, subsequent_indent="    ", break_long_words=False)
-        fill.break_on_hyphens = False
-        lines = fill.wrap(lines[0])
+    wrapper = textwrap.TextWrapper(style.width, subsequent_indent="    ", break_long_words=False)
+    wrapper.break_on_hyphens = False
+    lines = wrapper.wrap(f"{head} {text}")
     yield lines[0].replace(head, style.paint(head, colour), 1)
     yield from lines[1:]
 

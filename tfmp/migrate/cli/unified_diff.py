@@ -1,6 +1,7 @@
 """Creates the unified diff of two texts."""
 
 import difflib
+import io
 import os
 
 
@@ -24,12 +25,7 @@ def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
     name = os.fsencode(os.path.normpath(path))
     # In a diff header, a name with a space must end with a tab.
     name += b"\t" if b" " in name else b""
-    lines = difflib.diff_bytes(difflib.unified_diff, _lines(before), _lines(after), name, name)
+    # Unlike splitlines(), readlines() ends no line at a carriage return.
+    old, new = io.BytesIO(before).readlines(), io.BytesIO(after).readlines()
+    lines = difflib.diff_bytes(difflib.unified_diff, old, new, name, name)
     return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
-
-
-def _lines(content: bytes) -> list[bytes]:
-    # Not splitlines(), which would also end lines at carriage returns.
-    lines = [line + b"\n" for line in content.split(b"\n")]
-    lines[-1] = lines[-1][:-1]
-    return lines if lines[-1] else lines[:-1]

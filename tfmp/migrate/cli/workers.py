@@ -27,10 +27,6 @@ def process_all(
 
     After an interrupt no further file is begun, and those that were begun are finished. A second interrupt ends them.
     `progress` is called after each finished file.
-
-    Example:
-        >>> process_all({})
-        ({}, False)
     """
     reports: dict[int, FileReport] = {}
     processes = min(_cores(), _MOST_PROCESSES, len(tasks) // _FILES_PER_PROCESS)
@@ -41,7 +37,7 @@ def process_all(
         pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare)
         interrupted = _process_in(pool, tasks, reports, progress)
     if not interrupted and len(reports) < len(tasks):
-        # The files are few, or their process was killed. Their thread is not the one that an interrupt ends.
+        # The files are few, or their process was killed. An interrupt does not end this thread.
         size = threading.stack_size(_DEEP_STACK)
         interrupted = _process_in(ThreadPoolExecutor(1), tasks, reports, progress)
         threading.stack_size(size)
@@ -90,7 +86,6 @@ def _process_in(
 
 
 def _prepare() -> None:
-    """Prepare a process of the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A tree has some 100,000 nodes, and none is garbage before its file is done. This saves a tenth of the time.
     gc.set_threshold(200_000)
