@@ -115,7 +115,7 @@ def _unclear(script: Script) -> Finding:
     if changed is None:
         return Finding(RULE, _first_import(script), Level.NOTE, _UNCLEAR)
     detail = f"The first such call is of tf.{name_in_tensorflow(changed.name)}."
-    return Finding(RULE, script.line(changed.node), Level.FAILS, _TWO_MEANINGS, detail)
+    return Finding(RULE, script.line(changed.node), Level.WRONG, _TWO_MEANINGS, detail)
 
 
 def _means_two_things(script: Script, use: Use) -> bool:
