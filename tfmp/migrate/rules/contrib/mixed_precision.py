@@ -11,8 +11,7 @@ from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededI
 MODULE = "tensorflow.contrib.mixed_precision"
 _NAMES = ("ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager", "LossScaleOptimizer")
 # Every public name of these modules is also a name of tfmp.
-_PARTS = ("", ".python", ".python.loss_scale_manager", ".python.loss_scale_optimizer")
-_MODULES = tuple(f"{MODULE}{part}" for part in _PARTS)
+_MODULES = (MODULE, *(f"{MODULE}.python{part}" for part in ("", ".loss_scale_manager", ".loss_scale_optimizer")))
 _UNKNOWN = f"tf.contrib.mixed_precision never had this name. Its names, which tfmp has too, are {', '.join(_NAMES)}."
 _STAR = (
     "A star import from tf.contrib.mixed_precision, which is not in TensorFlow 2. Import the names that the script "
