@@ -72,7 +72,7 @@ def differs(name: str) -> bool:
     """
     kind = standing(name)
     signs = _signs_below(name) if kind is Standing.UNTOLD else {kind}
-    return Standing.OLD in signs or Standing.AMBIGUOUS in signs
+    return not signs.isdisjoint((Standing.OLD, Standing.AMBIGUOUS))
 
 
 def successor(name: str) -> str:

@@ -16,7 +16,8 @@ class Successor(NamedTuple):
     Attributes:
         name: The name below `tf`, or below `module` if that is given.
         module: The module to import, which has the name; empty for `tf.compat.v1`.
-        keywords: The only keyword arguments with which a call may be rewritten; None allows all.
+        keywords: The only keyword arguments with which a call may be rewritten; None allows all, and uses
+            that are not calls.
         positional: The largest number of positional arguments with which a call may be rewritten; None allows all.
         minus_ones: Keyword arguments that a call must give with the value -1.
     """
@@ -26,11 +27,6 @@ class Successor(NamedTuple):
     keywords: frozenset[str] | None = None
     positional: int | None = None
     minus_ones: frozenset[str] = frozenset()
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether a use can be rewritten only if it is a call whose arguments the table allows."""
-        return self.keywords is not None
 
 
 _XAVIER = Successor("glorot_uniform_initializer", "", frozenset(("seed", "dtype")), 0)
@@ -80,4 +76,4 @@ def advice(name: str) -> str:
     successor = SUCCESSORS.get(name)
     if found or successor is None:
         return found.format(name=name.rpartition(".")[2])
-    return f"write tf.{successor.name}{', its arguments without their names' if successor.is_checked else ''}"
+    return f"write tf.{successor.name}{', its arguments without their names' if successor.keywords is not None else ''}"

@@ -1,7 +1,7 @@
 """R13, first part: other names of `tf.contrib` become their successors, if these take the same arguments."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -44,7 +44,10 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
         if one not in moved and not is_told and not is_guarded(script, one.node):
             lines[_short(one.name)].append(script.line(one.node))
     for name, places in lines.items():
-        yield _finding(name, places)
+        told = f": {advice(name)}".removesuffix(": ")
+        message = f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2{told}."
+        detail = f"The script has it in {len(places)} places." if places[1:] else ""
+        yield Finding(RULE, min(places), Level.FAILS, message, detail)
 
 
 def _is_ours(name: str) -> bool:
@@ -60,13 +63,6 @@ def _short(name: str) -> str:
     return ".".join(words[:count])
 
 
-def _finding(name: str, places: Sequence[int]) -> Finding:
-    told = advice(name)
-    message = f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2{f': {told}' if told else ''}."
-    detail = f"The script has it in {len(places)} places." if places[1:] else ""
-    return Finding(RULE, min(places), Level.FAILS, message, detail)
-
-
 def _target(script: Script, one: Imported) -> tuple[str, str] | None:
     """Return the module and the name that an imported name can be imported from instead; None if there is none."""
     successor = SUCCESSORS.get(one.name[len(_CONTRIB) + 1 :])
@@ -74,7 +70,7 @@ def _target(script: Script, one: Imported) -> tuple[str, str] | None:
         return None
     uses = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
     whole = _reads(script, one.bound) == len(uses) and all(_suits(script, use.node, successor) for use in uses)
-    if successor.is_checked and not whole:
+    if successor.keywords is not None and not whole:
         return None
     module, _, last = f"{successor.module or V1_MODULE}.{successor.name}".rpartition(".")
     return module, last
