@@ -18,14 +18,14 @@ class Successor(NamedTuple):
         module: The module to import, which has the name; empty for `tf.compat.v1`.
         keywords: The only keyword arguments with which a call may be rewritten; None allows all, and uses
             that are not calls.
-        positional: The largest number of positional arguments with which a call may be rewritten; None allows all.
+        positional: The largest number of positional arguments with which a call may be rewritten, with `keywords`.
         minus_ones: Keyword arguments that a call must give with the value -1.
     """
 
     name: str
     module: str = ""
     keywords: frozenset[str] | None = None
-    positional: int | None = None
+    positional: int = 0
     minus_ones: frozenset[str] = frozenset()
 
 

@@ -37,11 +37,11 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
             lines[_short(use.name)].append(script.line(use.node))
     for one in imports:
         its = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
-        removal = list(_removed(script, one)) if all(edits.get(use, not _is_ours(use.name)) for use in its) else []
-        yield from removal if its else ()
+        is_done = bool(its) and all(edits.get(use, not _is_ours(use.name)) for use in its)
+        removal = list(_removed(script, one)) if is_done else []
+        yield from removal
         is_told = any(edits.get(use) == [] and _short(use.name) != _short(one.name) for use in its)
-        is_told |= bool(its and removal)
-        if one not in moved and not is_told and not is_guarded(script, one.node):
+        if one not in moved and not removal and not is_told and not is_guarded(script, one.node):
             lines[_short(one.name)].append(script.line(one.node))
     for name, places in lines.items():
         told = f": {advice(name)}".removesuffix(": ")
@@ -109,7 +109,7 @@ def _suits(script: Script, node: cst.CSTNode, successor: Successor) -> bool:
     named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
     in_order = len(call.args) - len(named)
     ones = all(name in named and script.code(named[name]) == "-1" for name in successor.minus_ones)
-    return named.keys() <= successor.keywords and ones and in_order <= (successor.positional or 0)
+    return named.keys() <= successor.keywords and ones and in_order <= successor.positional
 
 
 def _top_word(script: Script, use: Use) -> str:
