@@ -24,16 +24,7 @@ import tensorflow as tf
 # Modules whose names are not listed: the names are the same in `tf` and `tf.compat.v1`, they are too many, or no legacy
 # script can use them.
 _WHOLE = frozenset(
-    (
-        "app.flags",
-        "compat",
-        "experimental.dtensor",
-        "experimental.numpy",
-        "flags",
-        "mlir",
-        "raw_ops",
-        "test.mock",
-    )
+    ("app.flags", "compat", "experimental.dtensor", "experimental.numpy", "flags", "mlir", "raw_ops", "test.mock")
 )
 # The prefixes of the modules that TensorFlow assembles its public modules from.
 _PUBLIC = (
@@ -62,7 +53,8 @@ def public_names() -> str:
     for name in sorted(old.keys() | new.keys()):
         module, _, last = name.rpartition(".")
         if name.removesuffix(".*") in _WHOLE:
-            module, last = name.removesuffix(".*").rpartition(".")[0], name.removesuffix(".*").rpartition(".")[2] + ".*"
+            module, _, last = name.removesuffix(".*").rpartition(".")
+            last += ".*"
         lines[module, _sign(name, old, new)].append(last)
     return "".join(f"{module} {sign} {' '.join(names)}\n" for (module, sign), names in sorted(lines.items()))
 

@@ -121,7 +121,7 @@ def test_what_a_script_of_tensorflow_1_imports_is_of_tensorflow_1(capsys: pytest
         }
     )
     found = _found(capsys, "--write", ".")
-    assert [(path, line, level) for path, line, level, _ in found] == [("./nets/unused.py", 5, "fails")]
+    assert [(path, line, level) for path, line, level, _ in found] == [("./nets/unused.py", 5, "wrong")]
     assert Path("nets/layers.py").read_text() == "from . import basic\n" + _LAYERS.replace(*_UPGRADE)
     assert Path("nets/basic.py").read_text() == _LAYERS.replace(*_UPGRADE)
     assert Path("nets/unused.py").read_text() == _LAYERS
@@ -135,10 +135,10 @@ def test_what_a_script_of_tensorflow_1_imports_is_of_tensorflow_1(capsys: pytest
         ({"new.py": _IMPORTS + _NEW_MODEL}, []),
         (
             {"new.py": _IMPORTS + _NEW_MODEL, "old.py": _IMPORTS + _MODEL},
-            [("./layers.py", 5, "fails")],
+            [("./layers.py", 5, "wrong")],
         ),
-        ({"old.py": _IMPORTS + _MODEL.replace(*_UPGRADE)}, [("./layers.py", 5, "fails")]),
-        ({"elsewhere/old.py": "import other\n" + _MODEL}, [("./layers.py", 5, "fails")]),
+        ({"old.py": _IMPORTS + _MODEL.replace(*_UPGRADE)}, [("./layers.py", 5, "wrong")]),
+        ({"elsewhere/old.py": "import other\n" + _MODEL}, [("./layers.py", 5, "wrong")]),
     ],
     ids=["of TensorFlow 2", "of both", "upgraded", "none"],
 )

@@ -6,12 +6,7 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Options, Result
 from tfmp.migrate.rules import misuse
 from tfmp.migrate.rules.contrib import mixed_precision, other_contrib
-from tfmp.migrate.rules.loss_scaling import (
-    advised_names,
-    graph_rewrite,
-    keras_experimental,
-    manual_loss_scaling,
-)
+from tfmp.migrate.rules.loss_scaling import advised_names, graph_rewrite, keras_experimental, manual_loss_scaling
 from tfmp.migrate.rules.npu import npu_bridge
 from tfmp.migrate.rules.tensorflow1 import unclear_imports, unknown_names, v1_behavior, without_estimator
 from tfmp.migrate.rules.training import fetches, step_counter

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
+
+from tfmp.migrate.tables import starts, table_lines
 
 # Names of early versions of TensorFlow 1, with the names that took their place.
 _RENAMED = dict(
@@ -53,9 +54,7 @@ def standing(name: str) -> Standing:
         (<Standing.OLD: '1'>, <Standing.MISSING: ''>)
     """
     table = _table()
-    words = name.split(".")
-    for count in range(1, len(words) + 1):
-        part = ".".join(words[:count])
+    for part in starts(name):
         found = table.get(part, Standing.MISSING)
         if found is not Standing.UNTOLD:
             return found
@@ -73,7 +72,7 @@ def differs(name: str) -> bool:
     """
     kind = standing(name)
     signs = _signs_below(name) if kind is Standing.UNTOLD else {kind}
-    return Standing.OLD in signs or Standing.AMBIGUOUS in signs
+    return not signs.isdisjoint((Standing.OLD, Standing.AMBIGUOUS))
 
 
 def successor(name: str) -> str:
@@ -111,14 +110,10 @@ def _signs_below(module: str) -> frozenset[Standing]:
 @cache
 def _table() -> Mapping[str, Standing]:
     found: dict[str, Standing] = {}
-    for line in resources.files("tfmp.migrate.tables").joinpath("api_names.txt").read_text("utf-8").splitlines():
+    for line in table_lines("api_names.txt"):
         module, sign, names = line.split(" ", 2)
-        above = module.split(".")
-        modules = (".".join(above[:count]) for count in range(1, len(above) + 1) if module)
-        found.update(dict.fromkeys(modules, Standing.UNTOLD))
         for name in names.split():
-            full = f"{module}.{name}" if module else name
+            *modules, full = starts(f"{module}.{name}".lstrip("."))
+            found.update(dict.fromkeys(modules, Standing.UNTOLD))
             found[full] = Standing(sign)
-            if full.endswith(".*"):
-                found[full[:-2]] = Standing.UNTOLD
     return found

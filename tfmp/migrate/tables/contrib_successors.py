@@ -5,8 +5,9 @@ The successors are below `tf.compat.v1` and take the arguments that the names to
 """
 
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from typing import NamedTuple
+
+from tfmp.migrate.tables import starts, table_lines
 
 
 class Successor(NamedTuple):
@@ -15,21 +16,17 @@ class Successor(NamedTuple):
     Attributes:
         name: The name below `tf`, or below `module` if that is given.
         module: The module to import, which has the name; empty for `tf.compat.v1`.
-        keywords: The only keyword arguments with which a call may be rewritten; None allows all.
-        positional: The largest number of positional arguments with which a call may be rewritten; None allows all.
+        keywords: The only keyword arguments with which a call may be rewritten; None allows all, and uses
+            that are not calls.
+        positional: The largest number of positional arguments with which a call may be rewritten, with `keywords`.
         minus_ones: Keyword arguments that a call must give with the value -1.
     """
 
     name: str
     module: str = ""
     keywords: frozenset[str] | None = None
-    positional: int | None = None
+    positional: int = 0
     minus_ones: frozenset[str] = frozenset()
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether a use can be rewritten only if it is a call whose arguments the table allows."""
-        return self.keywords is not None
 
 
 _XAVIER = Successor("glorot_uniform_initializer", "", frozenset(("seed", "dtype")), 0)
@@ -45,13 +42,9 @@ _CHECKED = {
 }
 
 
-def _lines(file: str) -> list[str]:
-    return resources.files("tfmp.migrate.tables").joinpath(file).read_text("utf-8").splitlines()
-
-
 def _plain() -> Iterator[tuple[str, Successor]]:
     """Yield the successors of the table, whose lines are `old = new`, or `old.* = new.*: name name ...`."""
-    for line in _lines("contrib_successors.txt"):
+    for line in table_lines("contrib_successors.txt"):
         (old, new), names = line.partition(":")[0].split(" = "), line.partition(":")[2].split()
         yield from ((old.replace("*", name), Successor(new.replace("*", name))) for name in names or [""])
 
@@ -62,7 +55,7 @@ SUCCESSORS: Mapping[str, Successor] = {**dict(_plain()), **_CHECKED}
 #: `contrib` stands for `tf.contrib` itself.
 ADVICE: Mapping[str, str] = {
     name: text
-    for names, _, text in (line.partition(": ") for line in _lines("contrib_advice.txt"))
+    for names, _, text in (line.partition(": ") for line in table_lines("contrib_advice.txt"))
     for name in names.split()
 }
 
@@ -74,17 +67,13 @@ def find_successor(name: str) -> tuple[str, Successor] | None:
         >>> find_successor("tpu.InputPipelineConfig.PER_HOST_V2")[0]
         'tpu.InputPipelineConfig'
     """
-    words = name.split(".")
-    names = (".".join(words[:count]) for count in range(len(words), 0, -1))
-    return next(((name, SUCCESSORS[name]) for name in names if name in SUCCESSORS), None)
+    return next(((part, SUCCESSORS[part]) for part in reversed(starts(name)) if part in SUCCESSORS), None)
 
 
 def advice(name: str) -> str:
     """Return the advice for a name: the end of a sentence, without a full stop; empty if there is none."""
-    words = (name or "contrib").split(".")
-    names = (".".join(words[:count]) for count in range(len(words), 0, -1))
-    found = next((ADVICE[name] for name in names if name in ADVICE), "")
+    found = next((ADVICE[part] for part in reversed(starts(name or "contrib")) if part in ADVICE), "")
     successor = SUCCESSORS.get(name)
     if found or successor is None:
-        return found.format(name=words[-1])
-    return f"write tf.{successor.name}{', its arguments without their names' if successor.is_checked else ''}"
+        return found.format(name=name.rpartition(".")[2])
+    return f"write tf.{successor.name}{', its arguments without their names' if successor.keywords is not None else ''}"

@@ -98,8 +98,9 @@ def advised(names: Mapping[str, Sequence[int]]) -> str:
         >>> advised({"shutdown_resource": [3, 9]})
         'shutdown_resource (lines 3, 9): leave it out'
     """
-    told = {name: f": {advice(name)}" if lines else "" for name, lines in names.items()}
-    return "; ".join(f"{name} ({in_lines(lines)}){told[name]}" for name, lines in names.items())
+    return "; ".join(
+        f"{name} ({in_lines(lines)}){f': {advice(name)}' if lines else ''}" for name, lines in names.items()
+    )
 
 
 def in_lines(lines: Sequence[int]) -> str:

@@ -5,8 +5,8 @@ These modules are private: they change from one version to the next. `tools/api_
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
 
+from tfmp.migrate.tables import starts, table_lines
 from tfmp.migrate.tables.api_names import Standing, public_name, standing
 
 # What to write for names without a public name of the same word.
@@ -28,11 +28,9 @@ def missing_part(name: str) -> str:
         >>> missing_part("util.nest.is_sequence"), missing_part("util.nest.flatten"), missing_part("ops.old.f")
         ('util.nest.is_sequence', '', 'ops.old')
     """
-    words = name.split(".")
-    count = max(count for count in range(len(words)) if ".".join(words[:count]) in _table())
-    module = ".".join(words[:count])
-    is_known = name in _table() or not _names(module).isdisjoint((words[count], "*"))
-    return "" if is_known else f"{module}.{words[count]}".lstrip(".")
+    missing = next((part for part in starts(name) if part not in _table()), "")
+    module, _, word = missing.rpartition(".")
+    return "" if not missing or not _names(module).isdisjoint((word, "*")) else missing
 
 
 def replacement(name: str) -> str:
@@ -52,8 +50,8 @@ def replacement(name: str) -> str:
 
 @cache
 def _table() -> Mapping[str, Sequence[str]]:
-    text = resources.files("tfmp.migrate.tables").joinpath("python_names.txt").read_text("utf-8")
-    return {module: names.split() for module, _, names in (line.partition(" ") for line in text.splitlines())}
+    lines = (line.partition(" ") for line in table_lines("python_names.txt"))
+    return {module: names.split() for module, _, names in lines}
 
 
 @cache

@@ -11,8 +11,7 @@ from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededI
 MODULE = "tensorflow.contrib.mixed_precision"
 _NAMES = ("ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager", "LossScaleOptimizer")
 # Every public name of these modules is also a name of tfmp.
-_PARTS = ("", ".python", ".python.loss_scale_manager", ".python.loss_scale_optimizer")
-_MODULES = tuple(f"{MODULE}{part}" for part in _PARTS)
+_MODULES = (MODULE, *(f"{MODULE}.python{part}" for part in ("", ".loss_scale_manager", ".loss_scale_optimizer")))
 _UNKNOWN = f"tf.contrib.mixed_precision never had this name. Its names, which tfmp has too, are {', '.join(_NAMES)}."
 _STAR = (
     "A star import from tf.contrib.mixed_precision, which is not in TensorFlow 2. Import the names that the script "
@@ -40,37 +39,26 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
             name = use.name[len(use.root) + 1 :].split(".")[0]
             if name not in _NAMES:
                 yield _unknown(script, "R3", use.node, name)
-    for statement in dict.fromkeys(one.node for one in script.imports if f"{one.name}.".startswith(f"{MODULE}.")):
-        imported = [one for one in script.imports if one.node is statement]
-        if isinstance(statement, cst.Import):
-            yield from _modules(script, statement, imported)
-        elif isinstance(statement.names, cst.ImportStar):
-            yield Finding("R3", script.line(statement), Level.FAILS, _STAR)
-        else:
-            yield from _names(script, statement, imported)
+    for one in script.imports:
+        if f"{one.name}.".startswith(f"{MODULE}."):
+            yield from _imported(script, one)
+
+
+def _imported(script: Script, one: Imported) -> Iterator[Result]:
+    node, (module, _, name) = one.node, one.name.rpartition(".")
+    if one.alias is None:
+        yield Finding("R3", script.line(node), Level.FAILS, _STAR)
+    elif one.name in _MODULES and isinstance(node, cst.ImportFrom):
+        yield MovedNames("R3", node, {name: ("", "tfmp")})
+    elif one.name in _MODULES and one.alias.asname is None:
+        yield Finding("R3", script.line(node), Level.FAILS, _WITHOUT_AS)
+    elif one.name in _MODULES:
+        yield Edit("R3", *script.span(one.alias.name), "tfmp")
+    elif isinstance(node, cst.ImportFrom) and module in _MODULES and name in _NAMES:
+        yield MovedNames("R3", node, {name: ("tfmp", name)})
+    elif isinstance(node, cst.ImportFrom) and module in _MODULES:
+        yield _unknown(script, "R3", node, name)
 
 
 def _unknown(script: Script, rule: str, node: cst.CSTNode, name: str) -> Finding:
     return Finding(rule, script.line(node), Level.FAILS, _UNKNOWN, f"The name is {name}.")
-
-
-def _names(script: Script, node: cst.ImportFrom, imported: list[Imported]) -> Iterator[Result]:
-    targets = {}
-    for one in imported:
-        module, _, name = one.name.rpartition(".")
-        if one.name in _MODULES:
-            targets[name] = ("", "tfmp")
-        elif module in _MODULES and name in _NAMES:
-            targets[name] = ("tfmp", name)
-        elif module in _MODULES:
-            yield _unknown(script, "R3", node, name)
-    if targets:
-        yield MovedNames("R3", node, targets)
-
-
-def _modules(script: Script, node: cst.Import, imported: list[Imported]) -> Iterator[Result]:
-    for alias, one in zip(node.names, imported, strict=True):
-        if one.name in _MODULES and alias.asname is None:
-            yield Finding("R3", script.line(node), Level.FAILS, _WITHOUT_AS)
-        elif one.name in _MODULES:
-            yield Edit("R3", *script.span(alias.name), "tfmp")

@@ -1,7 +1,7 @@
 """R13, first part: other names of `tf.contrib` become their successors, if these take the same arguments."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -37,14 +37,17 @@ def rewrite(script: Script, options: Options) -> Iterator[Result]:
             lines[_short(use.name)].append(script.line(use.node))
     for one in imports:
         its = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
-        removal = list(_removed(script, one)) if all(edits.get(use, not _is_ours(use.name)) for use in its) else []
-        yield from removal if its else ()
+        is_done = bool(its) and all(edits.get(use, not _is_ours(use.name)) for use in its)
+        removal = list(_removed(script, one)) if is_done else []
+        yield from removal
         is_told = any(edits.get(use) == [] and _short(use.name) != _short(one.name) for use in its)
-        is_told |= bool(its and removal)
-        if one not in moved and not is_told and not is_guarded(script, one.node):
+        if one not in moved and not removal and not is_told and not is_guarded(script, one.node):
             lines[_short(one.name)].append(script.line(one.node))
     for name, places in lines.items():
-        yield _finding(name, places)
+        told = f": {advice(name)}".removesuffix(": ")
+        message = f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2{told}."
+        detail = f"The script has it in {len(places)} places." if places[1:] else ""
+        yield Finding(RULE, min(places), Level.FAILS, message, detail)
 
 
 def _is_ours(name: str) -> bool:
@@ -60,13 +63,6 @@ def _short(name: str) -> str:
     return ".".join(words[:count])
 
 
-def _finding(name: str, places: Sequence[int]) -> Finding:
-    told = advice(name)
-    message = f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2{f': {told}' if told else ''}."
-    detail = f"The script has it in {len(places)} places." if places[1:] else ""
-    return Finding(RULE, min(places), Level.FAILS, message, detail)
-
-
 def _target(script: Script, one: Imported) -> tuple[str, str] | None:
     """Return the module and the name that an imported name can be imported from instead; None if there is none."""
     successor = SUCCESSORS.get(one.name[len(_CONTRIB) + 1 :])
@@ -74,7 +70,7 @@ def _target(script: Script, one: Imported) -> tuple[str, str] | None:
         return None
     uses = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
     whole = _reads(script, one.bound) == len(uses) and all(_suits(script, use.node, successor) for use in uses)
-    if successor.is_checked and not whole:
+    if successor.keywords is not None and not whole:
         return None
     module, _, last = f"{successor.module or V1_MODULE}.{successor.name}".rpartition(".")
     return module, last
@@ -113,7 +109,7 @@ def _suits(script: Script, node: cst.CSTNode, successor: Successor) -> bool:
     named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
     in_order = len(call.args) - len(named)
     ones = all(name in named and script.code(named[name]) == "-1" for name in successor.minus_ones)
-    return named.keys() <= successor.keywords and ones and in_order <= (successor.positional or 0)
+    return named.keys() <= successor.keywords and ones and in_order <= successor.positional
 
 
 def _top_word(script: Script, use: Use) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, argument, dotted
+from tfmp.migrate.analysis.expressions import Imported, argument
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import is_guarded
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
@@ -39,23 +39,15 @@ _UNCHECKED = (
 def rewrite(script: Script, options: Options) -> Iterator[Result]:
     """Import the loss-scaling names from tfmp.npu, and report the other names of the bridge."""
     del options
-    by_node: dict[cst.Import | cst.ImportFrom, list[Imported]] = {}
-    for one in script.imports:
-        if _is_of_bridge(one.name):
-            by_node.setdefault(one.node, []).append(one)
-    stars = [node for node in by_node if isinstance(node.names, cst.ImportStar)]
+    imports = [one for one in script.imports if _is_of_bridge(one.name)]
+    nodes = dict.fromkeys(one.node for one in imports)
+    stars = [node for node in nodes if isinstance(node.names, cst.ImportStar)]
     yield from _stars(script, [node for node in stars if not is_guarded(script, node)])
-    for node, imported in by_node.items():
+    for node in nodes:
         if is_guarded(script, node):
             yield Finding(RULE, script.line(node), Level.NOTE, _GUARDED)
-        elif isinstance(node, cst.Import):
-            yield from _modules(script, node, imported)
         elif node not in stars:
-            targets = {one.name.rpartition(".")[2]: target(one.name) for one in imported}
-            moved = {name: found for name, found in targets.items() if found is not None}
-            if moved:
-                yield MovedNames(RULE, node, moved)
-            yield from _left(script, node, [one for one in imported if target(one.name) is None])
+            yield from _replaced(script, node, [one for one in imports if one.node is node])
     yield from _unchecked(script, has_stars=bool(stars))
 
 
@@ -63,19 +55,17 @@ def _is_of_bridge(name: str) -> bool:
     return any(f"{name}.".startswith(f"{package}.") for package in _PACKAGES)
 
 
-def _modules(script: Script, node: cst.Import, imported: Sequence[Imported]) -> Iterator[Result]:
-    moved = []
-    for alias in node.names:
-        one = next((one for one in imported if one.raw == dotted(alias.name)), None)
-        if one is not None and alias.asname is not None and target(one.name) is not None:
-            moved.append(one)
-            yield Edit(RULE, *script.span(alias.name), f"tfmp.npu.{one.name.rpartition('.')[2]}")
-    yield from _left(script, node, [one for one in imported if one not in moved])
-
-
-def _left(script: Script, node: cst.CSTNode, imported: Sequence[Imported]) -> Iterator[Finding]:
-    used = {one.raw if isinstance(node, cst.Import) else one.name.rpartition(".")[2]: one for one in imported}
-    lines = {name: _lines_of(script, one.bound) for name, one in used.items()}
+def _replaced(script: Script, node: cst.Import | cst.ImportFrom, imported: Sequence[Imported]) -> Iterator[Result]:
+    """Import the names that tfmp has from it, and report the others."""
+    lines = {}
+    for one in imported:
+        found, word = target(one.name), one.name.rpartition(".")[2]
+        if found and isinstance(node, cst.ImportFrom):
+            yield MovedNames(RULE, node, {word: found})
+        elif found and one.alias is not None and one.alias.asname is not None:
+            yield Edit(RULE, *script.span(one.alias.name), ".".join(found))
+        else:
+            lines[one.raw if isinstance(node, cst.Import) else word] = _lines_of(script, one.bound)
     if lines:
         yield Finding(RULE, script.line(node), Level.FAILS, _MISSING, f"{advised(lines)}.")
 

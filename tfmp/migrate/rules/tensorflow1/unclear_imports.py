@@ -25,7 +25,9 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     bound = {root_of(use.node) for use in script.uses}
     ambiguous = {root_of(use.node) for use in script.ambiguous_uses if use.root == "tensorflow"}
     imports = script.nodes(cst.ImportFrom)
-    stars = [node for node in imports if isinstance(node.names, cst.ImportStar) and not _is_of_npu(node)]
+    # R5 handles the star imports of the NPU bridge.
+    modules = [dotted(node.module) for node in imports if isinstance(node.names, cst.ImportStar)]
+    stars = [module for module in modules if not module.startswith("npu_bridge")]
     free = [word for word in _WORDS if stars and word in script.unbound_names]
     elsewhere = [word for word in _WORDS if any(_imports(node, word) for node in imports)]
     found: dict[str, int] = {}
@@ -41,11 +43,6 @@ def report(script: Script, options: Options) -> Iterator[Result]:
     if found:
         listed = ", ".join(f"{name} in line {line}" for name, line in found.items())
         yield Finding(RULE, min(found.values()), Level.FAILS, _MESSAGE, f"The names are {listed}.")
-
-
-def _is_of_npu(node: cst.ImportFrom) -> bool:
-    """Tell whether this is a star import of the NPU bridge, which R5 handles."""
-    return dotted(node.module).startswith("npu_bridge")
 
 
 def _imports(node: cst.ImportFrom, word: str) -> bool:

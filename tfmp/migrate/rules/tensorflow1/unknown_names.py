@@ -18,6 +18,7 @@ from tfmp.migrate.analysis.tf_version import (
     v1_aliases,
 )
 from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.tables import starts
 from tfmp.migrate.tables.api_names import Standing, standing, successor
 from tfmp.migrate.tables.python_names import missing_part, replacement
 
@@ -88,9 +89,7 @@ def _of_missing(name: str) -> str:
         return (
             f"{module} is not an attribute of TensorFlow 2. Import what is used of it: `from {module}.<module> import`."
         )
-    counts = range(1, len(words) + 1)
-    known = next(count for count in counts if standing(".".join(words[:count])) is Standing.MISSING)
-    missing = ".".join(words[:known])
+    missing = next(part for part in starts(name) if standing(part) is Standing.MISSING)
     instead = successor(missing)
     word = "tf.compat.v2" if standing(instead) is Standing.NEW else "tf"
     told = f" Write {word}.{instead} if that is what it means." if instead else ""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word
+from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (
     V1_MODULE,
@@ -115,7 +115,7 @@ def _unclear(script: Script) -> Finding:
     if changed is None:
         return Finding(RULE, _first_import(script), Level.NOTE, _UNCLEAR)
     detail = f"The first such call is of tf.{name_in_tensorflow(changed.name)}."
-    return Finding(RULE, script.line(changed.node), Level.FAILS, _TWO_MEANINGS, detail)
+    return Finding(RULE, script.line(changed.node), Level.WRONG, _TWO_MEANINGS, detail)
 
 
 def _means_two_things(script: Script, use: Use) -> bool:
@@ -137,10 +137,11 @@ def _imports(script: Script) -> Iterator[Result]:
                 yield _of_tensorflow(script, node, alias, bound)
             elif name.startswith("tensorflow.") and differs(name_in_tensorflow(name)):
                 yield from _of_module(script, node, alias, bound)
-    for statement in script.nodes(cst.ImportFrom):
-        module = dotted(statement.module)
-        if not statement.relative and f"{module}.".startswith("tensorflow."):
-            yield from _from_import(script, statement, name_in_tensorflow(module))
+    for one in script.imports:
+        name = name_in_tensorflow(one.raw)
+        is_named = isinstance(one.node, cst.ImportFrom) and one.bound and one.raw.startswith("tensorflow.")
+        if is_named and differs(name):
+            yield _moved(one, name)
 
 
 def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Edit | Finding:
@@ -164,20 +165,17 @@ def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: 
             yield Finding(RULE, script.line(node), Level.FAILS, _REBOUND, detail)
 
 
-def _from_import(script: Script, node: cst.ImportFrom, module: str) -> Iterator[Result]:
-    """Move the names of a `from` import that differ between TensorFlow 1 and 2 to `tf.compat.v1`."""
-    if isinstance(node.names, cst.ImportStar):
-        return
+def _moved(one: Imported, name: str) -> MovedNames:
+    """Move a name of a `from` import to `tf.compat.v1`."""
+    module, _, word = name.rpartition(".")
     # `tf.app.flags` cannot be imported below `tf.compat.v1`; `tf.compat.v1.flags` is the same module.
     target = f"{V1_MODULE}.{'flags' if module == 'app.flags' else module}".rstrip(".")
-    names = [dotted(alias.name) for alias in node.names]
-    moved = [name for name in names if differs(f"{module}.{name}".lstrip("."))]
-    if moved:
-        yield MovedNames(RULE, node, {name: (target, name) for name in moved})
+    return MovedNames(RULE, cst.ensure_type(one.node, cst.ImportFrom), {word: (target, word)})
 
 
 def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
     """Insert `disable_v2_behavior()` into a script that is run, or report why it is not inserted."""
+    is_fitted = any(method(call)[1] in ("fit", "fit_generator") for call in script.nodes(cst.Call))
     switches = ("enable_", "disable_")
     called: dict[str, Use | Imported] = {
         name: one for one in uses_and_imports(script) if (name := name_in_tensorflow(one.name)).startswith(switches)
@@ -189,7 +187,7 @@ def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
         yield Finding(RULE, script.line(chosen.node), Level.NOTE, _IS_EAGER)
     elif "disable_eager_execution" in called:
         yield Finding(RULE, script.line(called["disable_eager_execution"].node), Level.NOTE, _ONLY_GRAPHS)
-    elif detected.version is TfVersion.COMPAT_V1 and detected.keras and _fits(script):
+    elif detected.version is TfVersion.COMPAT_V1 and detected.keras and is_fitted:
         yield Finding(RULE, _first_import(script), Level.FAILS, _KERAS)
     else:
         yield _inserted(script)
@@ -204,8 +202,10 @@ def _inserted(script: Script) -> Edit | Finding:
         place = script.end_of_line(statement)
         newline = script.module.default_newline
         start = "" if script.text[:place].endswith(("\n", "\r")) else newline
+        line = script.text[: script.span(statement)[0]].replace("\r", "\n").rpartition("\n")[2]
+        indent = line[: len(line) - len(line.lstrip())]
         word = v1_alias(script, imported.bound)
-        return Edit(RULE, place, place, f"{start}{_indent(script, statement)}{word}.{_CALL}{newline}")
+        return Edit(RULE, place, place, f"{start}{indent}{word}.{_CALL}{newline}")
     return Finding(RULE, _first_import(script), Level.FAILS, _NO_IMPORT)
 
 
@@ -220,20 +220,6 @@ def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
     both = any(outermost in script.ancestors(node) for node in others)
     is_main = asks_for_main(script, outermost)
     return line if isinstance(line, cst.SimpleStatementLine) and (is_main or not both) else outermost
-
-
-def _indent(script: Script, statement: cst.CSTNode) -> str:
-    start, _ = script.span(statement)
-    line = script.text[:start].replace("\r", "\n").rpartition("\n")[2]
-    return line[: len(line) - len(line.lstrip())]
-
-
-def _fits(script: Script) -> bool:
-    """Tell whether the script trains a Keras model with `fit`."""
-    return any(
-        isinstance(call.func, cst.Attribute) and call.func.attr.value in ("fit", "fit_generator")
-        for call in script.nodes(cst.Call)
-    )
 
 
 def _first_import(script: Script) -> int:
