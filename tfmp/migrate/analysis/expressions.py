@@ -25,6 +25,7 @@ class Imported(NamedTuple):
     name: str  #: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`.
     raw: str  #: The full name as the script writes it.
     bound: str  #: The name that the script uses for it; empty for a star import.
+    module: str  #: What that name stands for: as `raw`, but `a` for `import a.b`; empty for a star import.
     alias: cst.ImportAlias | None  #: The part of the statement that names it; None for a star import.
 
 
@@ -68,12 +69,13 @@ def imported_by(node: cst.Import | cst.ImportFrom) -> Iterator[Imported]:
     if isinstance(node, cst.ImportFrom) and not module:
         return
     if isinstance(node.names, cst.ImportStar):
-        yield Imported(node, one_tensorflow(module), module, "", None)
+        yield Imported(node, one_tensorflow(module), module, "", "", None)
         return
     for alias in node.names:
-        name = dotted(alias.name)
+        name = alias.evaluated_name
         raw = f"{module}.{name}" if module else name
-        yield Imported(node, one_tensorflow(raw), raw, alias.evaluated_alias or name.split(".")[0], alias)
+        bound = alias.evaluated_alias or name.split(".")[0]
+        yield Imported(node, one_tensorflow(raw), raw, bound, raw if module or alias.asname else bound, alias)
 
 
 def one_tensorflow(name: str) -> str:

@@ -9,19 +9,12 @@ _CHOICES = frozenset(("disable_v2_behavior", "enable_v2_behavior", "disable_eage
 
 
 class ProjectRole(NamedTuple):
-    """The facts about a script that matter to scripts that import it, and to scripts that it imports.
-
-    Attributes:
-        version: The version that the script was written for.
-        needs_behavior: True if the script runs only with the behavior of TensorFlow 1.
-        settles_behavior: True if the script selects a behavior itself, or if R1 inserts that call or asks for it.
-        line: The line of its first import of TensorFlow; 0 if it has none.
-    """
+    """The facts about a script that matter to scripts that import it, and to scripts that it imports."""
 
     version: TfVersion
-    needs_behavior: bool
-    settles_behavior: bool
-    line: int
+    needs_behavior: bool  #: True if the script runs only with the behavior of TensorFlow 1.
+    settles_behavior: bool  #: True if the script selects a behavior itself, or if R1 inserts that call or asks for it.
+    line: int  #: The line of its first import of TensorFlow; 0 if it has none.
 
 
 def project_role(script: Script) -> ProjectRole:

@@ -83,12 +83,8 @@ class Script(Tree):
 
     @cached_property
     def _modules(self) -> Mapping[cst.CSTNode, str]:
-        """The full names that import aliases bind, as the script writes them: `import a.b` binds only `a`."""
-        return {
-            one.alias: one.bound if isinstance(one.node, cst.Import) and one.alias.asname is None else one.raw
-            for one in self.imports
-            if one.alias is not None
-        }
+        """The full names that import aliases bind, as the script writes them."""
+        return {one.alias: one.module for one in self.imports if one.alias is not None}
 
     def name_of(self, node: cst.CSTNode) -> str:
         """Return the full meaning of a dotted name that starts at an imported name; empty for any other node."""

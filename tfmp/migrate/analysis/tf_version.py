@@ -36,32 +36,20 @@ _LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
 class TfVersion(enum.Enum):
     """The TensorFlow version that a script was written for."""
 
-    #: TensorFlow 1, with names that must become names of `tf.compat.v1`.
-    V1 = enum.auto()
-    #: TensorFlow 1, already written with `tf.compat.v1`.
-    COMPAT_V1 = enum.auto()
-    #: TensorFlow 2.
-    V2 = enum.auto()
-    #: The script uses names that only TensorFlow 1 has, and names that only TensorFlow 2 has.
-    MIXED = enum.auto()
-    #: The script uses names that differ between the versions, and no name that shows which version is meant.
-    AMBIGUOUS = enum.auto()
-    #: All names of TensorFlow that the script uses, if any, are the same in both versions.
-    NEUTRAL = enum.auto()
+    V1 = enum.auto()  #: TensorFlow 1, with names that must become names of `tf.compat.v1`.
+    COMPAT_V1 = enum.auto()  #: TensorFlow 1, already written with `tf.compat.v1`.
+    V2 = enum.auto()  #: TensorFlow 2.
+    MIXED = enum.auto()  #: Some names are only in TensorFlow 1, and others only in TensorFlow 2.
+    AMBIGUOUS = enum.auto()  #: Some names differ between the versions, and no name shows which version is meant.
+    NEUTRAL = enum.auto()  #: All names of TensorFlow, if any, are the same in both versions.
 
 
 class Mark(NamedTuple):
-    """A use of a name that shows which version a script was written for.
-
-    Attributes:
-        node: The node of the use.
-        name: The words after `tf.`.
-        method: In place of a name, a method call on a tensor such as `.numpy()`, or an imported module.
-    """
+    """A use of a name that shows which version a script was written for."""
 
     node: cst.CSTNode
-    name: str
-    method: str = ""
+    name: str  #: The words after `tf.`.
+    method: str = ""  #: In place of a name, a method call on a tensor such as `.numpy()`, or an imported module.
 
     @property
     def shown(self) -> str:
@@ -70,22 +58,15 @@ class Mark(NamedTuple):
 
 
 class DetectedVersion(NamedTuple):
-    """The detected version of a script, with the names that are the evidence for it.
-
-    Attributes:
-        version: The version that the script was written for.
-        old: Uses of names that only TensorFlow 1 has.
-        new: Uses of names that only TensorFlow 2 has, or that only its scripts use in practice. If neither version has
-            such uses: weak hints such as `.numpy()`.
-        keras: True if the script uses `tf.keras`.
-        graph: True if the script uses names that work only in graph mode.
-    """
+    """The detected version of a script, with the names that are the evidence for it."""
 
     version: TfVersion
-    old: tuple[Mark, ...]
+    old: tuple[Mark, ...]  #: Uses of names that only TensorFlow 1 has.
+    #: Uses of names that only TensorFlow 2 has, or that only its scripts use in practice. If neither version has such
+    #: uses: weak hints such as `.numpy()`.
     new: tuple[Mark, ...]
-    keras: bool
-    graph: bool
+    keras: bool  #: True if the script uses `tf.keras`.
+    graph: bool  #: True if the script uses names that work only in graph mode.
 
 
 def detect_version(script: Script) -> DetectedVersion:
@@ -148,11 +129,8 @@ def is_explicit_v1(use: Use, words: set[str]) -> bool:
 
 
 def v1_aliases(script: Script) -> set[str]:
-    """Return the names that imports of a script bind to `tf.compat.v1`.
-
-    `import tensorflow.compat.v1` without `as` binds the name of the whole package, so it does not count.
-    """
-    return {one.bound for one in script.imports if one.raw == V1_MODULE and one.bound and not _binds_the_package(one)}
+    """Return the names that imports of a script bind to `tf.compat.v1`."""
+    return {one.bound for one in script.imports if one.module == V1_MODULE}
 
 
 def v1_alias(script: Script, bound: str) -> str:
@@ -171,13 +149,11 @@ def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
 
 def is_guarded(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether an import is in the body of a `try` whose `except` catches a failed import."""
-    below = node
-    for above in script.ancestors(node):
+    for above, part in script.around(node):
         if isinstance(above, cst.FunctionDef):
             return False
-        if isinstance(above, cst.Try) and above.body is below and any(map(_catches_imports, above.handlers)):
+        if isinstance(above, cst.Try) and above.body is part and any(map(_catches_imports, above.handlers)):
             return True
-        below = above
     return False
 
 
@@ -238,12 +214,6 @@ def _needs_graph(mark: Mark) -> bool:
 def _is_public(name: str) -> bool:
     first, _, rest = name.partition(".")
     return first == "tensorflow" and bool(rest) and rest.split(".")[0] not in {*_NOT_PUBLIC, "contrib", "keras"}
-
-
-def _binds_the_package(imported: Imported) -> bool:
-    return isinstance(imported.node, cst.Import) and any(
-        dotted(alias.name) == imported.raw and alias.asname is None for alias in imported.node.names
-    )
 
 
 def _imported(script: Script) -> Iterator[Mark]:
