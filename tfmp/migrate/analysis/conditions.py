@@ -39,8 +39,8 @@ class Conditions:
 
     def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether no run of the code, or of the graph, executes both of two nodes."""
-        arms = dict(self._arms(one))
-        if any(arms.get(each, where) is not where for each, where in self._arms(other)):
+        arms = self._arms(one)
+        if any(arms.get(call, arm) is not arm for call, arm in self._arms(other).items()):
             return True
         answers = self._answers(one)
         if any(answers.get(question, answer) != answer for question, answer in self._answers(other).items()):
@@ -127,14 +127,12 @@ class Conditions:
         return False
 
     @once_per_argument
-    def _arms(self, node: cst.CSTNode) -> Sequence[tuple[cst.CSTNode, cst.CSTNode]]:
-        """Return the `tf.cond` calls around a node, each with the argument that contains the node."""
+    def _arms(self, node: cst.CSTNode) -> Mapping[cst.CSTNode, cst.CSTNode]:
+        """Return the `tf.cond` calls around a node, each with the `lambda` argument that contains the node."""
         inside = takewhile(lambda each: not isinstance(each[0], cst.FunctionDef), self._script.around(node))
-        return [(above, part) for above, part in inside if self._is_arm(above, part)]
-
-    def _is_arm(self, call: cst.CSTNode, arg: cst.CSTNode) -> bool:
-        is_lambda = isinstance(call, cst.Call) and isinstance(arg, cst.Arg) and isinstance(arg.value, cst.Lambda)
-        return is_lambda and self._script.last_word(cst.ensure_type(call, cst.Call)) in _CONDS
+        calls = ((above, part) for above, part in inside if isinstance(above, cst.Call) and isinstance(part, cst.Arg))
+        conds = ((call, arg) for call, arg in calls if self._script.last_word(call) in _CONDS)
+        return {call: arg for call, arg in conds if isinstance(arg.value, cst.Lambda)}
 
 
 def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:

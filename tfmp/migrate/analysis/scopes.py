@@ -82,9 +82,7 @@ class Scopes:
     def bindings(self, name: cst.Name, *, earlier: bool = True) -> Sequence[Bound]:
         """Return the bindings that a name may refer to: those of the innermost scope that has any.
 
-        Args:
-            name: The name.
-            earlier: True to leave out the bindings further below in the name's own scope.
+        With `earlier`, bindings further below in the name's own scope are left out.
         """
         bound, own = self.bound(name.value), self.scope(name)
         scope = own

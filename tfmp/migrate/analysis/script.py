@@ -104,11 +104,6 @@ class Script(Tree):
         """Return the full name of an imported function, or the name as it is written for any other function.
 
         A name that may come from a star import is also returned as it is written.
-
-        Example:
-            >>> script = Script("import tensorflow as tf; tf.gradients(a, b); mine.f()")
-            >>> [script.function_name(call) for call in script.nodes(cst.Call)]
-            ['tensorflow.gradients', 'mine.f']
         """
         return self.name_of(call.func) or dotted(call.func)
 
@@ -132,11 +127,10 @@ class Script(Tree):
 
         Names are in the order of the first line that uses them.
         """
-        lines: dict[str, set[int]] = {}
-        for name in self.scopes.unbound():
-            lines.setdefault(name.value, set()).add(self.line(name))
-        in_order = sorted(lines, key=lambda word: (min(lines[word]), word))
-        return {word: tuple(sorted(lines[word])) for word in in_order}
+        lines: dict[str, tuple[int, ...]] = {}
+        for line, word in sorted({(self.line(name), name.value) for name in self.scopes.unbound()}):
+            lines[word] = (*lines.get(word, ()), line)
+        return lines
 
     def reads_of(self, variable: cst.Name) -> tuple[cst.Name, ...] | None:
         """Return the nodes that read a variable, in the order of the text; None if it has more than one binding."""

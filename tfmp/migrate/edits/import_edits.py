@@ -124,26 +124,10 @@ def _without_names(
         line, newline, below, *_ = (*re.split(r"(\r\n?|\n)", piece, maxsplit=1), "", "")
         if "#" in line:
             comments[alias] = line[line.index("#") + 1 :].strip()
-        text = _closed_up(text, newline, below)
-        if last == end - 1 and not newline and _last_line(text).strip():
-            text = text.rstrip(" \t,")
-    return f"{text})", comments
-
-
-def _closed_up(text: str, newline: str, below: str) -> str:
-    """Join the text before a removed name with the text below it, without a gap."""
-    line = _last_line(text)
-    if not newline:
-        return text
-    if not line.strip():
-        return text[: len(text) - len(line)] + below
-    if line.endswith("(") and not below.strip():
-        return text
-    return text.rstrip(" \t") + newline + below
-
-
-def _last_line(text: str) -> str:
-    return re.split(r"[\r\n]", text)[-1]
+        text += "" if text.endswith("(") and not below.strip() else newline + below
+    # Empty lines, and a comma before the removed last name of a line, are not left.
+    text = re.sub(r"(?:[ \t]*(\r\n?|\n))+", r"\1", text)
+    return re.sub(r",[ \t]+\Z", "", text) + ")", comments
 
 
 def _imports_of(

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tfmp.migrate.analysis.bindings import own_names
 from tfmp.migrate.analysis.project_role import ProjectRole, project_role
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
@@ -143,19 +142,20 @@ def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
 
 def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[results.Finding]:
     """Return a finding for each name of the script that would hide a package which the edits import."""
-    names = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
-    own = list(own_names(script)) if names else []
-    own += [(one.bound, one.node) for one in script.imports if one.raw.partition(".")[0] != one.bound]
+    rules = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
+    packages = {one.alias for one in script.imports if one.raw.partition(".")[0] == one.bound}
     return [
         results.Finding(
-            names[name],
-            script.line(node),
+            rule,
+            script.line(each.node),
             results.Level.FAILS,
             f"{name} is a name of the script's own, and would hide the package {name}: left alone. "
             "Give it another name, and rewrite the script then.",
         )
-        for name, node in own
-        if name in names
+        for name, rule in rules.items()
+        for bound in script.scopes.bound(name).values()
+        for each in bound
+        if each.node not in packages
     ]
 
 
