@@ -24,12 +24,7 @@ class Binding(NamedTuple):
 
 
 def bindings_of(script: Script) -> Iterator[Binding]:
-    """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists.
-
-    Example:
-        >>> [binding.name for binding in bindings_of(Script("a, b = f(); c.append(b)"))]
-        ['a', 'b', 'c']
-    """
+    """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists."""
     kinds = (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.CompFor, cst.WithItem)
     for node in script.nodes(*kinds, cst.Expr, cst.Param):
         for target, value, replaces in _assigned(node):

@@ -42,9 +42,6 @@ class Conditions:
         arms = self._arms(one)
         if any(arms.get(call, arm) is not arm for call, arm in self._arms(other).items()):
             return True
-        answers = self._answers(one)
-        if any(answers.get(question, answer) != answer for question, answer in self._answers(other).items()):
-            return True
         return self._is_contradiction(one, other) or self._is_left(one, other) or self._is_left(other, one)
 
     @once_per_argument
@@ -75,8 +72,10 @@ class Conditions:
 
     def _is_contradiction(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether no values of the parts of `and` and `or` make the conditions of both nodes hold."""
+        known = dict(self._answers(one))
+        if any(known.setdefault(question, answer) != answer for question, answer in self._answers(other).items()):
+            return True
         tests = [pair for pair in (*self.of(one), *self.of(other)) if isinstance(pair[0], cst.BooleanOperation)]
-        known = {**self._answers(one), **self._answers(other)}
         parts = dict.fromkeys(self._question(part) for test, _ in tests for part in _operands(test))
         unknown = [part for part in parts if part not in known]
         if not tests or len(unknown) > _MOST_PARTS:

@@ -18,13 +18,7 @@ class ProjectRole(NamedTuple):
 
 
 def project_role(script: Script) -> ProjectRole:
-    """Return the role of a script in its project.
-
-    Example:
-        >>> project_role(Script('''import tensorflow as tf
-        ... x = tf.placeholder(tf.float32)'''))
-        ProjectRole(version=<TfVersion.V1: 1>, needs_behavior=True, settles_behavior=False, line=1)
-    """
+    """Return the role of a script in its project."""
     detected = script.cached(detect_version)
     is_old = detected.version in (TfVersion.V1, TfVersion.COMPAT_V1)
     names = {name_in_tensorflow(one.name) for one in uses_and_imports(script)}

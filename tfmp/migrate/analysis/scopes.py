@@ -38,14 +38,7 @@ class Bound(NamedTuple):
 
 
 class Scopes:
-    """Finds the bindings that a name may refer to where it is read.
-
-    Example:
-        >>> scopes = Scopes(Tree("b = 1; f = lambda b: b"))
-        >>> *_, last = scopes.words["b"]
-        >>> [type(each.node).__name__ for each in scopes.bindings(last)]
-        ['Param']
-    """
+    """Finds the bindings that a name may refer to where it is read."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

@@ -17,9 +17,6 @@ _Made = TypeVar("_Made")
 class Script(Tree):
     """A parsed script. It is never modified: rules return edits instead.
 
-    Raises:
-        libcst.ParserSyntaxError: It is not Python 3.
-
     Example:
         >>> script = Script('''import tensorflow.compat.v1 as tf
         ... opt = tf.contrib.mixed_precision.LossScaleOptimizer(a, b)''')

@@ -70,27 +70,23 @@ class DetectedVersion(NamedTuple):
 
 
 def detect_version(script: Script) -> DetectedVersion:
-    """Detect which TensorFlow version a script was written for.
-
-    Example:
-        >>> detect_version(Script('''import tensorflow as tf
-        ... x = tf.placeholder(tf.float32)''')).version
-        <TfVersion.V1: 1>
-    """
+    """Detect which TensorFlow version a script was written for."""
     words = script.cached(v1_aliases)
-    uses = [use for use in script.uses if _is_public(use.name)]
-    explicit = {Mark(use.node, name_in_tensorflow(use.name)) for use in uses if is_explicit_v1(use, words)}
-    names = [Mark(use.node, name_in_tensorflow(use.name)) for use in uses]
-    plain = [mark for mark in names if mark not in explicit]
+    uses = {Mark(use.node, name_in_tensorflow(use.name)): use for use in script.uses if _is_public(use.name)}
+    explicit = [mark for mark, use in uses.items() if is_explicit_v1(use, words)]
+    plain = [mark for mark, use in uses.items() if not is_explicit_v1(use, words)]
     shown = [*plain, *_imported(script)]
-    old = tuple(mark for mark in shown if standing(mark.name) is Standing.OLD)
-    new = tuple(mark for mark in shown if standing(mark.name) is Standing.NEW)
-    new += tuple(mark for mark in names if mark.name.split(".")[0] in _NEW_WORDS)
-    new += tuple(
-        Mark(use.node, "compat.v2") for use in script.uses if f"{use.raw}.".startswith("tensorflow.compat.v2.")
-    )
     ambiguous = [mark for mark in plain if standing(mark.name) is Standing.AMBIGUOUS]
-    old += tuple(mark for mark in ambiguous if _is_called_as_of_old(script, mark.node))
+    v2 = (use for use in script.uses if f"{use.raw}.".startswith("tensorflow.compat.v2."))
+    old = (
+        *(mark for mark in shown if standing(mark.name) is Standing.OLD),
+        *(mark for mark in ambiguous if _is_called_as_of_old(script, mark.node)),
+    )
+    new: tuple[Mark, ...] = (
+        *(mark for mark in shown if standing(mark.name) is Standing.NEW),
+        *(mark for mark in uses if mark.name.partition(".")[0] in _NEW_WORDS),
+        *(Mark(use.node, "compat.v2") for use in v2),
+    )
     contrib = tuple(_below(script, "tensorflow.contrib"))
     if ambiguous and not contrib:
         # The NPU bridge existed only for TensorFlow 1.

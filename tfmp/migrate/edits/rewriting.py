@@ -1,7 +1,5 @@
 """Applies all rules to one script."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -132,7 +130,7 @@ def _applied(text: str, edits: Iterable[results.Edit]) -> str:
 def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
     changes, moved = [], 0
     for edit in edits:
-        before, line = text[edit.start : edit.end], _line(text, edit.start)
+        before, line = text[edit.start : edit.end], _newlines(text[: edit.start]) + 1
         # If the text does not end with a newline, an inserted line starts with one.
         lead = 0 if before else _newlines(edit.text[: len(edit.text) - len(edit.text.lstrip("\r\n"))])
         changes.append(Change(edit.rule, line, before, edit.text, line + moved + lead))
@@ -157,10 +155,6 @@ def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[resu
         for each in bound
         if each.node not in packages
     ]
-
-
-def _line(text: str, offset: int) -> int:
-    return _newlines(text[:offset]) + 1
 
 
 def _newlines(text: str) -> int:
