@@ -11,7 +11,6 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import children, once_per_argument
 
 Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
-_Answers: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
 _Question: TypeAlias = tuple[str, tuple[int, ...]]
 _CONDS = ("cond", "smart_cond")
 _FUNCTIONS, _LOOPS = (cst.FunctionDef,), (cst.For, cst.While)
@@ -45,7 +44,7 @@ class Conditions:
         return self._is_contradiction(one, other) or self._is_left(one, other) or self._is_left(other, one)
 
     @once_per_argument
-    def of(self, node: cst.CSTNode) -> _Answers:
+    def of(self, node: cst.CSTNode) -> Sequence[tuple[cst.BaseExpression, bool]]:
         """Return the conditions that hold where a node stands, each with True or False.
 
         `not` is removed. For an `and` that is true and an `or` that is false, the operands are returned too.
@@ -109,8 +108,8 @@ class Conditions:
     @once_per_argument
     def _known(self, block: cst.IndentedBlock | cst.Module) -> Sequence[tuple[int, cst.BaseExpression, bool]]:
         """Return the conditions that hold after an `if` that returns: the position, the condition, and its value."""
-        ends = [(each, self._script.span(each)[1]) for each in block.body if isinstance(each, cst.If)]
-        return [(end, test, answer) for each, end in ends for test, answer in _known_below(each)]
+        ifs = (each for each in block.body if isinstance(each, cst.If))
+        return [(self._script.span(each)[1], *known) for each in ifs for known in _known_below(each)]
 
     def _is_left(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether a node is in a branch that returns, breaks or continues before another node is reached."""

@@ -95,15 +95,17 @@ def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str
     if module and node.module is not None:
         # Only the module's name changes, so parentheses, line breaks and comments stay.
         return Edit(rule, *script.span(node.module), module)
-    start, end = script.span(node)
+    (start, end), is_alone = script.span(node), script.is_alone(node)
     left, comments = _without_names(script, node, moved)
     statements = [left] if kept else []
-    if kept and script.is_alone(node):
+    if kept and is_alone:
         # The rest of the line, such as a comment, stays with the names that are not moved.
         rest = re.split(r"[\r\n]", script.text[end:], maxsplit=1)[0]
         statements, end = [f"{left}{rest}"], end + len(rest)
-    statements.extend(_imports_of(moved, targets, comments if script.is_alone(node) else {}))
-    return Edit(rule, start, end, _joined(script, node, statements))
+    statements.extend(_imports_of(moved, targets, comments if is_alone else {}))
+    indent = script.text[script.start_of_line(node) : start]
+    between = f"{script.module.default_newline}{indent}" if is_alone else "; "
+    return Edit(rule, start, end, between.join(statements))
 
 
 def _without_names(
@@ -149,13 +151,6 @@ def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[st
     words = [alias.evaluated_name for alias in names]
     modules = {targets[word][0] if word in targets and targets[word][1] == word else "" for word in words}
     return modules.pop() if len(modules) == 1 else ""
-
-
-def _joined(script: Script, node: cst.CSTNode, statements: Sequence[str]) -> str:
-    if script.is_alone(node):
-        indent = script.text[script.start_of_line(node) : script.span(node)[0]]
-        return f"{script.module.default_newline}{indent}".join(statements)
-    return "; ".join(statements)
 
 
 def _renamed(name: str, alias: cst.ImportAlias) -> str:
