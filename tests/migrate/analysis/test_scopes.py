@@ -2,9 +2,7 @@
 
 import pytest
 
-from tfmp.migrate.analysis.bindings import own_names
 from tfmp.migrate.analysis.scopes import Scopes
-from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import Tree
 
 
@@ -45,8 +43,3 @@ def test_a_name_refers_to_the_innermost_scope_that_binds_it(text: str, lines: li
 def test_all_names_that_nothing_binds_are_found() -> None:
     text = "from b import *\nx: A = len(c)\n[d for d in e if d]\ndef f(g, *h, i=j) -> k: return g, h, l\n__name__\n"
     assert sorted(name.value for name in Scopes(Tree(text)).unbound()) == ["A", "c", "e", "j", "k", "l"]
-
-
-def test_names_of_the_script_are_told_from_imports_and_attributes() -> None:
-    script = Script("import a\nb.c = 1\nb.append(2)\nd[0] = 3\nfor e in f: g = 4\nclass h: pass\n")
-    assert {name for name, _ in own_names(script)} == {"e", "g", "h"}

@@ -19,11 +19,19 @@ def test_changes_have_the_lines_of_both_texts() -> None:
     ]
 
 
-def test_a_script_that_uses_the_name_of_a_needed_package_is_left_alone() -> None:
-    text = f"import tensorflow.compat.v1 as tf\ntfmp = 1\n{_USE}"
+@pytest.mark.parametrize(
+    "own", ["tfmp = 1", "f = lambda tfmp: 1", "from . import tfmp", "import other as tfmp", "class tfmp: pass"]
+)
+def test_a_script_that_uses_the_name_of_a_needed_package_is_left_alone(own: str) -> None:
+    text = f"import tensorflow.compat.v1 as tf\n{own}\n{_USE}"
     done = rewrite(text)
     assert done.text == text
     assert [finding.line for finding in done.findings] == [2]
+
+
+@pytest.mark.parametrize("other", ["import tfmp", "import tfmp.layers", "a.tfmp = 1", "f(tfmp=1)"])
+def test_imports_and_attributes_do_not_hide_a_package(other: str) -> None:
+    assert "tfmp.LossScaleOptimizer" in rewrite(f"import tensorflow.compat.v1 as tf\n{other}\n{_USE}").text
 
 
 def test_a_text_that_libcst_changes_is_refused() -> None:

@@ -1,7 +1,6 @@
 """Finds the assignments of a script, including loops, parameters and list operations."""
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 import libcst as cst
@@ -25,29 +24,11 @@ class Binding(NamedTuple):
 
 
 def bindings_of(script: Script) -> Iterator[Binding]:
-    """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists.
-
-    Example:
-        >>> [binding.name for binding in bindings_of(Script("a, b = f(); c.append(b)"))]
-        ['a', 'b', 'c']
-    """
+    """Yield every assignment of a script: statements, loops, comprehensions, parameters, and items added to lists."""
     kinds = (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.CompFor, cst.WithItem)
     for node in script.nodes(*kinds, cst.Expr, cst.Param):
         for target, value, replaces in _assigned(node):
             yield from _bound(script, node, target, value, replaces)
-
-
-def own_names(script: Script) -> Iterator[tuple[str, cst.CSTNode]]:
-    """Yield the names that a script binds by other means than imports, each with what binds it.
-
-    Example:
-        >>> [name for name, _ in own_names(Script("import a; b = a; c = lambda d: d"))]
-        ['b', 'c', 'd']
-    """
-    for word in script.scopes.words:
-        for each in chain.from_iterable(script.scopes.bound(word).values()):
-            if not isinstance(each.node, cst.ImportAlias):
-                yield word, each.node
 
 
 def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None, bool]]:
@@ -56,10 +37,8 @@ def _assigned(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseE
         yield node.name, None, True
     elif isinstance(node, cst.Assign):
         yield from ((each.target, node.value, True) for each in node.targets)
-    elif isinstance(node, cst.AnnAssign | cst.NamedExpr) and node.value is not None:
-        yield node.target, node.value, True
-    elif isinstance(node, cst.AugAssign):
-        yield node.target, node.value, False
+    elif isinstance(node, cst.AnnAssign | cst.NamedExpr | cst.AugAssign) and node.value is not None:
+        yield node.target, node.value, not isinstance(node, cst.AugAssign)
     elif isinstance(node, cst.For | cst.CompFor):
         yield node.target, node.iter, True
     elif isinstance(node, cst.WithItem) and node.asname is not None:

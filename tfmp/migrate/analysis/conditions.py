@@ -11,7 +11,6 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import children, once_per_argument
 
 Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
-_Answers: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
 _Question: TypeAlias = tuple[str, tuple[int, ...]]
 _CONDS = ("cond", "smart_cond")
 _FUNCTIONS, _LOOPS = (cst.FunctionDef,), (cst.For, cst.While)
@@ -39,16 +38,13 @@ class Conditions:
 
     def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether no run of the code, or of the graph, executes both of two nodes."""
-        arms = dict(self._arms(one))
-        if any(arms.get(each, where) is not where for each, where in self._arms(other)):
-            return True
-        answers = self._answers(one)
-        if any(answers.get(question, answer) != answer for question, answer in self._answers(other).items()):
+        arms = self._arms(one)
+        if any(arms.get(call, arm) is not arm for call, arm in self._arms(other).items()):
             return True
         return self._is_contradiction(one, other) or self._is_left(one, other) or self._is_left(other, one)
 
     @once_per_argument
-    def of(self, node: cst.CSTNode) -> _Answers:
+    def of(self, node: cst.CSTNode) -> Sequence[tuple[cst.BaseExpression, bool]]:
         """Return the conditions that hold where a node stands, each with True or False.
 
         `not` is removed. For an `and` that is true and an `or` that is false, the operands are returned too.
@@ -75,8 +71,10 @@ class Conditions:
 
     def _is_contradiction(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether no values of the parts of `and` and `or` make the conditions of both nodes hold."""
+        known = dict(self._answers(one))
+        if any(known.setdefault(question, answer) != answer for question, answer in self._answers(other).items()):
+            return True
         tests = [pair for pair in (*self.of(one), *self.of(other)) if isinstance(pair[0], cst.BooleanOperation)]
-        known = {**self._answers(one), **self._answers(other)}
         parts = dict.fromkeys(self._question(part) for test, _ in tests for part in _operands(test))
         unknown = [part for part in parts if part not in known]
         if not tests or len(unknown) > _MOST_PARTS:
@@ -110,8 +108,8 @@ class Conditions:
     @once_per_argument
     def _known(self, block: cst.IndentedBlock | cst.Module) -> Sequence[tuple[int, cst.BaseExpression, bool]]:
         """Return the conditions that hold after an `if` that returns: the position, the condition, and its value."""
-        ends = [(each, self._script.span(each)[1]) for each in block.body if isinstance(each, cst.If)]
-        return [(end, test, answer) for each, end in ends for test, answer in _known_below(each)]
+        ifs = (each for each in block.body if isinstance(each, cst.If))
+        return [(self._script.span(each)[1], *known) for each in ifs for known in _known_below(each)]
 
     def _is_left(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether a node is in a branch that returns, breaks or continues before another node is reached."""
@@ -127,14 +125,12 @@ class Conditions:
         return False
 
     @once_per_argument
-    def _arms(self, node: cst.CSTNode) -> Sequence[tuple[cst.CSTNode, cst.CSTNode]]:
-        """Return the `tf.cond` calls around a node, each with the argument that contains the node."""
+    def _arms(self, node: cst.CSTNode) -> Mapping[cst.CSTNode, cst.CSTNode]:
+        """Return the `tf.cond` calls around a node, each with the `lambda` argument that contains the node."""
         inside = takewhile(lambda each: not isinstance(each[0], cst.FunctionDef), self._script.around(node))
-        return [(above, part) for above, part in inside if self._is_arm(above, part)]
-
-    def _is_arm(self, call: cst.CSTNode, arg: cst.CSTNode) -> bool:
-        is_lambda = isinstance(call, cst.Call) and isinstance(arg, cst.Arg) and isinstance(arg.value, cst.Lambda)
-        return is_lambda and self._script.last_word(cst.ensure_type(call, cst.Call)) in _CONDS
+        calls = ((above, part) for above, part in inside if isinstance(above, cst.Call) and isinstance(part, cst.Arg))
+        conds = ((call, arg) for call, arg in calls if self._script.last_word(call) in _CONDS)
+        return {call: arg for call, arg in conds if isinstance(arg.value, cst.Lambda)}
 
 
 def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:

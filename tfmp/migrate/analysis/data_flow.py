@@ -85,27 +85,26 @@ class DataFlow:
         The search stops at a call for which `is_end` is true. It leaves out a node for which `is_left_out` is, with
         all that is behind it.
         """
-        found: dict[cst.CSTNode, None] = {}
-        stack: list[cst.CSTNode] = [node]
-        while stack:
-            each = stack.pop()
-            if each in found or is_left_out(each):
-                continue
-            found[each] = None
-            if not (isinstance(each, cst.Call) and is_end(each)):
-                stack.extend(self._next(each))
-        return list(found)
+        return list(self.users_of_all_behind([node], is_end, is_left_out))
 
-    def users_of_all_behind(self, nodes: Iterable[cst.CSTNode]) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
+    def users_of_all_behind(
+        self,
+        nodes: Iterable[cst.CSTNode],
+        is_end: Callable[[cst.Call], bool] = lambda call: False,
+        is_left_out: Callable[[cst.CSTNode], bool] = lambda node: False,
+    ) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
         """Return the nodes behind some values, as `nodes_behind` does, each with the nodes that use it directly."""
-        users: dict[cst.CSTNode, list[cst.CSTNode]] = {}
-        stack, seen = list(nodes), set()
+        users: dict[cst.CSTNode, list[cst.CSTNode]] = {node: [] for node in nodes if not is_left_out(node)}
+        stack = list(users)
         while stack:
             each = stack.pop()
-            if each not in seen:
-                seen.add(each)
-                for below in self._next(each):
-                    users.setdefault(below, []).append(each)
+            if isinstance(each, cst.Call) and is_end(each):
+                continue
+            for below in self._next(each):
+                if below in users:
+                    users[below].append(each)
+                elif not is_left_out(below):
+                    users[below] = [each]
                     stack.append(below)
         return users
 

@@ -25,16 +25,12 @@ class Imported(NamedTuple):
     name: str  #: The full name of the imported object, with `tensorflow` for `tensorflow.compat.v1`.
     raw: str  #: The full name as the script writes it.
     bound: str  #: The name that the script uses for it; empty for a star import.
+    module: str  #: What that name stands for: as `raw`, but `a` for `import a.b`; empty for a star import.
     alias: cst.ImportAlias | None  #: The part of the statement that names it; None for a star import.
 
 
 def dotted(node: cst.BaseExpression | None) -> str:
-    """Return a dotted name as it is written: `tf.contrib`. Empty for any other expression.
-
-    Example:
-        >>> dotted(cst.parse_expression("tf.contrib")), dotted(cst.parse_expression("tf().contrib"))
-        ('tf.contrib', '')
-    """
+    """Return a dotted name as it is written: `tf.contrib`. Empty for any other expression, such as `tf().contrib`."""
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute):
@@ -68,21 +64,17 @@ def imported_by(node: cst.Import | cst.ImportFrom) -> Iterator[Imported]:
     if isinstance(node, cst.ImportFrom) and not module:
         return
     if isinstance(node.names, cst.ImportStar):
-        yield Imported(node, one_tensorflow(module), module, "", None)
+        yield Imported(node, one_tensorflow(module), module, "", "", None)
         return
     for alias in node.names:
-        name = dotted(alias.name)
+        name = alias.evaluated_name
         raw = f"{module}.{name}" if module else name
-        yield Imported(node, one_tensorflow(raw), raw, alias.evaluated_alias or name.split(".")[0], alias)
+        bound = alias.evaluated_alias or name.split(".")[0]
+        yield Imported(node, one_tensorflow(raw), raw, bound, raw if module or alias.asname else bound, alias)
 
 
 def one_tensorflow(name: str) -> str:
-    """Return a full name with `tensorflow` in place of `tensorflow.compat.v1` and `tensorflow_core`.
-
-    Example:
-        >>> one_tensorflow("tensorflow.compat.v1.layers")
-        'tensorflow.layers'
-    """
+    """Return a full name with `tensorflow` in place of `tensorflow.compat.v1` and `tensorflow_core`."""
     for module in _TENSORFLOW:
         if name == module or name.startswith(f"{module}."):
             # `tf.compat.v1` itself contains a `compat.v1`, so the prefix may occur twice.
@@ -94,17 +86,11 @@ def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression 
     """Return an argument of a call; None if the call does not give it, or if `*args` may contain it.
 
     The position counts from 0; it is negative for an argument that is keyword-only.
-
-    Example:
-        >>> call = cst.parse_expression("f(a, b, c=d)")
-        >>> argument(call, 1, "x").value, argument(call, -1, "c").value, argument(call, 2, "x")
-        ('b', 'd', None)
     """
-    positional = [arg for arg in call.args if arg.keyword is None]
     for arg in call.args:
         if arg.keyword is not None and arg.keyword.value == keyword:
             return arg.value
-    given = positional[: position + 1]
+    given = [arg for arg in call.args if arg.keyword is None][: position + 1]
     if position < 0 or len(given) <= position or any(arg.star for arg in given):
         return None
     return given[position].value

@@ -9,29 +9,16 @@ _CHOICES = frozenset(("disable_v2_behavior", "enable_v2_behavior", "disable_eage
 
 
 class ProjectRole(NamedTuple):
-    """The facts about a script that matter to scripts that import it, and to scripts that it imports.
-
-    Attributes:
-        version: The version that the script was written for.
-        needs_behavior: True if the script runs only with the behavior of TensorFlow 1.
-        settles_behavior: True if the script selects a behavior itself, or if R1 inserts that call or asks for it.
-        line: The line of its first import of TensorFlow; 0 if it has none.
-    """
+    """The facts about a script that matter to scripts that import it, and to scripts that it imports."""
 
     version: TfVersion
-    needs_behavior: bool
-    settles_behavior: bool
-    line: int
+    needs_behavior: bool  #: True if the script runs only with the behavior of TensorFlow 1.
+    settles_behavior: bool  #: True if the script selects a behavior itself, or if R1 inserts that call or asks for it.
+    line: int  #: The line of its first import of TensorFlow; 0 if it has none.
 
 
 def project_role(script: Script) -> ProjectRole:
-    """Return the role of a script in its project.
-
-    Example:
-        >>> project_role(Script('''import tensorflow as tf
-        ... x = tf.placeholder(tf.float32)'''))
-        ProjectRole(version=<TfVersion.V1: 1>, needs_behavior=True, settles_behavior=False, line=1)
-    """
+    """Return the role of a script in its project."""
     detected = script.cached(detect_version)
     is_old = detected.version in (TfVersion.V1, TfVersion.COMPAT_V1)
     names = {name_in_tensorflow(one.name) for one in uses_and_imports(script)}

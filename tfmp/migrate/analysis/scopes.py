@@ -38,14 +38,7 @@ class Bound(NamedTuple):
 
 
 class Scopes:
-    """Finds the bindings that a name may refer to where it is read.
-
-    Example:
-        >>> scopes = Scopes(Tree("b = 1; f = lambda b: b"))
-        >>> *_, last = scopes.words["b"]
-        >>> [type(each.node).__name__ for each in scopes.bindings(last)]
-        ['Param']
-    """
+    """Finds the bindings that a name may refer to where it is read."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -82,9 +75,7 @@ class Scopes:
     def bindings(self, name: cst.Name, *, earlier: bool = True) -> Sequence[Bound]:
         """Return the bindings that a name may refer to: those of the innermost scope that has any.
 
-        Args:
-            name: The name.
-            earlier: True to leave out the bindings further below in the name's own scope.
+        With `earlier`, bindings further below in the name's own scope are left out.
         """
         bound, own = self.bound(name.value), self.scope(name)
         scope = own

@@ -17,9 +17,6 @@ _Made = TypeVar("_Made")
 class Script(Tree):
     """A parsed script. It is never modified: rules return edits instead.
 
-    Raises:
-        libcst.ParserSyntaxError: It is not Python 3.
-
     Example:
         >>> script = Script('''import tensorflow.compat.v1 as tf
         ... opt = tf.contrib.mixed_precision.LossScaleOptimizer(a, b)''')
@@ -83,12 +80,8 @@ class Script(Tree):
 
     @cached_property
     def _modules(self) -> Mapping[cst.CSTNode, str]:
-        """The full names that import aliases bind, as the script writes them: `import a.b` binds only `a`."""
-        return {
-            one.alias: one.bound if isinstance(one.node, cst.Import) and one.alias.asname is None else one.raw
-            for one in self.imports
-            if one.alias is not None
-        }
+        """The full names that import aliases bind, as the script writes them."""
+        return {one.alias: one.module for one in self.imports if one.alias is not None}
 
     def name_of(self, node: cst.CSTNode) -> str:
         """Return the full meaning of a dotted name that starts at an imported name; empty for any other node."""
@@ -108,11 +101,6 @@ class Script(Tree):
         """Return the full name of an imported function, or the name as it is written for any other function.
 
         A name that may come from a star import is also returned as it is written.
-
-        Example:
-            >>> script = Script("import tensorflow as tf; tf.gradients(a, b); mine.f()")
-            >>> [script.function_name(call) for call in script.nodes(cst.Call)]
-            ['tensorflow.gradients', 'mine.f']
         """
         return self.name_of(call.func) or dotted(call.func)
 
@@ -136,11 +124,10 @@ class Script(Tree):
 
         Names are in the order of the first line that uses them.
         """
-        lines: dict[str, set[int]] = {}
-        for name in self.scopes.unbound():
-            lines.setdefault(name.value, set()).add(self.line(name))
-        in_order = sorted(lines, key=lambda word: (min(lines[word]), word))
-        return {word: tuple(sorted(lines[word])) for word in in_order}
+        lines: dict[str, tuple[int, ...]] = {}
+        for line, word in sorted({(self.line(name), name.value) for name in self.scopes.unbound()}):
+            lines[word] = (*lines.get(word, ()), line)
+        return lines
 
     def reads_of(self, variable: cst.Name) -> tuple[cst.Name, ...] | None:
         """Return the nodes that read a variable, in the order of the text; None if it has more than one binding."""

@@ -36,32 +36,20 @@ _LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
 class TfVersion(enum.Enum):
     """The TensorFlow version that a script was written for."""
 
-    #: TensorFlow 1, with names that must become names of `tf.compat.v1`.
-    V1 = enum.auto()
-    #: TensorFlow 1, already written with `tf.compat.v1`.
-    COMPAT_V1 = enum.auto()
-    #: TensorFlow 2.
-    V2 = enum.auto()
-    #: The script uses names that only TensorFlow 1 has, and names that only TensorFlow 2 has.
-    MIXED = enum.auto()
-    #: The script uses names that differ between the versions, and no name that shows which version is meant.
-    AMBIGUOUS = enum.auto()
-    #: All names of TensorFlow that the script uses, if any, are the same in both versions.
-    NEUTRAL = enum.auto()
+    V1 = enum.auto()  #: TensorFlow 1, with names that must become names of `tf.compat.v1`.
+    COMPAT_V1 = enum.auto()  #: TensorFlow 1, already written with `tf.compat.v1`.
+    V2 = enum.auto()  #: TensorFlow 2.
+    MIXED = enum.auto()  #: Some names are only in TensorFlow 1, and others only in TensorFlow 2.
+    AMBIGUOUS = enum.auto()  #: Some names differ between the versions, and no name shows which version is meant.
+    NEUTRAL = enum.auto()  #: All names of TensorFlow, if any, are the same in both versions.
 
 
 class Mark(NamedTuple):
-    """A use of a name that shows which version a script was written for.
-
-    Attributes:
-        node: The node of the use.
-        name: The words after `tf.`.
-        method: In place of a name, a method call on a tensor such as `.numpy()`, or an imported module.
-    """
+    """A use of a name that shows which version a script was written for."""
 
     node: cst.CSTNode
-    name: str
-    method: str = ""
+    name: str  #: The words after `tf.`.
+    method: str = ""  #: In place of a name, a method call on a tensor such as `.numpy()`, or an imported module.
 
     @property
     def shown(self) -> str:
@@ -70,46 +58,35 @@ class Mark(NamedTuple):
 
 
 class DetectedVersion(NamedTuple):
-    """The detected version of a script, with the names that are the evidence for it.
-
-    Attributes:
-        version: The version that the script was written for.
-        old: Uses of names that only TensorFlow 1 has.
-        new: Uses of names that only TensorFlow 2 has, or that only its scripts use in practice. If neither version has
-            such uses: weak hints such as `.numpy()`.
-        keras: True if the script uses `tf.keras`.
-        graph: True if the script uses names that work only in graph mode.
-    """
+    """The detected version of a script, with the names that are the evidence for it."""
 
     version: TfVersion
-    old: tuple[Mark, ...]
+    old: tuple[Mark, ...]  #: Uses of names that only TensorFlow 1 has.
+    #: Uses of names that only TensorFlow 2 has, or that only its scripts use in practice. If neither version has such
+    #: uses: weak hints such as `.numpy()`.
     new: tuple[Mark, ...]
-    keras: bool
-    graph: bool
+    keras: bool  #: True if the script uses `tf.keras`.
+    graph: bool  #: True if the script uses names that work only in graph mode.
 
 
 def detect_version(script: Script) -> DetectedVersion:
-    """Detect which TensorFlow version a script was written for.
-
-    Example:
-        >>> detect_version(Script('''import tensorflow as tf
-        ... x = tf.placeholder(tf.float32)''')).version
-        <TfVersion.V1: 1>
-    """
+    """Detect which TensorFlow version a script was written for."""
     words = script.cached(v1_aliases)
-    uses = [use for use in script.uses if _is_public(use.name)]
-    explicit = {Mark(use.node, name_in_tensorflow(use.name)) for use in uses if is_explicit_v1(use, words)}
-    names = [Mark(use.node, name_in_tensorflow(use.name)) for use in uses]
-    plain = [mark for mark in names if mark not in explicit]
+    uses = {Mark(use.node, name_in_tensorflow(use.name)): use for use in script.uses if _is_public(use.name)}
+    explicit = [mark for mark, use in uses.items() if is_explicit_v1(use, words)]
+    plain = [mark for mark, use in uses.items() if not is_explicit_v1(use, words)]
     shown = [*plain, *_imported(script)]
-    old = tuple(mark for mark in shown if standing(mark.name) is Standing.OLD)
-    new = tuple(mark for mark in shown if standing(mark.name) is Standing.NEW)
-    new += tuple(mark for mark in names if mark.name.split(".")[0] in _NEW_WORDS)
-    new += tuple(
-        Mark(use.node, "compat.v2") for use in script.uses if f"{use.raw}.".startswith("tensorflow.compat.v2.")
-    )
     ambiguous = [mark for mark in plain if standing(mark.name) is Standing.AMBIGUOUS]
-    old += tuple(mark for mark in ambiguous if _is_called_as_of_old(script, mark.node))
+    v2 = (use for use in script.uses if f"{use.raw}.".startswith("tensorflow.compat.v2."))
+    old = (
+        *(mark for mark in shown if standing(mark.name) is Standing.OLD),
+        *(mark for mark in ambiguous if _is_called_as_of_old(script, mark.node)),
+    )
+    new: tuple[Mark, ...] = (
+        *(mark for mark in shown if standing(mark.name) is Standing.NEW),
+        *(mark for mark in uses if mark.name.partition(".")[0] in _NEW_WORDS),
+        *(Mark(use.node, "compat.v2") for use in v2),
+    )
     contrib = tuple(_below(script, "tensorflow.contrib"))
     if ambiguous and not contrib:
         # The NPU bridge existed only for TensorFlow 1.
@@ -148,11 +125,8 @@ def is_explicit_v1(use: Use, words: set[str]) -> bool:
 
 
 def v1_aliases(script: Script) -> set[str]:
-    """Return the names that imports of a script bind to `tf.compat.v1`.
-
-    `import tensorflow.compat.v1` without `as` binds the name of the whole package, so it does not count.
-    """
-    return {one.bound for one in script.imports if one.raw == V1_MODULE and one.bound and not _binds_the_package(one)}
+    """Return the names that imports of a script bind to `tf.compat.v1`."""
+    return {one.bound for one in script.imports if one.module == V1_MODULE}
 
 
 def v1_alias(script: Script, bound: str) -> str:
@@ -171,13 +145,11 @@ def imports_rebinding_tensorflow(script: Script) -> list[Imported]:
 
 def is_guarded(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether an import is in the body of a `try` whose `except` catches a failed import."""
-    below = node
-    for above in script.ancestors(node):
+    for above, part in script.around(node):
         if isinstance(above, cst.FunctionDef):
             return False
-        if isinstance(above, cst.Try) and above.body is below and any(map(_catches_imports, above.handlers)):
+        if isinstance(above, cst.Try) and above.body is part and any(map(_catches_imports, above.handlers)):
             return True
-        below = above
     return False
 
 
@@ -238,12 +210,6 @@ def _needs_graph(mark: Mark) -> bool:
 def _is_public(name: str) -> bool:
     first, _, rest = name.partition(".")
     return first == "tensorflow" and bool(rest) and rest.split(".")[0] not in {*_NOT_PUBLIC, "contrib", "keras"}
-
-
-def _binds_the_package(imported: Imported) -> bool:
-    return isinstance(imported.node, cst.Import) and any(
-        dotted(alias.name) == imported.raw and alias.asname is None for alias in imported.node.names
-    )
 
 
 def _imported(script: Script) -> Iterator[Mark]:

@@ -95,15 +95,17 @@ def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str
     if module and node.module is not None:
         # Only the module's name changes, so parentheses, line breaks and comments stay.
         return Edit(rule, *script.span(node.module), module)
-    start, end = script.span(node)
+    (start, end), is_alone = script.span(node), script.is_alone(node)
     left, comments = _without_names(script, node, moved)
     statements = [left] if kept else []
-    if kept and script.is_alone(node):
+    if kept and is_alone:
         # The rest of the line, such as a comment, stays with the names that are not moved.
         rest = re.split(r"[\r\n]", script.text[end:], maxsplit=1)[0]
         statements, end = [f"{left}{rest}"], end + len(rest)
-    statements.extend(_imports_of(moved, targets, comments if script.is_alone(node) else {}))
-    return Edit(rule, start, end, _joined(script, node, statements))
+    statements.extend(_imports_of(moved, targets, comments if is_alone else {}))
+    indent = script.text[script.start_of_line(node) : start]
+    between = f"{script.module.default_newline}{indent}" if is_alone else "; "
+    return Edit(rule, start, end, between.join(statements))
 
 
 def _without_names(
@@ -124,26 +126,10 @@ def _without_names(
         line, newline, below, *_ = (*re.split(r"(\r\n?|\n)", piece, maxsplit=1), "", "")
         if "#" in line:
             comments[alias] = line[line.index("#") + 1 :].strip()
-        text = _closed_up(text, newline, below)
-        if last == end - 1 and not newline and _last_line(text).strip():
-            text = text.rstrip(" \t,")
-    return f"{text})", comments
-
-
-def _closed_up(text: str, newline: str, below: str) -> str:
-    """Join the text before a removed name with the text below it, without a gap."""
-    line = _last_line(text)
-    if not newline:
-        return text
-    if not line.strip():
-        return text[: len(text) - len(line)] + below
-    if line.endswith("(") and not below.strip():
-        return text
-    return text.rstrip(" \t") + newline + below
-
-
-def _last_line(text: str) -> str:
-    return re.split(r"[\r\n]", text)[-1]
+        text += "" if text.endswith("(") and not below.strip() else newline + below
+    # Empty lines, and a comma before the removed last name of a line, are not left.
+    text = re.sub(r"(?:[ \t]*(\r\n?|\n))+", r"\1", text)
+    return re.sub(r",[ \t]+\Z", "", text) + ")", comments
 
 
 def _imports_of(
@@ -165,13 +151,6 @@ def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[st
     words = [alias.evaluated_name for alias in names]
     modules = {targets[word][0] if word in targets and targets[word][1] == word else "" for word in words}
     return modules.pop() if len(modules) == 1 else ""
-
-
-def _joined(script: Script, node: cst.CSTNode, statements: Sequence[str]) -> str:
-    if script.is_alone(node):
-        indent = script.text[script.start_of_line(node) : script.span(node)[0]]
-        return f"{script.module.default_newline}{indent}".join(statements)
-    return "; ".join(statements)
 
 
 def _renamed(name: str, alias: cst.ImportAlias) -> str:

@@ -1,12 +1,9 @@
 """Applies all rules to one script."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tfmp.migrate.analysis.bindings import own_names
 from tfmp.migrate.analysis.project_role import ProjectRole, project_role
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
@@ -133,7 +130,7 @@ def _applied(text: str, edits: Iterable[results.Edit]) -> str:
 def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
     changes, moved = [], 0
     for edit in edits:
-        before, line = text[edit.start : edit.end], _line(text, edit.start)
+        before, line = text[edit.start : edit.end], _newlines(text[: edit.start]) + 1
         # If the text does not end with a newline, an inserted line starts with one.
         lead = 0 if before else _newlines(edit.text[: len(edit.text) - len(edit.text.lstrip("\r\n"))])
         changes.append(Change(edit.rule, line, before, edit.text, line + moved + lead))
@@ -143,24 +140,21 @@ def _changes(text: str, edits: Iterable[results.Edit]) -> tuple[Change, ...]:
 
 def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[results.Finding]:
     """Return a finding for each name of the script that would hide a package which the edits import."""
-    names = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
-    own = list(own_names(script)) if names else []
-    own += [(one.bound, one.node) for one in script.imports if one.raw.partition(".")[0] != one.bound]
+    rules = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
+    packages = {one.alias for one in script.imports if one.raw.partition(".")[0] == one.bound}
     return [
         results.Finding(
-            names[name],
-            script.line(node),
+            rule,
+            script.line(each.node),
             results.Level.FAILS,
             f"{name} is a name of the script's own, and would hide the package {name}: left alone. "
             "Give it another name, and rewrite the script then.",
         )
-        for name, node in own
-        if name in names
+        for name, rule in rules.items()
+        for bound in script.scopes.bound(name).values()
+        for each in bound
+        if each.node not in packages
     ]
-
-
-def _line(text: str, offset: int) -> int:
-    return _newlines(text[:offset]) + 1
 
 
 def _newlines(text: str) -> int:
