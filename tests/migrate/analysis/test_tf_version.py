@@ -56,6 +56,7 @@ def test_a_name_is_checked_for_by_name_or_version(condition: str, checked: bool)
     ("text", "run"),
     [
         ("if __name__ == '__main__':\n    main()\n", True),
+        ('if("__main__"==__name__):\n    main()\n', True),
         (_V1 + "sess = tf.Session()\n", True),
         (_V1 + "def f():\n    return tf.Session()\n", False),
     ],

@@ -25,7 +25,7 @@ _GRAPH_WORDS = frozenset(
 # Keyword arguments that only TensorFlow 1 accepts.
 _OLD_KEYWORDS = frozenset(("keep_dims", "reduction_indices", "keep_prob", "dimension", "collections", "squeeze_dims"))
 _OF_R3 = "tensorflow.contrib.mixed_precision."
-_MAIN = re.compile(r"""\(?(__name__ == ["']__main__["']|["']__main__["'] == __name__)\)?""")
+_MAIN = re.compile(r"""\(?\s*(__name__\s*==\s*["']__main__["']|["']__main__["']\s*==\s*__name__)\s*\)?""")
 _NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
 _STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
 _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")

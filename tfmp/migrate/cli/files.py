@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import tempfile
+import threading
 import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -113,11 +114,21 @@ def held(number: signal.Signals) -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    came: list[int] = []
+    # The mask is of one thread: the system may give the signal to another, and Python handles it in the main one.
+    handler = signal.getsignal(number)
+    is_handled = callable(handler) and threading.current_thread() is threading.main_thread()
+    if is_handled:
+        signal.signal(number, lambda number, frame: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_handled:
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(number)
 
 
 def _replace(target: str, status: os.stat_result, before: bytes, after: bytes) -> None:

@@ -23,7 +23,7 @@ _TITLES = {
 _COLOURS = {Level.WRONG: "1;31", Level.FAILS: "1;33", Level.NOTE: "1;36"}
 _DIFF_COLOURS = {"+": "32", "-": "31", "@": "36"}
 _NOT_DONE = "not done"
-_LONGEST_DETAIL = 300
+_LONGEST_DETAIL = 600
 _LONGEST_CODE = 100
 _SHORTEST_CODE = 30
 

@@ -8,8 +8,8 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted, method
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
 from tfmp.migrate.analysis.training.loss_scale_wrappers import is_unused
+from tfmp.migrate.analysis.training.operands import operands, without_casts
 
 # The modules of the functions assign and assign_add; a method has none.
 _MODULES = ("", "tensorflow", "tensorflow.python.ops.state_ops")

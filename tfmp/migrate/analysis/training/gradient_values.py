@@ -8,8 +8,8 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.training.arithmetic import operands
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.training.operands import operands
 
 # Functions whose result depends only on the shape of a tensor, not on its elements.
 _OF_ITS_SHAPE = frozenset(("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill"))

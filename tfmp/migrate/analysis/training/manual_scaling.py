@@ -8,8 +8,8 @@ import libcst as cst
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
+from tfmp.migrate.analysis.training.operands import operands, without_casts
 
 _REDUCTIONS = ("reduce_mean", "reduce_sum")
 

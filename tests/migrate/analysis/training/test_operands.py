@@ -4,7 +4,7 @@ import libcst as cst
 import pytest
 
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.analysis.training.arithmetic import operands, without_casts
+from tfmp.migrate.analysis.training.operands import operands, without_casts
 
 
 @pytest.mark.parametrize(
