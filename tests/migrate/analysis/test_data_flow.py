@@ -5,7 +5,6 @@ import pytest
 
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.edits.results import Options
 from tfmp.migrate.edits.rewriting import rewrite
 
 
@@ -97,7 +96,7 @@ def _questions_asked(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     )
     with monkeypatch.context() as patch:
         patch.setattr(DataFlow, "is_exclusive", counted)
-        done = rewrite(text, Options())
+        done = rewrite(text)
     assert [found.rule for found in done.findings if found.rule == "R10"] == ["R10"]
     return asked
 

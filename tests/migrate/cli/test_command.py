@@ -11,7 +11,7 @@ import pytest
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.cli import command
 from tfmp.migrate.edits import rewriting
-from tfmp.migrate.edits.results import Edit, Options, Result
+from tfmp.migrate.edits.results import Edit, Result
 from tfmp.migrate.rules import Rule
 
 _SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
@@ -126,18 +126,17 @@ def test_wrong_usage_ends_with_status_2(arguments: list[str], capsys: pytest.Cap
     assert Path("a.py").read_text() == _SCRIPT
 
 
-def _edits_first_word(script: Script, options: Options) -> Iterator[Result]:
-    del script, options
+def _edits_first_word(script: Script) -> Iterator[Result]:
+    del script
     yield Edit("R1", 0, 6, "from")
 
 
-def _edits_first_words(script: Script, options: Options) -> Iterator[Result]:
-    del script, options
+def _edits_first_words(script: Script) -> Iterator[Result]:
+    del script
     yield Edit("R3", 0, 17, "import that")
 
 
-def _fails(script: Script, options: Options) -> Iterator[Result]:
-    del options
+def _fails(script: Script) -> Iterator[Result]:
     raise KeyError(script.text[:6])
 
 

@@ -12,7 +12,7 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.cli import command, reporting
 from tfmp.migrate.cli.processing import FileReport
 from tfmp.migrate.edits import rewriting
-from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Finding, Level, Result
 
 _SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
 _UNKNOWN = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.Manager(8)\n"
@@ -28,9 +28,9 @@ def _write(**texts: str) -> None:
         Path(f"{name}.py").write_text(text)
 
 
-def _notes(script: Script, options: Options) -> Iterator[Result]:
+def _notes(script: Script) -> Iterator[Result]:
     del script
-    yield Finding("R6", 1, Level.NOTE, f"kept, to_tfmp={options.to_tfmp}.")
+    yield Finding("R6", 1, Level.NOTE, "It is kept.")
 
 
 def test_notes_are_marked_and_leave_nothing_to_do(
@@ -38,15 +38,14 @@ def test_notes_are_marked_and_leave_nothing_to_do(
 ) -> None:
     monkeypatch.setattr(rewriting, "RULES", (_notes,))
     _write(a=_SCRIPT)
-    assert command.main(["--to-tfmp", "a.py"]) == 0
+    assert command.main(["a.py"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("Good to know: 1 place\n\na.py:1: R6: kept, to_tfmp=True.\n    | import tensorflow")
+    assert shown.startswith("Good to know: 1 place\n\na.py:1: R6: It is kept.\n    | import tensorflow")
     assert shown.endswith("\nleft to you: nothing; 1 place good to know\n")
     assert command.main(["--check", "a.py"]) == 0
 
 
-def _finds_three(script: Script, options: Options) -> Iterator[Result]:
-    del options
+def _finds_three(script: Script) -> Iterator[Result]:
     yield Finding("R6", 1, Level.NOTE, "It runs.")
     yield Finding("R13", 2, Level.FAILS, "It is gone.")
     yield Finding("R10", 2, Level.WRONG, "It is counted twice.", f"It is named {script.text[:6]}.")

@@ -13,7 +13,7 @@ import pytest
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.cli import command, workers
 from tfmp.migrate.edits import rewriting
-from tfmp.migrate.edits.results import Edit, Options, Result
+from tfmp.migrate.edits.results import Edit, Result
 
 _SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
 _REWRITTEN = "import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
@@ -31,8 +31,8 @@ def _write(**texts: str) -> None:
         Path(f"{name}.py").write_text(text)
 
 
-def _edits_import(script: Script, options: Options) -> Iterator[Result]:
-    del script, options
+def _edits_import(script: Script) -> Iterator[Result]:
+    del script
     yield Edit("R1", 0, 6, "import  ")
 
 
@@ -55,7 +55,7 @@ def test_many_files_are_shared_among_processes_in_order(
 def test_an_interrupt_ends_it_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(script: Script, options: Options) -> Iterator[Result]:
+    def interrupted(script: Script) -> Iterator[Result]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(rewriting, "RULES", (interrupted,))
@@ -64,11 +64,11 @@ def test_an_interrupt_ends_it_without_a_traceback(
     assert capsys.readouterr().err == _INTERRUPTED
 
 
-def _interrupting(script: Script, options: Options) -> Iterator[Result]:
+def _interrupting(script: Script) -> Iterator[Result]:
     # Once: a file that was written is looked at again.
     if script.text == _SCRIPT:
         os.kill(os.getpid(), signal.SIGINT)
-    yield from _edits_import(script, options)
+    yield from _edits_import(script)
 
 
 @pytest.fixture

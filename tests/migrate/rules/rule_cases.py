@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tfmp.migrate.edits.results import Options
 from tfmp.migrate.edits.rewriting import rewrite
 
 _TESTS = Path(__file__).parents[1]
@@ -13,7 +12,7 @@ _TESTS = Path(__file__).parents[1]
 class RuleCase:
     """A script before, the script after, and the report: a line `line: rule: level: message` for each finding.
 
-    A file whose name ends in `_to_tfmp` is run with that option. Without an "after" the script stays unchanged.
+    Without an "after" the script stays unchanged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,11 +25,10 @@ class RuleCase:
         self.before = parts["before"]
         self.after = parts.get("after", self.before)
         self.report = parts.get("report", "").splitlines()
-        self.options = Options(to_tfmp=path.stem.endswith("_to_tfmp"))
 
     def check(self, newline: str = "\n") -> None:
         """Rewrite the script with the given line ends, and compare the text and the report with the expected ones."""
-        done = rewrite(self.before.replace("\n", newline), self.options)
+        done = rewrite(self.before.replace("\n", newline))
         assert done.text == self.after.replace("\n", newline)
         assert [f"{one.line}: {one.rule}: {one.level.value}: {one.text}" for one in done.findings] == self.report
 

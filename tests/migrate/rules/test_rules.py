@@ -21,7 +21,7 @@ def test_every_case_lies_beside_the_test_of_its_module() -> None:
 @pytest.mark.parametrize("case", _CASES, ids=_IDS)
 def test_a_script_that_was_rewritten_is_not_rewritten_again(case: RuleCase) -> None:
     libcst.parse_module(case.after)
-    again = rewrite(case.after, case.options)
+    again = rewrite(case.after)
     assert again.text == case.after
     assert again.changes == ()
 
@@ -32,11 +32,9 @@ def test_line_ends_stay_as_they_are(case: RuleCase) -> None:
 
 
 def test_rules_that_edit_are_called_rewrite_and_the_others_report() -> None:
-    scripts = [(Script(case.before), case.options) for case in _CASES]
+    scripts = [Script(case.before) for case in _CASES]
     editing = {
-        rule
-        for rule in RULES
-        if any(not isinstance(result, Finding) for script, options in scripts for result in rule(script, options))
+        rule for rule in RULES if any(not isinstance(result, Finding) for script in scripts for result in rule(script))
     }
     assert {rule: rule.__name__ for rule in RULES} == {
         rule: "rewrite" if rule in editing else "report" for rule in RULES

@@ -99,11 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print one JSON document")
     # --write is outside the exclusive group because it can be combined with --todo and --json.
     parser.add_argument("--write", action="store_true", help="edit the files in place")
-    parser.add_argument(
-        "--to-tfmp",
-        action="store_true",
-        help="also turn the wrapper and the loss scales of TensorFlow's graph rewrite into tfmp's",
-    )
     return parser
 
 
@@ -148,11 +143,10 @@ def _interrupted() -> int:
 
 def _processed(arguments: argparse.Namespace) -> tuple[list[FileReport], bool]:
     from tfmp.migrate.cli import files, processing, project
-    from tfmp.migrate.edits.results import Options
 
     found = files.find(arguments.paths)
     wants_diff = not (arguments.write or arguments.check or arguments.json or arguments.todo)
-    job = processing.Job(Options(to_tfmp=arguments.to_tfmp), arguments.write, wants_diff)
+    job = processing.Job(write=arguments.write, diff=wants_diff)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if len(found) < _FILES_WORTH_PROGRESS or not is_terminal or find_spec("tqdm") is None:
         return project.process_run(found, job)

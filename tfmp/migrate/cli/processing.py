@@ -12,7 +12,7 @@ from tfmp.migrate.analysis.project_role import ProjectRole
 from tfmp.migrate.analysis.tf_version import TfVersion
 from tfmp.migrate.cli import files, modules
 from tfmp.migrate.cli.unified_diff import unified_diff
-from tfmp.migrate.edits.results import Finding, Options
+from tfmp.migrate.edits.results import Finding
 from tfmp.migrate.edits.rewriting import Change, RewritingError, Rewritten, concerns, rewrite
 
 # LibCST visits a tree recursively in Python: 400 chained calls need 3,000 levels. A stack of 8 MB holds more.
@@ -25,7 +25,7 @@ class Job(NamedTuple):
     With `waits`, a file that does not show its TensorFlow version is not written yet, because other files may show it.
     """
 
-    options: Options = Options()
+    tensorflow: int | None = None  #: The version, 1 or 2, of a file that does not show it; None if it is not known.
     write: bool = False
     diff: bool = False
     waits: bool = False
@@ -81,7 +81,7 @@ def _process(path: str, job: Job) -> FileReport:
     # LibCST drops form feeds at the start of a file.
     script = text.lstrip("\f")
     lead = text.removesuffix(script)
-    done = _rewrite(script, job.options)
+    done = _rewrite(script, job.tensorflow)
     report = FileReport(path, done.changes, done.findings, encoding=encoding, module=module, role=done.role)
     if not done.changes or (job.write and job.waits and report.waits):
         return report
@@ -91,7 +91,7 @@ def _process(path: str, job: Job) -> FileReport:
     files.replace(path, before, after)
     changes = tuple(change._replace(line=change.written_line) for change in done.changes)
     # The findings of the written file, so that all lines, also those in messages, are lines of the file as it is now.
-    findings = _rewrite(done.text, job.options).findings
+    findings = _rewrite(done.text, job.tensorflow).findings
     return report._replace(changes=changes, findings=findings, module=_module(done.text))
 
 
@@ -108,10 +108,10 @@ def _module(text: str) -> modules.Module:
         return modules.Module()
 
 
-def _rewrite(text: str, options: Options) -> Rewritten:
+def _rewrite(text: str, tensorflow: int | None) -> Rewritten:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST_CALLS))
     try:
-        return rewrite(text, options)
+        return rewrite(text, tensorflow)
     finally:
         sys.setrecursionlimit(before)

@@ -39,7 +39,7 @@ def process_run(
     waiting = {number for number, report in reports.items() if job.write and report.changes and report.waits}
     if not interrupted:
         told = Project([*reports.values()]).tf_versions()
-        jobs = {number: job._replace(options=job.options._replace(tensorflow=told.get(number))) for number in told}
+        jobs = {number: job._replace(tensorflow=told.get(number)) for number in told}
         tasks = {number: (found[number], jobs.get(number, job)) for number in waiting | told.keys()}
         again, interrupted = process_all(tasks)
         reports |= again

@@ -7,14 +7,6 @@ from typing import NamedTuple
 import libcst as cst
 
 
-class Options(NamedTuple):
-    """The options of the rewrite."""
-
-    to_tfmp: bool = False  #: True to replace the loss scales of TensorFlow's graph rewrite by managers of tfmp.
-    #: The TensorFlow version, 1 or 2, of a script that does not show its version; None to leave such a script alone.
-    tensorflow: int | None = None
-
-
 class Edit(NamedTuple):
     """A replacement of a piece of text."""
 

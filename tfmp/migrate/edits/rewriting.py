@@ -38,8 +38,13 @@ class Rewritten(NamedTuple):
     role: ProjectRole | None = None  #: The role of the original script; None if it does not concern any rule.
 
 
-def rewrite(text: str, options: results.Options = results.Options()) -> Rewritten:  # noqa: B008 - it is immutable
+def rewrite(text: str, tensorflow: int | None = None) -> Rewritten:
     """Apply all rules to a script: rewrite what is certain, and report the rest.
+
+    Args:
+        text: The whole script.
+        tensorflow: The TensorFlow version, 1 or 2, of a script that does not show its version; None to leave such a
+            script alone.
 
     Returns:
         The rewritten script with its changes and findings. The text is the same if no rule edits it.
@@ -66,8 +71,8 @@ def rewrite(text: str, options: results.Options = results.Options()) -> Rewritte
             f"it has more than {_MOST_COMMAS:,} commas, which can take minutes and gigabytes of memory: move its data "
             "to a file of another format, such as .npy, and run this again"
         )
-    script = Script(text, options.tensorflow)
-    found = [result for rule in RULES for result in rule(script, options)]
+    script = Script(text, tensorflow)
+    found = [result for rule in RULES for result in rule(script)]
     needed = [result for result in found if isinstance(result, results.NeededImport)]
     moved = [result for result in found if isinstance(result, results.MovedNames)]
     edits = [result for result in found if isinstance(result, results.Edit)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.edits.results import Options, Result
+from tfmp.migrate.edits.results import Result
 from tfmp.migrate.rules import misuse
 from tfmp.migrate.rules.contrib import mixed_precision, other_contrib
 from tfmp.migrate.rules.loss_scaling import advised_names, graph_rewrite, keras_experimental, manual_loss_scaling
@@ -12,14 +12,14 @@ from tfmp.migrate.rules.tensorflow1 import unclear_imports, unknown_names, v1_be
 from tfmp.migrate.rules.training import fetches, step_counter
 
 #: A rule reads a script and yields edits and findings. It is named `rewrite` if it may edit, else `report`.
-Rule = Callable[[Script, Options], Iterator[Result]]
+Rule = Callable[[Script], Iterator[Result]]
 
 RULES: tuple[Rule, ...] = (
     v1_behavior.rewrite,
     mixed_precision.rewrite,
     unclear_imports.report,
     npu_bridge.rewrite,
-    graph_rewrite.rewrite,
+    graph_rewrite.report,
     keras_experimental.rewrite,
     manual_loss_scaling.report,
     advised_names.report,

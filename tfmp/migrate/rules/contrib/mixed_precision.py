@@ -6,7 +6,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.expressions import Imported, without_last_words
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Result
 
 MODULE = "tensorflow.contrib.mixed_precision"
 _NAMES = ("ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager", "LossScaleOptimizer")
@@ -23,9 +23,8 @@ _WITHOUT_AS = (
 )
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def rewrite(script: Script) -> Iterator[Result]:
     """Replace the names and their imports, and report names that never existed."""
-    del options
     for use in script.uses:
         words = use.name[len(MODULE) + 1 :].split(".")
         if use.root in ("tensorflow", "tensorflow.contrib") and f"{use.name}.".startswith(f"{MODULE}."):

@@ -9,7 +9,7 @@ from tfmp.migrate.analysis.expressions import Imported, Use, first_word, root_of
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, is_checked_for, is_guarded, v1_alias
 from tfmp.migrate.edits.import_edits import without_statement
-from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Options, Result
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Result
 from tfmp.migrate.tables.contrib_successors import SUCCESSORS, Successor, advice, find_successor
 
 RULE = "R13"
@@ -19,9 +19,8 @@ _OTHERS = ("mixed_precision", "offline_train")
 _PACKAGES = frozenset(("python", "nest", "xla", "jit", "plugins", "nets", "ops"))
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def rewrite(script: Script) -> Iterator[Result]:
     """Replace names that have a successor with the same arguments, and list the others."""
-    del options
     imports = [one for one in script.imports if _is_ours(one.name)]
     moved = {one: target for one in imports if (target := _target(script, one)) is not None}
     done = {one.bound for one in moved}

@@ -7,7 +7,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.expressions import literal_text
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Finding, Level, Result
 
 _PREFIX = "TF_ENABLE_AUTO_MIXED_PRECISION"
 _GRAPH_REWRITE = "tf.compat.v1.train.experimental.enable_mixed_precision_graph_rewrite(opt)"
@@ -36,9 +36,8 @@ _ADVICE = {
 }
 
 
-def report(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script) -> Iterator[Result]:
     """Report each message once, at the first name that it is about."""
-    del options
     told = set()
     for node, word in _words(script) if re.search("|".join(_ADVICE), script.text) else ():
         row = next((row for pattern, row in _ADVICE.items() if re.fullmatch(pattern, word)), None)

@@ -7,7 +7,7 @@ import libcst as cst
 from tfmp.migrate.analysis.expressions import Use, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, is_guarded
-from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
 
 RULE = "R7"
 _KERAS = "tensorflow.keras.mixed_precision"
@@ -32,9 +32,8 @@ _IMPORT = (
 )
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def rewrite(script: Script) -> Iterator[Result]:
     """Rename the names whose successor is certain, and report the others."""
-    del options
     uses = [use for use in script.uses if f"{_plain(use.name)}.".startswith(f"{_MODULE}.")]
     problems = {use: _problem(script, use) for use in uses}
     nodes = dict.fromkeys(one.node for one in script.imports if f"{_plain(one.name)}.".startswith(f"{_MODULE}."))

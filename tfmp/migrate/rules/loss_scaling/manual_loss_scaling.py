@@ -7,16 +7,15 @@ import libcst as cst
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.manual_scaling import find_manual_scaling, python_number
-from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Finding, Level, Result
 
 RULE = "R8"
 # A script that calls one of these functions checks for overflow itself.
 _CHECKS = ("is_finite", "is_nan", "is_inf", "check_numerics", "add_check_numerics_ops")
 
 
-def report(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script) -> Iterator[Result]:
     """Report gradients that are divided by the number that their loss was multiplied by."""
-    del options
     if "gradients" not in script.text:
         return
     if any(name.value in _CHECKS or "float_status" in name.value.lower() for name in script.nodes(cst.Name)):

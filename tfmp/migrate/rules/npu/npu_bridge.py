@@ -7,7 +7,7 @@ import libcst as cst
 from tfmp.migrate.analysis.expressions import Imported, argument
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import is_guarded
-from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
 from tfmp.migrate.tables.npu_bridge_names import STAR, advised, import_lines, in_lines, is_of_bridge, target
 
 RULE = "R5"
@@ -36,9 +36,8 @@ _UNCHECKED = (
 )
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def rewrite(script: Script) -> Iterator[Result]:
     """Import the loss-scaling names from tfmp.npu, and report the other names of the bridge."""
-    del options
     imports = [one for one in script.imports if _is_of_bridge(one.name)]
     nodes = dict.fromkeys(one.node for one in imports)
     stars = [node for node in nodes if isinstance(node.names, cst.ImportStar)]

@@ -7,7 +7,7 @@ import libcst as cst
 from tfmp.migrate.analysis.expressions import dotted, root_of
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import is_checked_for
-from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Finding, Level, Result
 from tfmp.migrate.tables.api_names import Standing, standing
 
 RULE = "R4"
@@ -19,9 +19,8 @@ _MESSAGE = (
 )
 
 
-def report(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script) -> Iterator[Result]:
     """Report the names once, at the first of them."""
-    del options
     bound = {root_of(use.node) for use in script.uses}
     ambiguous = {root_of(use.node) for use in script.ambiguous_uses if use.root == "tensorflow"}
     imports = script.nodes(cst.ImportFrom)

@@ -17,7 +17,7 @@ from tfmp.migrate.analysis.tf_version import (
     name_in_tensorflow,
     v1_aliases,
 )
-from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Finding, Level, Result
 from tfmp.migrate.tables import starts
 from tfmp.migrate.tables.api_names import Standing, standing, successor
 from tfmp.migrate.tables.python_names import missing_part, replacement
@@ -29,9 +29,8 @@ _EXAMPLES = "tensorflow.examples is not in TensorFlow 2. Copy what the script us
 _OTHER_RULES = frozenset(("contrib", "compat", "keras"))
 
 
-def report(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script) -> Iterator[Result]:
     """Report each unknown name once. The script would fail at these names only when it runs."""
-    del options
     lines: dict[str, list[int]] = defaultdict(list)
     guarded = {one.name for one in script.imports if _is_guarded(script, one)}
     for use in script.uses:

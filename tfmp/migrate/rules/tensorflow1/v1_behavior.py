@@ -19,7 +19,7 @@ from tfmp.migrate.analysis.tf_version import (
     v1_alias,
     v1_aliases,
 )
-from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
 from tfmp.migrate.tables.api_names import Standing, differs, standing
 from tfmp.migrate.tables.changed_positions import FIRST_CHANGED
 
@@ -67,9 +67,8 @@ _NO_IMPORT = (
 )
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def rewrite(script: Script) -> Iterator[Result]:
     """Give a script of TensorFlow 1 the names of `tf.compat.v1` and the behavior of TensorFlow 1."""
-    del options
     detected = script.cached(detect_version)
     yield from _stars(script, detected)
     if detected.version is TfVersion.V1:

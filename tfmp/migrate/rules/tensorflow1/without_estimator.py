@@ -7,7 +7,7 @@ import libcst as cst
 from tfmp.migrate.analysis.expressions import Imported, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, name_in_tensorflow, v1_alias
-from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Options, Result
+from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
 from tfmp.migrate.tables.api_names import differs
 from tfmp.migrate.tables.contrib_successors import find_successor
 
@@ -31,9 +31,8 @@ _NEEDS_KERAS_2 = (
 )
 
 
-def rewrite(script: Script, options: Options) -> Iterator[Result]:
+def rewrite(script: Script) -> Iterator[Result]:
     """Replace the hooks of `tf.estimator`, and list the names that later TensorFlow versions do not have."""
-    del options
     is_old = script.cached(detect_version).version is TfVersion.V1
     left = []
     for use in script.uses:

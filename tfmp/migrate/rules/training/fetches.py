@@ -7,7 +7,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.expressions import literal_text
 from tfmp.migrate.analysis.script import Script
-from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Finding, Level, Result
 
 RULE = "R11"
 _OVERFLOW = re.compile(r"(.*/)?overflow_status_reduce_all:0 ?")
@@ -15,9 +15,8 @@ _GLOBAL_STEP = re.compile(r"(.*/)?global_step(_\d+)?:0")
 _RESOURCES = ("enable_resource_variables", "enable_v2_behavior")
 
 
-def report(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script) -> Iterator[Result]:
     """Report names of tensors that only the NPU bridge creates, and of variables' handles."""
-    del options
     has_handles = any(use.name.split(".")[-1] in _RESOURCES for use in script.uses)
     for node in script.nodes(cst.SimpleString) if ":0" in script.text else ():
         name = literal_text(node).strip()

@@ -7,16 +7,15 @@ import libcst as cst
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.optimizer_steps import Given, OptimizerStep, optimizer_steps
-from tfmp.migrate.edits.results import Finding, Level, Options, Result
+from tfmp.migrate.edits.results import Finding, Level, Result
 
 RULE = "R10"
 # Arguments of tfmp.bert.create_optimizer that scripts name as NVIDIA's BERT does.
 _BERTS_ARGUMENTS = ("num_accumulation_steps", "optimizer_type", "allreduce_post_accumulation", "init_loss_scale")
 
 
-def report(script: Script, options: Options) -> Iterator[Result]:
+def report(script: Script) -> Iterator[Result]:
     """Report steps that are counted twice, and counters that count skipped steps."""
-    del options
     reported: set[cst.Call] = set()
     for step in optimizer_steps(script) if "assign" in script.text else ():
         level, message = _judged(script, step) if step.update.call not in reported else (Level.NOTE, "")
