@@ -1,6 +1,5 @@
 """R13, first part: other names of `tf.contrib` become their successors, if these take the same arguments."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import libcst as cst
@@ -30,10 +29,8 @@ def rewrite(script: Script) -> Iterator[Result]:
         yield MovedNames(RULE, cst.ensure_type(one.node, cst.ImportFrom), {one.name.rpartition(".")[2]: target})
     for found in edits.values():
         yield from found
-    lines: dict[str, list[int]] = defaultdict(list)
-    for use, found in edits.items():
-        if not found and not is_checked_for(script, use.node):
-            lines[_short(use.name)].append(script.line(use.node))
+    left = [use for use, found in edits.items() if not found and not is_checked_for(script, use.node)]
+    places = [(_short(use.name), script.line(use.node)) for use in left]
     for one in imports:
         its = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
         is_done = bool(its) and all(edits.get(use, not _is_ours(use.name)) for use in its)
@@ -41,12 +38,11 @@ def rewrite(script: Script) -> Iterator[Result]:
         yield from removal
         is_told = any(edits.get(use) == [] and _short(use.name) != _short(one.name) for use in its)
         if one not in moved and not removal and not is_told and not is_guarded(script, one.node):
-            lines[_short(one.name)].append(script.line(one.node))
-    for name, places in lines.items():
-        told = f": {advice(name)}".removesuffix(": ")
-        message = f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2{told}."
-        detail = f"The script has it in {len(places)} places." if places[1:] else ""
-        yield Finding(RULE, min(places), Level.FAILS, message, detail)
+            places.append((_short(one.name), script.line(one.node)))
+    # Each name is reported once, at its first place.
+    for name, line in dict(sorted(places, key=lambda place: -place[1])).items():
+        told = advice(name) or "copy what the script uses of it from TensorFlow 1.15 into the project"
+        yield Finding(RULE, line, Level.FAILS, f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2: {told}.")
 
 
 def _is_ours(name: str) -> bool:

@@ -1,6 +1,5 @@
 """R13, second part: names that TensorFlow 2.15 does not have."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import libcst as cst
@@ -30,19 +29,18 @@ _OTHER_RULES = frozenset(("contrib", "compat", "keras"))
 
 
 def report(script: Script) -> Iterator[Result]:
-    """Report each unknown name once. The script would fail at these names only when it runs."""
-    lines: dict[str, list[int]] = defaultdict(list)
+    """Report each unknown name once, at its first place. The script would fail at these names only when it runs."""
+    places: list[tuple[str, int]] = []
     guarded = {one.name for one in script.imports if _is_guarded(script, one)}
     for use in script.uses:
         if use.root not in guarded and not _is_expected(script, use.node):
-            lines[_of_use(script, use)].append(script.line(use.node))
+            places.append((_of_use(script, use), script.line(use.node)))
     for one in script.imports:
         if not _is_guarded(script, one):
-            lines[_of_import(script, one)].append(script.line(one.node))
-    lines.pop("", None)
-    for message, places in lines.items():
-        detail = f"The script has it in {len(places)} places." if places[1:] else ""
-        yield Finding(RULE, min(places), Level.FAILS, message, detail)
+            places.append((_of_import(script, one), script.line(one.node)))
+    for message, line in dict(sorted(places, key=lambda place: -place[1])).items():
+        if message:
+            yield Finding(RULE, line, Level.FAILS, message)
 
 
 def _of_use(script: Script, use: Use) -> str:
