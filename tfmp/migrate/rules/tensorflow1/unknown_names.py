@@ -46,10 +46,7 @@ def report(script: Script) -> Iterator[Result]:
 def _of_use(script: Script, use: Use) -> str:
     """Return the message for a use; empty if TensorFlow has the name."""
     name = name_in_tensorflow(use.name)
-    below = use.root.startswith(_PYTHON) or any(
-        one.bound == "tensorflow" and one.name.startswith(_PYTHON) for one in script.imports
-    )
-    if below and use.name.startswith(_PYTHON):
+    if use.name.startswith(_PYTHON) and (use.root.startswith(_PYTHON) or _imports_python(script)):
         return _of_python(use.name[len(_PYTHON) :])
     if use.root != "tensorflow" or not _is_checked(name):
         return ""
@@ -57,6 +54,11 @@ def _of_use(script: Script, use: Use) -> str:
     if kind is Standing.NEW and is_explicit_v1(use, script.cached(v1_aliases)):
         return f"tf.compat.v1 does not have {name}, which is a name of TensorFlow 2. Write tf.compat.v2.{name}."
     return _of_missing(name) if kind is Standing.MISSING else ""
+
+
+def _imports_python(script: Script) -> bool:
+    """Tell whether an `import tensorflow.python...` binds the name tensorflow."""
+    return any(one.bound == "tensorflow" and one.name.startswith(_PYTHON) for one in script.imports)
 
 
 def _of_import(script: Script, one: Imported) -> str:
