@@ -56,24 +56,22 @@ def is_of_bridge(name: str) -> bool:
     return name in _ADVICE or name in ADVICE or _OF_THE_BRIDGE.search(name) is not None
 
 
-def target(name: str) -> tuple[str, str] | None:
-    """Return the module that provides a name of the bridge without an NPU, with its name there; None if none does.
+def target(name: str) -> str | None:
+    """Return the module that has a name of the bridge without an NPU; None if no module has it.
 
     The module is empty if `import name` imports the name.
 
     Example:
         >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
-        (('tfmp.npu', 'NPULossScaleOptimizer'), None)
+        ('tfmp.npu', None)
     """
     module, _, word = name.rpartition(".")
     package, _, last = module.rpartition(".")
     if module == STAR and word in _OF_OTHERS:
-        return _OF_OTHERS[word], word
-    if module in _PACKAGES and word in MODULES:
-        return "tfmp.npu", word
-    if word in LOSS_SCALES and (module == STAR or (package in _PACKAGES and last in MODULES)):
-        return "tfmp.npu", word
-    return None
+        return _OF_OTHERS[word]
+    is_module = module in _PACKAGES and word in MODULES
+    is_class = word in LOSS_SCALES and (module == STAR or (package in _PACKAGES and last in MODULES))
+    return "tfmp.npu" if is_module or is_class else None
 
 
 def import_lines(names: Iterable[str]) -> list[str]:
@@ -85,8 +83,7 @@ def import_lines(names: Iterable[str]) -> list[str]:
     """
     by_module: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
-        module, word = target(f"{STAR}.{name}") or ("", name)
-        by_module[module].append(word)
+        by_module[target(f"{STAR}.{name}") or ""].append(name)
     lines = ((module, ", ".join(words)) for module, words in sorted(by_module.items()))
     return [f"from {module} import {words}" if module else f"import {words}" for module, words in lines]
 

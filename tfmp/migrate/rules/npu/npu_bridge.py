@@ -58,11 +58,11 @@ def _replaced(script: Script, node: cst.Import | cst.ImportFrom, imported: Seque
     """Import the names that tfmp has from it, and report the others."""
     lines = {}
     for one in imported:
-        found, word = target(one.name), one.name.rpartition(".")[2]
-        if found and isinstance(node, cst.ImportFrom):
-            yield MovedNames(RULE, node, {word: found})
-        elif found and one.alias is not None and one.alias.asname is not None:
-            yield Edit(RULE, *script.span(one.alias.name), ".".join(found))
+        module, word = target(one.name), one.name.rpartition(".")[2]
+        if module and isinstance(node, cst.ImportFrom):
+            yield MovedNames(RULE, node, {word: (module, word)})
+        elif module and one.alias is not None and one.alias.asname is not None:
+            yield Edit(RULE, *script.span(one.alias.name), f"{module}.{word}")
         else:
             lines[one.raw if isinstance(node, cst.Import) else word] = _lines_of(script, one.bound)
     if lines:
@@ -77,7 +77,7 @@ def _lines_of(script: Script, bound: str) -> list[int]:
 def _stars(script: Script, nodes: Sequence[cst.CSTNode]) -> Iterator[Result]:
     """Import the names one by one if all of them are known, and report the star imports otherwise."""
     free = {name: lines for name, lines in script.unbound_names.items() if nodes and name not in _OF_PYTHON2}
-    ours = [name for name in free if target(f"{STAR}.{name}")]
+    ours = [name for name in free if target(f"{STAR}.{name}") is not None]
     left = {name: lines for name, lines in free.items() if name not in ours}
     for node in nodes:
         start, end = script.span(node)

@@ -127,49 +127,40 @@ def _means_two_things(script: Script, use: Use) -> bool:
 
 def _imports(script: Script) -> Iterator[Result]:
     """Replace the imports whose names differ between TensorFlow 1 and 2."""
-    already = script.cached(v1_aliases)
-    for node in script.nodes(cst.Import):
-        for alias in node.names:
-            name = dotted(alias.name)
-            bound = dotted(alias.asname.name) if alias.asname else ""
-            if name == "tensorflow" and (bound or name) not in already:
-                yield _of_tensorflow(script, node, alias, bound)
-            elif name.startswith("tensorflow.") and differs(name_in_tensorflow(name)):
-                yield from _of_module(script, node, alias, bound)
     for one in script.imports:
         name = name_in_tensorflow(one.raw)
-        is_named = isinstance(one.node, cst.ImportFrom) and one.bound and one.raw.startswith("tensorflow.")
-        if is_named and differs(name):
-            yield _moved(one, name)
+        if one.raw == "tensorflow" and one.bound not in ("", *script.cached(v1_aliases)):
+            yield _of_tensorflow(script, one)
+        elif one.alias is None or not one.raw.startswith("tensorflow.") or not differs(name):
+            continue
+        elif isinstance(one.node, cst.ImportFrom):
+            module, _, word = name.rpartition(".")
+            # `tf.app.flags` cannot be imported below `tf.compat.v1`; `tf.compat.v1.flags` is the same module.
+            target = f"{V1_MODULE}.{'flags' if module == 'app.flags' else module}".rstrip(".")
+            yield MovedNames(RULE, one.node, {word: (target, word)})
+        elif one.alias.asname is not None:
+            yield Edit(RULE, *script.span(one.alias.name), f"{V1_MODULE}.{name}")
+        elif not any(each.raw in ("tensorflow", V1_MODULE) and each.bound == "tensorflow" for each in script.imports):
+            yield from _of_submodule(script, one)
 
 
-def _of_tensorflow(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Edit | Finding:
+def _of_tensorflow(script: Script, one: Imported) -> Edit | Finding:
     """Rewrite `import tensorflow`; report it if another import binds the same name."""
-    others = imports_rebinding_tensorflow(script)
-    if not bound and others:
+    is_named, others = one.bound != "tensorflow", imports_rebinding_tensorflow(script)
+    if others and not is_named:
         detail = f"It is `import {others[0].raw}` in line {script.line(others[0].node)}."
-        return Finding(RULE, script.line(node), Level.FAILS, _REBOUND, detail)
-    return Edit(RULE, *script.span(alias.name), V1_MODULE if bound else f"{V1_MODULE} as tensorflow")
+        return Finding(RULE, script.line(one.node), Level.FAILS, _REBOUND, detail)
+    name = cst.ensure_type(one.alias, cst.ImportAlias).name
+    return Edit(RULE, *script.span(name), V1_MODULE if is_named else f"{V1_MODULE} as tensorflow")
 
 
-def _of_module(script: Script, node: cst.Import, alias: cst.ImportAlias, bound: str) -> Iterator[Result]:
-    """Rewrite an import such as `import tensorflow.keras.backend as K` to the module below `tf.compat.v1`."""
-    if bound:
-        yield Edit(RULE, *script.span(alias.name), f"{V1_MODULE}.{name_in_tensorflow(dotted(alias.name))}")
-    elif not any(one.raw in ("tensorflow", V1_MODULE) and one.bound == "tensorflow" for one in script.imports):
-        uses = (use for use in script.uses if first_word(use.node) == "tensorflow")
-        first = next((use.node for use in uses if differs(name_in_tensorflow(use.raw))), None)
-        if first is not None:
-            detail = f"The first of the names is {dotted(first)} in line {script.line(first)}."
-            yield Finding(RULE, script.line(node), Level.FAILS, _REBOUND, detail)
-
-
-def _moved(one: Imported, name: str) -> MovedNames:
-    """Move a name of a `from` import to `tf.compat.v1`."""
-    module, _, word = name.rpartition(".")
-    # `tf.app.flags` cannot be imported below `tf.compat.v1`; `tf.compat.v1.flags` is the same module.
-    target = f"{V1_MODULE}.{'flags' if module == 'app.flags' else module}".rstrip(".")
-    return MovedNames(RULE, cst.ensure_type(one.node, cst.ImportFrom), {word: (target, word)})
+def _of_submodule(script: Script, one: Imported) -> Iterator[Finding]:
+    """Report `import tensorflow.keras.backend`, which binds `tensorflow`, if it is used for names of TensorFlow 1."""
+    uses = (use for use in script.uses if first_word(use.node) == "tensorflow")
+    first = next((use.node for use in uses if differs(name_in_tensorflow(use.raw))), None)
+    if first is not None:
+        detail = f"The first of the names is {dotted(first)} in line {script.line(first)}."
+        yield Finding(RULE, script.line(one.node), Level.FAILS, _REBOUND, detail)
 
 
 def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
