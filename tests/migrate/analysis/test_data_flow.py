@@ -3,6 +3,7 @@
 import libcst as cst
 import pytest
 
+from tfmp.migrate.analysis.conditions import Conditions
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.rewriting import rewrite
@@ -80,7 +81,7 @@ def test_attribute_of_self_that_the_function_sets_is_that_functions() -> None:
 def _questions_asked(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how often R10 compares two places, in a script that gives one name a value for each layer."""
     asked = 0
-    is_exclusive = DataFlow.is_exclusive
+    is_exclusive = Conditions.is_exclusive
 
     def counted(self: DataFlow, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         nonlocal asked
@@ -95,7 +96,7 @@ def _questions_asked(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
         + "read(increment)\n"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(DataFlow, "is_exclusive", counted)
+        patch.setattr(Conditions, "is_exclusive", counted)
         done = rewrite(text)
     assert [found.rule for found in done.findings if found.rule == "R10"] == ["R10"]
     return asked

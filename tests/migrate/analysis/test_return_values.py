@@ -3,7 +3,7 @@
 import libcst as cst
 import pytest
 
-from tfmp.migrate.analysis.return_values import ReturnValues
+from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.script import Script
 
 
@@ -21,4 +21,4 @@ from tfmp.migrate.analysis.script import Script
 def test_a_function_that_is_known_is_followed(text: str, values: list[str]) -> None:
     script = Script(text)
     *_, call = script.nodes(cst.Call)
-    assert [script.code(value) for value in ReturnValues(script).values(call)] == values
+    assert [script.code(value) for value in returned_by(script, call)] == values

@@ -1,7 +1,7 @@
 """Decides from the conditions of a script which of its nodes can run together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product, takewhile
+from itertools import product
 from typing import TypeAlias
 
 import libcst as cst
@@ -127,8 +127,11 @@ class Conditions:
     @once_per_argument
     def _arms(self, node: cst.CSTNode) -> Mapping[cst.CSTNode, cst.CSTNode]:
         """Return the `tf.cond` calls around a node, each with the `lambda` argument that contains the node."""
-        inside = takewhile(lambda each: not isinstance(each[0], cst.FunctionDef), self._script.around(node))
-        calls = ((above, part) for above, part in inside if isinstance(above, cst.Call) and isinstance(part, cst.Arg))
+        calls = (
+            (above, part)
+            for above, part in self._script.around(node)
+            if isinstance(above, cst.Call) and isinstance(part, cst.Arg)
+        )
         conds = ((call, arg) for call, arg in calls if self._script.last_word(call) in _CONDS)
         return {call: arg for call, arg in conds if isinstance(arg.value, cst.Lambda)}
 

@@ -15,7 +15,7 @@ import libcst as cst
 from tfmp.migrate.analysis.bindings import Binding, bindings_of
 from tfmp.migrate.analysis.conditions import Branches, Conditions
 from tfmp.migrate.analysis.expressions import argument, dotted
-from tfmp.migrate.analysis.return_values import ReturnValues
+from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.scopes import Scope
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import children, once_per_argument
@@ -70,30 +70,17 @@ class DataFlow:
         found, here = self._visible(node, name) if name else ((), False)
         return self._live(found, node if here else None)
 
-    def calls_behind(self, node: cst.BaseExpression, is_end: Callable[[cst.Call], bool]) -> list[cst.Call]:
-        """Return the calls among `nodes_behind`."""
-        return [each for each in self.nodes_behind(node, is_end) if isinstance(each, cst.Call)]
-
-    def nodes_behind(
-        self,
-        node: cst.CSTNode,
-        is_end: Callable[[cst.Call], bool],
-        is_left_out: Callable[[cst.CSTNode], bool] = lambda node: False,
-    ) -> list[cst.CSTNode]:
-        """Return all nodes that contribute to the value of an expression, as far as the script shows.
-
-        The search stops at a call for which `is_end` is true. It leaves out a node for which `is_left_out` is, with
-        all that is behind it.
-        """
-        return list(self.users_of_all_behind([node], is_end, is_left_out))
-
-    def users_of_all_behind(
+    def behind(
         self,
         nodes: Iterable[cst.CSTNode],
         is_end: Callable[[cst.Call], bool] = lambda call: False,
         is_left_out: Callable[[cst.CSTNode], bool] = lambda node: False,
     ) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
-        """Return the nodes behind some values, as `nodes_behind` does, each with the nodes that use it directly."""
+        """Return all nodes that contribute to the values of some expressions, each with the nodes that use it directly.
+
+        The nodes are found as far as the script shows them. The search stops at a call for which `is_end` is true. It
+        leaves out a node for which `is_left_out` is, with all that is behind it.
+        """
         users: dict[cst.CSTNode, list[cst.CSTNode]] = {node: [] for node in nodes if not is_left_out(node)}
         stack = list(users)
         while stack:
@@ -111,10 +98,6 @@ class DataFlow:
     def is_same_name(self, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
         """Tell whether two expressions are the same name for the same variable."""
         return bool(dotted(one)) and dotted(one) == dotted(other) and self._scope(one) is self._scope(other)
-
-    def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether no run of the code, or of the graph, executes both of two nodes."""
-        return self.conditions.is_exclusive(one, other)
 
     def is_conditional(self, node: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether a node is in a branch of an `if` that does not contain another node."""
@@ -175,7 +158,7 @@ class DataFlow:
         if bindings and not dotted(call.func).startswith("self."):
             yield from (each.value.body for each in bindings if isinstance(each.value, cst.Lambda))
         else:
-            found = self._script.cached(ReturnValues).values(call)
+            found = returned_by(self._script, call)
             yield from (each for each in found if not isinstance(each, cst.Tuple))
 
     def _visible(self, node: cst.CSTNode, name: str) -> tuple[Sequence[Binding], bool]:
@@ -220,7 +203,7 @@ class DataFlow:
     def _reaches(self, binding: Binding, reader: cst.CSTNode) -> bool:
         if binding.place > self._script.span(reader)[0] and binding.value is not None:
             return isinstance(binding.node, cst.CompFor)
-        return not self.is_exclusive(binding.node, reader)
+        return not self.conditions.is_exclusive(binding.node, reader)
 
     def _replaces(self, new: Binding, own: Branches, old: Binding, live: Sequence[Binding]) -> bool:
         """Tell whether an assignment replaces an earlier one, alone or together with those of the other branches."""

@@ -104,9 +104,9 @@ class Script(Tree):
         """
         return self.name_of(call.func) or dotted(call.func)
 
-    def last_word(self, call: cst.Call) -> str:
-        """Return the last word of `function_name`: the function's own name, wherever the script imports it from."""
-        return self.function_name(call).split(".")[-1]
+    def last_word(self, node: cst.CSTNode) -> str:
+        """Return the own name of a called function, wherever the script imports it from; empty without a call."""
+        return self.function_name(node).split(".")[-1] if isinstance(node, cst.Call) else ""
 
     @cached_property
     def _name_of_use(self) -> Mapping[cst.CSTNode, str]:

@@ -1,7 +1,7 @@
 """The syntax tree of a script, with the place of each node."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, wraps
 from itertools import accumulate, chain
 from typing import TypeVar
@@ -51,7 +51,7 @@ class Tree:
 
     @cached_property
     def _positions(self) -> Mapping[cst.CSTNode, metadata.CodeRange]:
-        return _Wrapper(self.module, unsafe_skip_copy=True).resolve(metadata.PositionProvider)
+        return metadata.MetadataWrapper(self.module, unsafe_skip_copy=True).resolve(metadata.PositionProvider)
 
     @cached_property
     def _parents(self) -> Mapping[cst.CSTNode, cst.CSTNode]:
@@ -169,19 +169,6 @@ class Tree:
     def is_top_level(self, statement: cst.CSTNode) -> bool:
         """Tell whether a simple statement is alone on its line, at the top level of the script."""
         return self.is_alone(statement) and next(self.ancestors(self._parents[statement])) is self.module
-
-
-class _Wrapper(metadata.MetadataWrapper):
-    """Resolves positions in one traversal: `resolve` adds one for its visitors, of which PositionProvider is none."""
-
-    def visit_batched(
-        self,
-        visitors: Iterable[cst.BatchableCSTVisitor],
-        before_visit: Callable[[cst.CSTNode], None] | None = None,
-        after_leave: Callable[[cst.CSTNode], None] | None = None,
-    ) -> cst.CSTNode:
-        """Do nothing without visitors."""
-        return super().visit_batched(visitors, before_visit, after_leave) if visitors else self.module
 
 
 def children(node: cst.CSTNode) -> list[cst.CSTNode]:

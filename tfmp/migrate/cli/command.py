@@ -147,8 +147,8 @@ def _processed(arguments: argparse.Namespace) -> tuple[list[FileReport], bool]:
     found = files.find(arguments.paths)
     wants_diff = not (arguments.write or arguments.check or arguments.json or arguments.todo)
     job = processing.Job(write=arguments.write, diff=wants_diff)
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if len(found) < _FILES_WORTH_PROGRESS or not is_terminal or find_spec("tqdm") is None:
+    is_shown = len(found) >= _FILES_WORTH_PROGRESS and sys.stderr is not None and sys.stderr.isatty()
+    if not is_shown or find_spec("tqdm") is None:
         return project.process_run(found, job)
     from tqdm import tqdm
 

@@ -149,8 +149,9 @@ def _group_lines(group: Sequence[tuple[str, Finding]], style: Style) -> Iterator
 
 
 def _wrapped(head: str, text: str, colour: str, style: Style) -> Iterator[str]:
-    wrapper = textwrap.TextWrapper(style.width, subsequent_indent="    ", break_long_words=False)
-    wrapper.break_on_hyphens = False
+    wrapper = textwrap.TextWrapper(
+        style.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     lines = wrapper.wrap(f"{head} {text}")
     yield lines[0].replace(head, style.paint(head, colour), 1)
     yield from lines[1:]

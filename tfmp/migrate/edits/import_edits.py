@@ -91,10 +91,11 @@ def _moved(script: Script, node: cst.ImportFrom, rule: str, targets: Mapping[str
         raise ValueError(f"{dotted(node.module)} is imported by a star: its names are not known.")
     kept = [alias for alias in node.names if alias.evaluated_name not in targets]
     moved = [alias for alias in node.names if alias.evaluated_name in targets]
-    module = _one_module(node.names, targets)
-    if module and node.module is not None:
-        # Only the module's name changes, so parentheses, line breaks and comments stay.
-        return Edit(rule, *script.span(node.module), module)
+    pairs = [(alias.evaluated_name, *targets.get(alias.evaluated_name, ("", ""))) for alias in node.names]
+    modules = {module if word == name else "" for word, module, name in pairs}
+    if len(modules) == 1 and "" not in modules and node.module is not None:
+        # All names move to one module unrenamed, so parentheses, line breaks and comments stay.
+        return Edit(rule, *script.span(node.module), *modules)
     (start, end), is_alone = script.span(node), script.is_alone(node)
     left, comments = _without_names(script, node, moved)
     statements = [left] if kept else []
@@ -144,13 +145,6 @@ def _imports_of(
         names = ", ".join(_renamed(targets[alias.evaluated_name][1], alias) for alias in aliases)
         said = "; ".join(comments[alias] for alias in aliases if alias in comments)
         yield (f"from {module} " if module else "") + f"import {names}" + (f"  # {said}" if said else "")
-
-
-def _one_module(names: Sequence[cst.ImportAlias], targets: Mapping[str, tuple[str, str]]) -> str:
-    """Return the module that all names move to unrenamed; empty if there is no such module."""
-    words = [alias.evaluated_name for alias in names]
-    modules = {targets[word][0] if word in targets and targets[word][1] == word else "" for word in words}
-    return modules.pop() if len(modules) == 1 else ""
 
 
 def _renamed(name: str, alias: cst.ImportAlias) -> str:

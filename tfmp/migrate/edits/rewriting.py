@@ -13,6 +13,10 @@ from tfmp.migrate.rules import RULES
 _WORDS = ("tensorflow", "npu_bridge", "hccl", "TF_ENABLE_AUTO_MIXED_PRECISION")
 # An item of a list takes LibCST a tenth of a millisecond and five kilobytes. People write less than 10,000 commas.
 _MOST_COMMAS = 100_000
+_HIDING = (
+    "{name} is a name of the script's own, and would hide the package {name}: left alone. Give it another name, and "
+    "rewrite the script then."
+)
 
 
 class Change(NamedTuple):
@@ -148,13 +152,7 @@ def _hidden(script: Script, needed: Sequence[results.NeededImport]) -> list[resu
     rules = {one.module.partition(".")[0]: one.rule for one in reversed(needed)}
     packages = {one.alias for one in script.imports if one.raw.partition(".")[0] == one.bound}
     return [
-        results.Finding(
-            rule,
-            script.line(each.node),
-            results.Level.FAILS,
-            f"{name} is a name of the script's own, and would hide the package {name}: left alone. "
-            "Give it another name, and rewrite the script then.",
-        )
+        results.Finding(rule, script.line(each.node), results.Level.FAILS, _HIDING.format(name=name))
         for name, rule in rules.items()
         for bound in script.scopes.bound(name).values()
         for each in bound

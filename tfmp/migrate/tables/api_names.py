@@ -4,24 +4,11 @@
 """
 
 import enum
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 
 from tfmp.migrate.tables import starts, table_lines
-
-# Names of early versions of TensorFlow 1, with the names that took their place.
-_RENAMED = dict(
-    re.findall(
-        r"(\S+):(\S+)",
-        "mul:multiply sub:subtract neg:negative pack:stack unpack:unstack inv:reciprocal select:where complex_abs:abs "
-        "listdiff:setdiff1d batch_matmul:matmul concat_v2:concat op_scope:name_scope variable_op_scope:variable_scope "
-        "scalar_summary:summary.scalar histogram_summary:summary.histogram image_summary:summary.image "
-        "merge_summary:summary.merge merge_all_summaries:summary.merge_all train.SummaryWriter:summary.FileWriter "
-        "nn.rnn:nn.static_rnn nn.bidirectional_rnn:nn.static_bidirectional_rnn",
-    )
-)
 
 
 class Standing(enum.Enum):
@@ -82,8 +69,10 @@ def successor(name: str) -> str:
         >>> successor("train.AdamOptimiser"), successor("io.gfile.Open"), successor("mul"), successor("nn.zzz")
         ('train.AdamOptimizer', 'gfile.Open', 'multiply', '')
     """
-    if name in _RENAMED:
-        return _RENAMED[name]
+    # Names of early versions of TensorFlow 1, with the names that took their place.
+    renamed = dict(line.split() for line in table_lines("renamed.txt"))
+    if name in renamed:
+        return renamed[name]
     module, _, word = name.rpartition(".")
     beside = [one for one in _table() if one.rpartition(".")[0] == module]
     near = get_close_matches(name, beside, 1, 0.9) or [public_name(word)]

@@ -75,7 +75,7 @@ def _joins(script: Script) -> Sequence[cst.BaseExpression]:
 
 def _users(script: Script) -> Mapping[cst.CSTNode, Sequence[cst.CSTNode]]:
     """Return, for each node that reaches a joined run, the nodes that use it."""
-    return script.cached(DataFlow).users_of_all_behind(script.cached(_joins))
+    return script.cached(DataFlow).behind(script.cached(_joins))
 
 
 def _ahead(script: Script, node: cst.CSTNode) -> set[cst.CSTNode]:
@@ -127,7 +127,7 @@ def _assignment(
     script: Script, call: cst.Call, counter: cst.BaseExpression, value: cst.BaseExpression
 ) -> Iterator[GlobalStepUpdate]:
     """Yield the update if an assigned value is the counter plus one."""
-    behind = script.cached(DataFlow).nodes_behind(value, lambda each: _gets_global_step(script, each))
+    behind = script.cached(DataFlow).behind([value], lambda each: _gets_global_step(script, each))
     sums = [node for node in behind if _adds_one(script, node, counter)]
     calls = {script.name_of(node.func).split(".")[-1] for node in behind if isinstance(node, cst.Call)}
     conditional = bool(calls & _CONDITIONS) or any(isinstance(node, cst.IfExp) for node in behind)

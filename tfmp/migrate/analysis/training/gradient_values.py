@@ -11,9 +11,8 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.operands import operands
 
-# Functions whose result depends only on the shape of a tensor, not on its elements.
-_OF_ITS_SHAPE = frozenset(("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill"))
-_NORMS = frozenset(("global_norm", "norm", "l2_loss"))
+# Functions whose result depends only on the shape of a tensor, and norms.
+_NUMBERS = ("shape", "size", "zeros_like", "ones_like", "zeros", "ones", "fill", "global_norm", "norm", "l2_loss")
 _AXES = ("axis", "reduction_indices")
 
 
@@ -23,7 +22,7 @@ def gradients_behind(script: Script, node: cst.BaseExpression) -> Sequence[cst.C
     Norms, divisors and other factors are left out, because they do not make an infinite gradient finite.
     """
     optimizers = script.cached(WrappedOptimizers)
-    return optimizers.flow.nodes_behind(node, optimizers.computes_gradients, partial(_is_beside, script))
+    return [*optimizers.flow.behind([node], optimizers.computes_gradients, partial(_is_beside, script))]
 
 
 def may_be_gradient(script: Script, node: cst.BaseExpression) -> bool:
@@ -61,7 +60,7 @@ def _operation(script: Script, node: cst.CSTNode) -> cst.CSTNode:
 def _holds(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a value contains computed gradients."""
     optimizers = script.cached(WrappedOptimizers)
-    found = optimizers.flow.nodes_behind(node, optimizers.computes_gradients, partial(_is_apart, script))
+    found = optimizers.flow.behind([node], optimizers.computes_gradients, partial(_is_apart, script))
     return any(_is_computed(script, each) for each in found)
 
 
@@ -73,4 +72,4 @@ def _is_apart(script: Script, node: cst.CSTNode) -> bool:
         return False
     last = script.name_of(node.func).split(".")[-1]
     has_axis = len(node.args) > 1 or any(argument(node, -1, axis) is not None for axis in _AXES)
-    return last in _OF_ITS_SHAPE | _NORMS or last.startswith("is_") or (last.startswith("reduce_") and not has_axis)
+    return last in _NUMBERS or last.startswith("is_") or (last.startswith("reduce_") and not has_axis)

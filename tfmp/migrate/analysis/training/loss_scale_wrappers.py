@@ -8,7 +8,7 @@ import libcst as cst
 
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted, method
-from tfmp.migrate.analysis.return_values import ReturnValues
+from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.script import Script
 
 # Packages whose loss-scale wrappers and managers are tfmp's after the rewrite.
@@ -61,19 +61,14 @@ class WrappedOptimizers:
         """The calls that construct a wrapper, in the order of the text."""
         return [call for call in self._script.nodes(cst.Call) if self._constructs(call)]
 
-    def wrapping(self, node: cst.BaseExpression | None) -> Wrapping | None:
-        """Return the wrappers around an optimizer; None for any other expression."""
-        return self._wrapping(node, frozenset()) if node is not None and self.constructions else None
+    def wrapping(self, node: cst.BaseExpression | None, *, inside: cst.Call | None = None) -> Wrapping | None:
+        """Return the wrappers around an optimizer, but not `inside`; None for any other expression."""
+        seen = frozenset((inside,) if inside is not None else ())
+        return self._wrapping(node, seen) if node is not None and self.constructions else None
 
     def inner(self, construction: cst.Call) -> cst.BaseExpression | None:
         """Return the optimizer inside a wrapper."""
         return argument(construction, 0, "opt") or argument(construction, -1, "inner_optimizer")
-
-    def wrapping_inside(self, construction: cst.Call) -> Wrapping | None:
-        """Return the other wrappers around the optimizer inside a wrapper; None without one."""
-        inner = self.inner(construction)
-        # In `self.opt = wrapper(self.opt)`, the value of the inner name may be the wrapper itself.
-        return self._wrapping(inner, frozenset((construction,))) if inner is not None else None
 
     def is_tensorflows(self, construction: cst.Call) -> bool:
         """Tell whether a wrapper is TensorFlow's own."""
@@ -82,14 +77,14 @@ class WrappedOptimizers:
     def may_skip(self, construction: cst.Call) -> bool:
         """Tell whether a wrapper may skip steps: all do but TensorFlow's with a fixed loss scale."""
         return not self.is_tensorflows(construction) or not any(
-            isinstance(each, cst.Integer | cst.Float) or self._last_word(each) == "FixedLossScale"
+            isinstance(each, cst.Integer | cst.Float) or self._script.last_word(each) == "FixedLossScale"
             for each in self._managers(construction)
         )
 
     def scales(self, construction: cst.Call) -> Iterator[cst.BaseExpression]:
         """Yield the number that is the constant or first scale of a wrapper."""
         for each in self._managers(construction):
-            keyword = _SCALES.get(self._last_word(each), "")
+            keyword = _SCALES.get(self._script.last_word(each), "")
             scale = argument(each, 0, keyword) if isinstance(each, cst.Call) and keyword else each
             if scale is not None and (scale is not each or isinstance(each, cst.Integer | cst.Float)):
                 yield scale
@@ -100,16 +95,13 @@ class WrappedOptimizers:
         given = argument(construction, 1, keyword)
         return (given, *self.flow.values(given).nodes) if given is not None else ()
 
-    def _last_word(self, node: cst.BaseExpression) -> str:
-        return self._script.last_word(node) if isinstance(node, cst.Call) else ""
-
     def reads_scale(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression reads a loss scale: from a manager, a wrapper, or a loss scale of TensorFlow."""
         if isinstance(node, cst.Attribute) and node.attr.value == "loss_scale":
             return self.wrapping(node.value) is not None
         if not isinstance(node, cst.Call):
             return False
-        called = {self._last_word(each) for each in self.flow.values(node.func).nodes}
+        called = {self._script.last_word(each) for each in self.flow.values(node.func).nodes}
         return method(node)[1] in _READS or not called.isdisjoint(_SCALES)
 
     def computed_by_wrapper(self, call: cst.Call) -> Wrapping | None:
@@ -126,7 +118,8 @@ class WrappedOptimizers:
 
     def computations_behind(self, grads: cst.BaseExpression) -> list[cst.Call]:
         """Return the calls that compute the gradients of which a value consists."""
-        return [*filter(self.computes_gradients, self.flow.calls_behind(grads, self.computes_gradients))]
+        behind = self.flow.behind([grads], self.computes_gradients)
+        return [each for each in behind if isinstance(each, cst.Call) and self.computes_gradients(each)]
 
     @cached_property
     def steps(self) -> Sequence[Step]:
@@ -179,7 +172,7 @@ class WrappedOptimizers:
         if self._constructs(node):
             return Wrapping((node,), True)
         summed = self.distributed_optimizer(node)
-        returned = () if self.flow.bindings(node.func) else self._script.cached(ReturnValues).values(node)
+        returned = () if self.flow.bindings(node.func) else returned_by(self._script, node)
         return self._all(returned if summed is None else [summed], True, seen)
 
     def _all(

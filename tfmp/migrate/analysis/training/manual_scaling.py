@@ -66,7 +66,7 @@ def gradient_division(script: Script, gradients: cst.Call, factor: cst.BaseExpre
     flow, is_end = script.cached(DataFlow), script.cached(WrappedOptimizers).computes_gradients
     for node in script.nodes(cst.BinaryOperation, cst.Call):
         for dividend, divisor in _divided_by(script, node):
-            if is_same_number(script, divisor, factor) and gradients in flow.nodes_behind(dividend, is_end):
+            if is_same_number(script, divisor, factor) and gradients in flow.behind([dividend], is_end):
                 return node
     return None
 

@@ -11,24 +11,21 @@ _BERTS = ("AdamWeightDecayOptimizer", "LAMBOptimizer")
 _STOCK = ("tensorflow.train.", "tensorflow.python.training.")
 
 
-def counts(script: Script, construction: cst.Call) -> bool | None:
-    """Tell whether an optimizer increments global_step; None if the script does not show it.
+def counts(script: Script, node: cst.BaseExpression, seen: frozenset[cst.CSTNode] = frozenset()) -> bool | None:
+    """Tell whether the optimizers of a class increment global_step; None if the script does not show it.
 
     A class of the script is judged by its code, any other by its name: those of tf.train and of `tfmp.bert` do, and
-    BERT's own classes do not.
+    BERT's own classes do not. The classes in `seen` are passed over, as some may be their own bases.
     """
-    return _counts(script, construction.func, frozenset())
-
-
-def is_berts(script: Script, construction: cst.Call) -> bool:
-    """Tell whether an optimizer is one of BERT's, which is not tfmp's."""
-    return script.last_word(construction) in _BERTS and not script.name_of(construction.func).startswith("tfmp.")
-
-
-def _counts(script: Script, node: cst.BaseExpression, seen: frozenset[cst.CSTNode]) -> bool | None:
     own = [each for each in script.nodes(cst.ClassDef) if each.name.value == dotted(node) and each not in seen]
     if len(own) == 1:
-        return _class_counts(script, own[0], seen | {own[0]})
+        bases = [base.value for base in own[0].bases]
+        inherited = _any([counts(script, base, seen | {own[0]}) for base in bases] or [None])
+        methods = (
+            each for each in script.nodes(cst.FunctionDef) if script.parent(script.parent(each) or each) is own[0]
+        )
+        function = next((each for each in methods if each.name.value == "apply_gradients"), None)
+        return inherited if function is None else _any([*_answers(script, function, [*map(dotted, bases)], inherited)])
     name = script.name_of(node) or dotted(node)
     last = name.split(".")[-1]
     if last in _BERTS:
@@ -36,13 +33,9 @@ def _counts(script: Script, node: cst.BaseExpression, seen: frozenset[cst.CSTNod
     return True if name.startswith(_STOCK) and last.endswith("Optimizer") else None
 
 
-def _class_counts(script: Script, node: cst.ClassDef, seen: frozenset[cst.CSTNode]) -> bool | None:
-    methods = (each for each in script.nodes(cst.FunctionDef) if script.parent(script.parent(each) or each) is node)
-    function = next((each for each in methods if each.name.value == "apply_gradients"), None)
-    inherited = _any([_counts(script, base.value, seen) for base in node.bases] or [None])
-    if function is None:
-        return inherited
-    return _any([*_answers(script, function, [dotted(base.value) for base in node.bases], inherited)])
+def is_berts(script: Script, construction: cst.Call) -> bool:
+    """Tell whether an optimizer is one of BERT's, which is not tfmp's."""
+    return script.last_word(construction) in _BERTS and not script.name_of(construction.func).startswith("tfmp.")
 
 
 def _any(answers: list[bool | None]) -> bool | None:

@@ -67,7 +67,7 @@ class OptimizerStep:
 
     def _is_apart(self, node: cst.CSTNode) -> bool:
         """Tell whether the increment and a node never run together."""
-        return self.update.is_everywhere(partial(self._known.flow.is_exclusive, node))
+        return self.update.is_everywhere(partial(self._known.flow.conditions.is_exclusive, node))
 
     def _is_asked_for(self, wrapper: cst.Call) -> bool:
         """Tell whether the script increments only where the optimizer is no instance of a wrapper's class."""
@@ -108,7 +108,7 @@ class OptimizerStep:
             elif (inner := self._known.distributed_optimizer(node)) is not None:
                 stack.append((inner, is_wrapped))
             else:
-                found.append(Optimizer(counts(self._script, node), is_berts(self._script, node), is_wrapped))
+                found.append(Optimizer(counts(self._script, node.func), is_berts(self._script, node), is_wrapped))
         return found
 
 
@@ -119,7 +119,7 @@ def optimizer_steps(script: Script) -> Iterator[OptimizerStep]:
         for call, owner in script.methods("apply_gradients", "minimize"):
             is_super = dotted(owner.func if isinstance(owner, cst.Call) else owner) == "super"
             is_near = _is_beside(script, update, call) or _given(script, update, call) is Given.SAME
-            if is_near and not is_super and not update.is_everywhere(partial(flow.is_exclusive, call)):
+            if is_near and not is_super and not update.is_everywhere(partial(flow.conditions.is_exclusive, call)):
                 yield OptimizerStep(script, update, call, owner)
 
 

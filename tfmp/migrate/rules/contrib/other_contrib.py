@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, Use, first_word, root_of, without_last_words
+from tfmp.migrate.analysis.expressions import Imported, Use, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, is_checked_for, is_guarded, v1_alias
 from tfmp.migrate.edits.import_edits import without_statement
@@ -113,12 +113,9 @@ def _top_word(script: Script, use: Use) -> str:
     first = next(tops, None)
     if first is None or script.span(first.node) > script.span(use.node):
         return ""
-    known = {root_of(each.node) for each in script.uses if each.root == "tensorflow"}
-    names = (name for name in script.nodes(cst.Name) if name.value == first.bound and not script.is_label(name))
-    others = (name for name in names if name not in known)
-    is_only = all(isinstance(script.parent(name), cst.ImportAlias | cst.AsName) for name in others)
-    is_only &= all(one.name == "tensorflow" for one in script.imports if one.bound == first.bound)
-    return v1_alias(script, first.bound) if is_only else ""
+    known = {one.alias for one in script.imports if one.name == "tensorflow"}
+    others = {each.node for bound in script.scopes.bound(first.bound).values() for each in bound} - known
+    return "" if others else v1_alias(script, first.bound)
 
 
 def _reads(script: Script, bound: str) -> int:

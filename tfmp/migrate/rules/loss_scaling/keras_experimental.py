@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Use, first_word, without_last_words
+from tfmp.migrate.analysis.expressions import Use, dotted, first_word, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, is_guarded
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
@@ -13,6 +13,11 @@ RULE = "R7"
 _KERAS = "tensorflow.keras.mixed_precision"
 _MODULE = f"{_KERAS}.experimental"
 _RENAMED = {"set_policy": "set_global_policy", "global_policy": "global_policy", "Policy": "Policy"}
+# The new module and name of each name that an import may take.
+_TARGETS = {
+    _MODULE: ("tensorflow.keras", "mixed_precision"),
+    **{f"{_MODULE}.{old}": (_KERAS, new) for old, new in _RENAMED.items()},
+}
 _GONE = "tf.keras.mixed_precision.experimental is not in TensorFlow 2.15"
 _DYNAMIC = "tfmp.ExponentialUpdateLossScaleManager(2**15, 2000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)"
 _OPTIMIZER = (
@@ -34,21 +39,26 @@ _IMPORT = (
 
 def rewrite(script: Script) -> Iterator[Result]:
     """Rename the names whose successor is certain, and report the others."""
-    uses = [use for use in script.uses if f"{_plain(use.name)}.".startswith(f"{_MODULE}.")]
-    problems = {use: _problem(script, use) for use in uses}
-    nodes = dict.fromkeys(one.node for one in script.imports if f"{_plain(one.name)}.".startswith(f"{_MODULE}."))
-    targets = {node: _targets(script, node) for node in nodes}
-    is_unclear = any(problems[use] for use in uses if _is_imported(use)) or not all(targets.values())
+    problems = {use: _problem(script, use) for use in script.uses if _is_below(use.name)}
+    # An import stays as long as a person must change uses of it, so that these are found again.
+    is_unclear = any(problem for use, problem in problems.items() if _is_imported(use))
     for use, problem in problems.items():
         if problem:
             yield Finding(RULE, script.line(use.node), Level.FAILS, problem)
-        elif not (_is_imported(use) and is_unclear):
+        elif not (is_unclear and _is_imported(use)):
             yield from _renamed(script, use)
-    for node, found in targets.items():
-        if is_unclear or is_guarded(script, node):
-            yield Finding(RULE, script.line(node), Level.FAILS, _IMPORT)
-        else:
-            yield MovedNames(RULE, cst.ensure_type(node, cst.ImportFrom), found)
+    for one in script.imports:
+        stays = is_unclear or isinstance(one.node, cst.Import) or is_guarded(script, one.node)
+        target = _TARGETS.get(_plain(one.name)) if one.bound and not stays else None
+        if target is not None:
+            yield MovedNames(RULE, cst.ensure_type(one.node, cst.ImportFrom), {one.name.rpartition(".")[2]: target})
+        elif _is_below(one.name):
+            yield Finding(RULE, script.line(one.node), Level.FAILS, _IMPORT)
+
+
+def _is_below(name: str) -> bool:
+    """Tell whether a full name is that of the module, or of a name in it."""
+    return f"{_plain(name)}.".startswith(f"{_MODULE}.")
 
 
 def _plain(name: str) -> str:
@@ -58,17 +68,6 @@ def _plain(name: str) -> str:
 def _is_imported(use: Use) -> bool:
     """Tell whether a use starts at an imported name of the module, or at the module itself."""
     return _plain(use.root).startswith(_MODULE)
-
-
-def _targets(script: Script, node: cst.Import | cst.ImportFrom) -> dict[str, tuple[str, str]]:
-    """Return the new module and name for each imported name; empty if one of them has no successor."""
-    names = [_plain(one.name) for one in script.imports if one.node is node]
-    renamed = {f"{_MODULE}.{old}": (_KERAS, new) for old, new in _RENAMED.items()}
-    known = {_MODULE: ("tensorflow.keras", "mixed_precision"), **renamed}
-    if isinstance(node, cst.Import) or any(name.startswith(_MODULE) and name not in known for name in names):
-        return {}
-    is_star = isinstance(node.names, cst.ImportStar)
-    return {name.rpartition(".")[2]: known[name] for name in names if name in known and not is_star}
 
 
 def _problem(script: Script, use: Use) -> str:
@@ -90,11 +89,10 @@ def _renamed(script: Script, use: Use) -> Iterator[Edit]:
     if _plain(use.root) == _MODULE:
         if isinstance(node, cst.Attribute) and node.attr.value != name:
             yield Edit(RULE, *script.span(node.attr), name)
-    elif not _is_imported(use) and _is_old(script, use):
-        yield Edit(RULE, *script.span(node), f"{first_word(node)}.compat.v2.keras.mixed_precision.{name}")
     elif not _is_imported(use):
-        above, last = cst.ensure_type(without_last_words(node, 1), cst.Attribute), cst.ensure_type(node, cst.Attribute)
-        yield Edit(RULE, script.span(above.attr)[0], script.span(last.attr)[1], name)
+        before = dotted(without_last_words(node, 2))
+        module = f"{first_word(node)}.compat.v2.keras.mixed_precision" if _is_old(script, use) else before
+        yield Edit(RULE, *script.span(node), f"{module}.{name}")
 
 
 def _is_old(script: Script, use: Use) -> bool:

@@ -30,23 +30,16 @@ def _unscaled(script: Script, step: Step, wrapping: Wrapping) -> Iterator[tuple[
     """Yield the finding for a wrapped optimizer that applies gradients from tf.gradients or another optimizer."""
     optimizers = script.cached(WrappedOptimizers)
     for wrapper in wrapping.calls:
-        together = [each for each in step.computations if not optimizers.flow.is_exclusive(each, wrapper)]
+        together = [each for each in step.computations if not optimizers.flow.conditions.is_exclusive(each, wrapper)]
         if not together or any(_may_be_scaled(script, each) for each in together):
             continue
-        unscaled = [each for each in together if find_manual_scaling(script, each) is None]
-        first = min(unscaled or together, key=script.line)
-        by_hand = find_manual_scaling(script, first)
+        by_hand = {each: find_manual_scaling(script, each) for each in together}
+        first, found = min(by_hand.items(), key=lambda item: (item[1] is not None, script.line(item[0])))
+        level, message = (Level.WRONG, _UNSCALED) if found is None else (Level.NOTE, _BY_HAND)
+        func = f"{script.code(first.func)} computes the gradients"
+        done = func if found is None else f"The script divides the gradients by {script.code(found[0])}"
         name = optimizers.description(step.optimizer, wrapper, wrapping.certain)
-        applied = f"{name} applies them on line {script.line(step.call)}."
-        if by_hand is None:
-            yield first, Level.WRONG, _UNSCALED, f"{script.code(first.func)} computes the gradients, and {applied}"
-        else:
-            yield (
-                first,
-                Level.NOTE,
-                _BY_HAND,
-                f"The script divides the gradients by {script.code(by_hand[0])}, and {applied}",
-            )
+        yield first, level, message, f"{done}, and {name} applies them on line {script.line(step.call)}."
         return
 
 
@@ -59,7 +52,9 @@ def _may_be_scaled(script: Script, gradients: cst.Call) -> bool:
     if isinstance(func, cst.Attribute) and not (script.name_of(func) or optimizers.flow.values(func.value).complete):
         # The optimizer may come from elsewhere, already wrapped.
         return True
-    return loss is None or any(map(optimizers.reads_scale, optimizers.flow.calls_behind(loss, lambda each: False)))
+    return loss is None or any(
+        isinstance(each, cst.Call) and optimizers.reads_scale(each) for each in optimizers.flow.behind([loss])
+    )
 
 
 def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
@@ -73,7 +68,7 @@ def _of_inner(script: Script, step: Step) -> Iterator[tuple[cst.CSTNode, Level, 
             detail = f"{function} computes them on line {script.line(each)}, and {inner} applies them."
             yield step.call, Level.WRONG, _OF_INNER, detail
             return
-    is_together = bool(around) and not optimizers.flow.is_exclusive(step.call, around[0])
+    is_together = bool(around) and not optimizers.flow.conditions.is_exclusive(step.call, around[0])
     if is_together and all(is_unused(script, each) for each in around):
         made, function = script.line(around[0]), script.code(step.call.func)
         yield step.call, Level.WRONG, _UNUSED, f"It is constructed on line {made}, and {function} is called here."

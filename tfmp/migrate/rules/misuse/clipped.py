@@ -21,7 +21,7 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
         checking = [*filter(optimizers.may_skip, wrapping.calls)]
         for node in gradients_behind(script, grads) if checking else ():
             message = _message(script, node) if isinstance(node, cst.Call) and node not in seen else ""
-            together = [each for each in checking if not optimizers.flow.is_exclusive(node, each)]
+            together = [each for each in checking if not optimizers.flow.conditions.is_exclusive(node, each)]
             if message and together:
                 seen.add(node)
                 said = optimizers.description(optimizer, together[0], wrapping.certain)
@@ -42,8 +42,8 @@ def _replaces(script: Script, choice: cst.Call) -> bool:
     if len(choice.args) != 3:
         return False
     condition, *results = (arg.value for arg in choice.args)
-    asked = script.cached(WrappedOptimizers).flow.calls_behind(condition, lambda each: False)
-    if not any(script.name_of(each.func).split(".")[-1] in _ASKING for each in asked):
+    asked = script.cached(WrappedOptimizers).flow.behind([condition])
+    if not any(script.last_word(each) in _ASKING for each in asked):
         return False
     return [may_be_gradient(script, result) for result in results].count(True) == 1
 

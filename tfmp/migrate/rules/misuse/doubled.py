@@ -15,7 +15,8 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
     """Report wrappers around wrappers, and losses that a script scales before a wrapper scales them again."""
     optimizers = script.cached(WrappedOptimizers)
     for construction in optimizers.constructions:
-        inside = optimizers.wrapping_inside(construction)
+        # In `self.opt = wrapper(self.opt)`, the value of the inner name may be the wrapper itself.
+        inside = optimizers.wrapping(optimizers.inner(construction), inside=construction)
         if inside is None or not (inside.certain or not optimizers.flow.is_conditional(construction, inside.calls[0])):
             continue
         of_tfmp = not any(optimizers.is_tensorflows(each) for each in (construction, *inside.calls))
@@ -26,7 +27,9 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
         if loss is None or wrapping is None:
             continue
         for factor, wrapper in product(loss_factors(script, loss), wrapping.calls):
-            if _is_scale(script, call, wrapper, factor) and not optimizers.flow.is_exclusive(factor, wrapper):
+            if _is_scale(script, call, wrapper, factor) and not optimizers.flow.conditions.is_exclusive(
+                factor, wrapper
+            ):
                 said = optimizers.description(optimizer, wrapper, wrapping.certain)
                 yield call, Level.WRONG, _BY_HAND, f"The factor is {script.code(factor)}, and the optimizer is {said}."
                 break

@@ -1,6 +1,7 @@
 """Finds distributed optimizers outside a wrapper: they send gradients that are already unscaled."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 import libcst as cst
 
@@ -17,11 +18,10 @@ def find(script: Script) -> Iterator[tuple[cst.CSTNode, Level, str, str]]:
         inner = optimizers.distributed_optimizer(call)
         wrapping = optimizers.wrapping(inner)
         if wrapping is not None and inner is not None:
-            for wrapper, found in ((each, _outside(script, call, each)) for each in wrapping.calls):
-                if found is not None:
-                    optimizer = optimizers.description(inner, wrapper, wrapping.certain)
-                    yield call, *found, f"{script.code(call.func)} receives {optimizer}."
-                    break
+            told = ((each, found) for each in wrapping.calls if (found := _outside(script, call, each)) is not None)
+            for wrapper, found in islice(told, 1):
+                optimizer = optimizers.description(inner, wrapper, wrapping.certain)
+                yield call, *found, f"{script.code(call.func)} receives {optimizer}."
         elif script.last_word(call) == "allreduce" and _is_float16(script, call) and call.args:
             computed = optimizers.computations_behind(call.args[0].value)
             if any(optimizers.computed_by_wrapper(each) is not None for each in computed):
@@ -43,7 +43,7 @@ def _is_float16(script: Script, call: cst.Call) -> bool:
     compression = argument(call, -1, "compression")
     if compression is None:
         return False
-    behind = script.cached(WrappedOptimizers).flow.nodes_behind(compression, lambda each: True)
+    behind = script.cached(WrappedOptimizers).flow.behind([compression], lambda each: True)
     return any(isinstance(node, cst.Attribute) and node.attr.value == "fp16" for node in behind)
 
 

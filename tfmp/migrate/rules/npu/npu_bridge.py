@@ -64,14 +64,10 @@ def _replaced(script: Script, node: cst.Import | cst.ImportFrom, imported: Seque
         elif module and one.alias is not None and one.alias.asname is not None:
             yield Edit(RULE, *script.span(one.alias.name), f"{module}.{word}")
         else:
-            lines[one.raw if isinstance(node, cst.Import) else word] = _lines_of(script, one.bound)
+            names = [name for name in script.scopes.words.get(one.bound, ()) if script.is_use(name)]
+            lines[one.raw if isinstance(node, cst.Import) else word] = sorted({script.line(name) for name in names})
     if lines:
         yield Finding(RULE, script.line(node), Level.FAILS, _MISSING, f"{advised(lines)}.")
-
-
-def _lines_of(script: Script, bound: str) -> list[int]:
-    names = (name for name in script.nodes(cst.Name) if name.value == bound)
-    return sorted({script.line(name) for name in names if script.is_use(name)})
 
 
 def _stars(script: Script, nodes: Sequence[cst.CSTNode]) -> Iterator[Result]:

@@ -28,23 +28,16 @@ def report(script: Script) -> Iterator[Result]:
     modules = [dotted(node.module) for node in imports if isinstance(node.names, cst.ImportStar)]
     stars = [module for module in modules if not module.startswith("npu_bridge")]
     free = [word for word in _WORDS if stars and word in script.unbound_names]
-    elsewhere = [word for word in _WORDS if any(_imports(node, word) for node in imports)]
     found: dict[str, int] = {}
     for name in script.nodes(cst.Name):
         if name in bound or not (name in ambiguous or name.value in _WORDS) or not script.is_use(name):
             continue
         node = script.whole_name(name)
         words = dotted(node).partition(".")[2]
-        is_old = standing(words) is Standing.OLD and (name in ambiguous or name.value in free)
-        is_contrib = words.startswith("contrib.") and name.value not in elsewhere
-        if (is_old or is_contrib) and not is_checked_for(script, node):
+        is_unknown = name in ambiguous or name.value in free
+        is_old = words.startswith("contrib.") or (is_unknown and standing(words) is Standing.OLD)
+        if is_old and not is_checked_for(script, node):
             found.setdefault(dotted(node), script.line(node))
     if found:
         listed = ", ".join(f"{name} in line {line}" for name, line in found.items())
         yield Finding(RULE, min(found.values()), Level.FAILS, _MESSAGE, f"The names are {listed}.")
-
-
-def _imports(node: cst.ImportFrom, word: str) -> bool:
-    """Tell whether a relative import binds a word."""
-    names = () if isinstance(node.names, cst.ImportStar) or not node.relative else node.names
-    return any((alias.evaluated_alias or alias.evaluated_name) == word for alias in names)

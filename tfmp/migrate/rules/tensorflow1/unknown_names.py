@@ -46,7 +46,9 @@ def report(script: Script) -> Iterator[Result]:
 def _of_use(script: Script, use: Use) -> str:
     """Return the message for a use; empty if TensorFlow has the name."""
     name = name_in_tensorflow(use.name)
-    if use.name.startswith(_PYTHON) and (use.root.startswith(_PYTHON) or _imports_python(script)):
+    # An `import tensorflow.python...` binds the name tensorflow.
+    modules = [use.root, *(one.name for one in script.imports if one.bound == "tensorflow")]
+    if use.name.startswith(_PYTHON) and any(module.startswith(_PYTHON) for module in modules):
         return _of_python(use.name[len(_PYTHON) :])
     if use.root != "tensorflow" or not _is_checked(name):
         return ""
@@ -54,11 +56,6 @@ def _of_use(script: Script, use: Use) -> str:
     if kind is Standing.NEW and is_explicit_v1(use, script.cached(v1_aliases)):
         return f"tf.compat.v1 does not have {name}, which is a name of TensorFlow 2. Write tf.compat.v2.{name}."
     return _of_missing(name) if kind is Standing.MISSING else ""
-
-
-def _imports_python(script: Script) -> bool:
-    """Tell whether an `import tensorflow.python...` binds the name tensorflow."""
-    return any(one.bound == "tensorflow" and one.name.startswith(_PYTHON) for one in script.imports)
 
 
 def _of_import(script: Script, one: Imported) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word, method
+from tfmp.migrate.analysis.expressions import Imported, Use, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (
     V1_MODULE,
@@ -86,13 +86,12 @@ def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
     for one in script.imports:
         if one.bound or not f"{one.raw}.".startswith("tensorflow."):
             continue
-        module = "" if one.raw in ("tensorflow", V1_MODULE) else f"{name_in_tensorflow(one.raw)}."
-        names = [name for name in script.unbound_names if not module and name == "contrib"]
-        is_plain = not one.raw.startswith(V1_MODULE)
-        if is_plain:
-            names += [name for name in script.unbound_names if standing(f"{module}{name}") is Standing.OLD]
-        is_old = detected.version is TfVersion.V1 and is_plain and (not module or differs(module.rstrip(".")))
-        if names or is_old:
+        module, is_plain = name_in_tensorflow(one.name), not one.raw.startswith(V1_MODULE)
+        full = {name: f"{module}.{name}".lstrip(".") for name in script.unbound_names}
+        names = [
+            each for each, name in full.items() if name == "contrib" or (is_plain and standing(name) is Standing.OLD)
+        ]
+        if names or (is_plain and detected.version is TfVersion.V1 and (not module or differs(module))):
             shown = [f"{name} in line {script.unbound_names[name][0]}" for name in names]
             detail = f"The script uses {', '.join(shown)}." if shown else ""
             yield Finding(RULE, script.line(one.node), Level.FAILS, _STAR, detail)
@@ -140,8 +139,6 @@ def _imports(script: Script) -> Iterator[Result]:
             yield MovedNames(RULE, one.node, {word: (target, word)})
         elif one.alias.asname is not None:
             yield Edit(RULE, *script.span(one.alias.name), f"{V1_MODULE}.{name}")
-        elif not any(each.raw in ("tensorflow", V1_MODULE) and each.bound == "tensorflow" for each in script.imports):
-            yield from _of_submodule(script, one)
 
 
 def _of_tensorflow(script: Script, one: Imported) -> Edit | Finding:
@@ -152,15 +149,6 @@ def _of_tensorflow(script: Script, one: Imported) -> Edit | Finding:
         return Finding(RULE, script.line(one.node), Level.FAILS, _REBOUND, detail)
     name = cst.ensure_type(one.alias, cst.ImportAlias).name
     return Edit(RULE, *script.span(name), V1_MODULE if is_named else f"{V1_MODULE} as tensorflow")
-
-
-def _of_submodule(script: Script, one: Imported) -> Iterator[Finding]:
-    """Report `import tensorflow.keras.backend`, which binds `tensorflow`, if it is used for names of TensorFlow 1."""
-    uses = (use for use in script.uses if first_word(use.node) == "tensorflow")
-    first = next((use.node for use in uses if differs(name_in_tensorflow(use.raw))), None)
-    if first is not None:
-        detail = f"The first of the names is {dotted(first)} in line {script.line(first)}."
-        yield Finding(RULE, script.line(one.node), Level.FAILS, _REBOUND, detail)
 
 
 def _behavior(script: Script, detected: DetectedVersion) -> Iterator[Result]:
@@ -192,7 +180,7 @@ def _inserted(script: Script) -> Edit | Finding:
         place = script.end_of_line(statement)
         newline = script.module.default_newline
         start = "" if script.text[:place].endswith(("\n", "\r")) else newline
-        line = script.text[: script.span(statement)[0]].replace("\r", "\n").rpartition("\n")[2]
+        line = script.text[script.start_of_line(statement) : script.span(statement)[0]]
         indent = line[: len(line) - len(line.lstrip())]
         word = v1_alias(script, imported.bound)
         return Edit(RULE, place, place, f"{start}{indent}{word}.{_CALL}{newline}")

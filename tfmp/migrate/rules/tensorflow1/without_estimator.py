@@ -8,19 +8,10 @@ from tfmp.migrate.analysis.expressions import Imported, first_word, without_last
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, TfVersion, detect_version, name_in_tensorflow, v1_alias
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
-from tfmp.migrate.tables.api_names import differs
+from tfmp.migrate.tables.api_names import Standing, differs, standing
 from tfmp.migrate.tables.contrib_successors import find_successor
 
 RULE = "R14"
-#: Names that `tf.estimator` and `tf.compat.v1.train` share; both modules have the same objects.
-NAMES = frozenset(
-    (
-        *("SessionRunHook", "SessionRunArgs", "SessionRunContext", "SessionRunValues"),
-        *("CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook"),
-        *("LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer"),
-        *("StepCounterHook", "StopAtStepHook", "SummarySaverHook"),
-    )
-)
 _OF_KERAS_2 = ("layers.", "nn.rnn_cell.", "keras.")
 _NEEDS_ESTIMATOR = (
     "The script needs TensorFlow 2.15, the last version with Estimator. Later versions do not have these names."
@@ -38,20 +29,25 @@ def rewrite(script: Script) -> Iterator[Result]:
     for use in script.uses:
         name = _name_after_the_other_rules(name_in_tensorflow(use.name))
         hook = name.split(".")[1] if name.startswith("estimator.") else ""
-        if use.root == "tensorflow" and name_in_tensorflow(use.name) == name and hook in NAMES:
+        if use.root == "tensorflow" and name_in_tensorflow(use.name) == name and is_hook(hook):
             start, end = script.span(without_last_words(use.node, name.count(".") - 1))
             yield Edit(RULE, start, end, f"{v1_alias(script, first_word(use.node))}.train.{hook}")
         elif _is_module(use.root) and name.startswith(("estimator.", "layers.", "nn.rnn_cell.")):
             left.append((script.line(use.node), ".".join(name.split(".")[: 3 if name.startswith("nn.") else 2])))
     for one in script.imports:
         module, _, name = one.name.rpartition(".") if one.bound else (one.name, "", "*")
-        if isinstance(one.node, cst.ImportFrom) and module == "tensorflow.estimator" and name in NAMES:
+        if isinstance(one.node, cst.ImportFrom) and module == "tensorflow.estimator" and is_hook(name):
             yield MovedNames(RULE, one.node, {name: (f"{V1_MODULE}.train", name)})
         elif isinstance(one.node, cst.ImportFrom) and module == "tensorflow.estimator":
             left.append((script.line(one.node), f"estimator.{name}"))
         elif _is_of_old_keras(one, is_old):
             left.append((script.line(one.node), name_in_tensorflow(one.name)))
     yield from _listed(left)
+
+
+def is_hook(name: str) -> bool:
+    """Tell whether a name of `tf.estimator` is also one of `tf.compat.v1.train`: both modules have the same objects."""
+    return standing(f"train.{name}") is Standing.OLD
 
 
 def _is_of_old_keras(one: Imported, is_old: bool) -> bool:

@@ -73,10 +73,9 @@ def _names(script: Script, step: OptimizerStep) -> str:
     wrapper = min(step.wrappers, key=optimizers.is_tensorflows, default=step.call)
     is_certain = not step.wrappers or (step.wrapping is not None and step.wrapping.certain)
     name = optimizers.description(step.optimizer, wrapper, is_certain)
-    passed = (
-        f"passes {counter} to {name}" if step.given is Given.SAME else f"calls {name} without global_step={counter}"
-    )
-    return f"Line {script.line(step.call)} {passed}."
+    is_passed = step.given is Given.SAME
+    done = f"passes {counter} to {name}" if is_passed else f"calls {name} without global_step={counter}"
+    return f"Line {script.line(step.call)} {done}."
 
 
 def _kit(script: Script, step: OptimizerStep) -> str:
