@@ -8,17 +8,18 @@ import sys
 _REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
-def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a module of the examples; fail after two minutes.
 
     Args:
         module: Its name below `estimator_examples`.
         arguments: Its command line.
+        environment: Variables of its environment besides those of this process.
     """
     return subprocess.run(
         [sys.executable, "-m", f"estimator_examples.{module}", *arguments],
         cwd=_REPOSITORY,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **environment},
         capture_output=True,
         text=True,
         timeout=120,
