@@ -68,6 +68,8 @@ def _interrupting(script: Script) -> Iterator[Result]:
     # Once: a file that was written is looked at again.
     if script.text == _SCRIPT:
         os.kill(os.getpid(), signal.SIGINT)
+        # The main thread handles the interrupt while this one waits, and so before the next file is begun.
+        time.sleep(1)
     yield from _edits_import(script)
 
 
