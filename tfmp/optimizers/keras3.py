@@ -15,6 +15,7 @@ from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
+from tfmp.core.updates import JitCompile, Updates
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
@@ -24,7 +25,6 @@ from tfmp.optimizers.keras import (
     validate_inner_optimizer,
 )
 from tfmp.optimizers.keras3_float8 import follow, scales_of_gradients
-from tfmp.optimizers.keras3_update import JitCompile, Keras3Update
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
 from tfmp.types import Gradient, GradsAndVars, Loss
 
@@ -126,6 +126,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         # learning rate given here is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self._jit_compile = jit_compile
+        self._updates = Updates(jit_compile)
         self.inner_optimizer = inner_optimizer
         self._set_up(manager, is_distributed, overflow_detector, accumulation)
         # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
@@ -156,7 +157,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
         self._scaler.prepare(names_of(var_list))
-        self._update = Keras3Update(self.inner_optimizer, self._trainable_variables, self._jit_compile)
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration, from which `from_config` makes an optimizer with the same settings.
@@ -269,7 +269,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
         # A tensor: the scale as it is before the step.
         float8_scales, loss_scale = scales_of_gradients(variables), self.loss_scale
-        self._step(Keras3Adapter(self.inner_optimizer, variables, self._update), grads, are_scaled=are_scaled)
+        adapter = Keras3Adapter(self.inner_optimizer, variables, self._updates.of(self.inner_optimizer))
+        self._step(adapter, grads, are_scaled=are_scaled)
         if float8_scales:
             follow(float8_scales, before=loss_scale, after=self.loss_scale)
 

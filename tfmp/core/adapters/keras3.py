@@ -1,24 +1,13 @@
 """The adapter for optimizers of Keras 3."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter
+from tfmp.core.updates import OptimizerUpdate
 from tfmp.types import Gradient, Gradients
-
-
-class Update(Protocol):
-    """Unscales gradients and applies them in one program."""
-
-    def measure(self, grads: Gradients, variables: Sequence[Any], loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Compute what `apply` needs next to the check; see `OptimizerAdapter.measure`."""
-
-    def apply(
-        self, grads: Gradients, variables: Sequence[Any], loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]
-    ) -> None:
-        """Divide the gradients by the loss scale and apply them."""
 
 
 class Keras3Adapter(OptimizerAdapter):
@@ -30,7 +19,7 @@ class Keras3Adapter(OptimizerAdapter):
         update: Unscales gradients and applies them by the optimizer, in one program.
     """
 
-    def __init__(self, optimizer: Any, variables: Iterable[Any], update: Update) -> None:  # noqa: ANN401
+    def __init__(self, optimizer: Any, variables: Iterable[Any], update: OptimizerUpdate) -> None:  # noqa: ANN401
         super().__init__(optimizer, variables)
         self._update = update
 

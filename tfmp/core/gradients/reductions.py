@@ -29,8 +29,7 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
         any sum of squares is infinite    look at each value: in float32, squares overflow from 1.8e19
         otherwise                         True
 
-    Half-precision values are always looked at one by one, which is equally fast. In eager mode all values are, because
-    Python would have to wait for the sums to know whether it must look at the values.
+    Half-precision values are always looked at one by one, which is equally fast.
 
     Args:
         grads: Gradients; None counts as finite.
@@ -48,7 +47,7 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
     """
     values = _joined(values_of(grads))
     summed = [each for each in values if each.dtype not in HALF_TYPES]
-    if tf.executing_eagerly() or not summed:
+    if not summed:
         return _each_finite(values, addends)
     looked_at = [each for each in values if each.dtype in HALF_TYPES]
     return tf.logical_and(_each_finite(looked_at, addends), _squares_finite(summed, addends))

@@ -1,0 +1,91 @@
+"""Fingerprints of settings: equal if nothing has changed, different if anything has."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfmp.core.updates.fingerprint import Fingerprint
+
+_A, _B = tf.Variable(1.0), tf.Variable(1.0)
+
+
+def _key(*settings: Any) -> Any:
+    return Fingerprint(settings).key
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        (None, 0),
+        ("a", b"a"),
+        ([1, 2], [2, 1]),
+        ([1, [2]], [1, 2]),
+        ({"a": 1}, {"a": 2}),
+        ({"a": 1}, {"b": 1}),
+        ({1, 2}, {1, 3}),
+        (np.float32(1), np.float64(1)),
+        (np.array([1, 2]), np.array([1, 3])),
+        (np.array([1, 2]), np.array([[1, 2]])),
+        (np.zeros(2, np.int32), np.zeros(1, np.int64)),
+        (_A, _B),
+        (tf.constant(1.0), tf.constant(1.0)),
+        (abs, max),
+        (keras.constraints.MaxNorm(1.0), keras.constraints.MaxNorm(1.0)),
+    ],
+)
+def test_different_settings_have_different_keys(one: Any, other: Any) -> None:
+    assert _key(one) != _key(other)
+    assert _key(one) == _key(one)
+    assert _key(other) == _key(other)
+    assert hash(_key(one)) == hash(_key(one))
+
+
+def test_nan_is_equal_to_nan() -> None:
+    assert _key(float("nan"), np.float32("nan")) == _key(float("nan"), np.float32("nan"))
+
+
+def test_equal_lists_and_arrays_have_equal_keys() -> None:
+    assert _key([1, (2, "a")], {"a": np.ones(2)}, {3, 4}) == _key([1, (2, "a")], {"a": np.ones(2)}, {4, 3})
+
+
+def test_attributes_of_keras_objects_are_read_those_of_others_are_not() -> None:
+    class Own:
+        rate = 1.0
+
+    constraint, own = keras.constraints.MaxNorm(1.0), Own()
+    before = _key(constraint, own)
+    own.rate = 2.0
+    assert _key(constraint, own) == before
+    constraint.max_value = 2.0
+    assert _key(constraint, own) != before
+
+
+def test_values_of_variables_are_no_settings() -> None:
+    optimizer = keras.optimizers.SGD(0.5)
+    before = _key(_A, optimizer)
+    _A.assign_add(1.0)
+    optimizer.learning_rate = 0.25
+    assert _key(_A, optimizer) == before
+
+
+def test_objects_that_refer_to_each_other_are_read_once() -> None:
+    one, other = keras.constraints.MaxNorm(1.0), keras.constraints.MaxNorm(1.0)
+    one.other, other.other = other, one
+    before = _key(one)
+    other.max_value = 2.0
+    assert _key(one) != before
+
+
+def test_references_end_with_their_objects() -> None:
+    variable = tf.Variable(1.0)
+    fingerprint = Fingerprint([variable])
+    references = fingerprint.references()
+    assert [reference() is variable for reference in references] == [True]
+    del fingerprint, variable
+    assert [reference() for reference in references] == [None]

@@ -1,0 +1,92 @@
+"""The conditions under which an optimizer's update is compiled."""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.tracing import within_xla
+from tfmp.core.updates.fingerprint import is_of_keras
+
+#: The smallest numbers of values, in all variables together and on average in each, for which compiling saves time.
+#: With fewer values the compilation takes longer than what it saves in hundreds of steps.
+_MANY = 2**20
+_MANY_FOR_EACH = 2**14
+
+
+def can_be_compiled() -> bool:
+    """Return whether an update at this point can be a compiled program of its own.
+
+    It cannot be one if XLA compiles the whole step already, or if the replicas of a `tf.distribute` strategy update
+    variables together.
+
+    Example:
+        >>> can_be_compiled(), bool(tf.function(lambda: tf.constant(can_be_compiled()), jit_compile=True)())
+        (True, False)
+    """
+    return not (within_xla() or tf.distribute.has_strategy())
+
+
+def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
+    """Return whether compiling the update of these variables is possible on their device and saves time.
+
+    The time to compile grows with the number of variables. The time saved at each step grows with the number of their
+    values. The variables must therefore have at least 2**20 values together and at least 2**14 on average. They must
+    all be on one device, which must not be an Apple GPU.
+
+    Args:
+        variables: The variables that the update changes.
+
+    Example:
+        >>> worth_compiling([tf.Variable(tf.zeros([10]))])
+        False
+        >>> worth_compiling([tf.Variable(tf.zeros([1024, 1024]))])
+        True
+    """
+    values = sum(math.prod(variable.shape) for variable in variables)
+    is_large = values >= max(_MANY, _MANY_FOR_EACH * len(variables))
+    # An XLA program runs on a single device.
+    is_on_one_device = len({variable.device for variable in variables}) == 1
+    apple_gpu = sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
+    return is_large and is_on_one_device and not apple_gpu
+
+
+def suits_xla(optimizer: Any, variables: Sequence[Any]) -> bool:  # noqa: ANN401 - of either Keras
+    """Return whether only Keras' own code computes an update, and whether it contains no conditional.
+
+    A user's code may do what XLA cannot compile, such as printing. A conditional inside an XLA program would copy the
+    variables.
+
+    Args:
+        optimizer: An optimizer of Keras.
+        variables: The variables that it updates.
+    """
+    if _inner_optimizers(optimizer) or optimizer.ema_overwrite_frequency:
+        # The settings of a MultiOptimizer say nothing about the optimizers inside it.
+        return False
+    # The optimizers of Keras 2 do not accumulate gradients.
+    accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
+    return not accumulates and is_by_keras_alone(optimizer, variables)
+
+
+def is_by_keras_alone(optimizer: Any, variables: Sequence[Any]) -> bool:  # noqa: ANN401 - of either Keras
+    """Return whether only Keras' own code computes an update: the optimizer, its schedule and the constraints.
+
+    Args:
+        optimizer: An optimizer of Keras.
+        variables: The variables that it updates.
+    """
+    optimizers = [optimizer, *_inner_optimizers(optimizer)]
+    # `_learning_rate` is private, but the public property gives only the value at this step, not the schedule.
+    rates = [each._learning_rate for each in optimizers]
+    constraints = [getattr(variable, "constraint", None) for variable in variables]
+    # In Keras 2 a learning rate that is no schedule is a variable of TensorFlow's.
+    parts = [each for each in [*rates, *constraints] if not (each is None or isinstance(each, tf.Variable))]
+    return all(map(is_of_keras, [*optimizers, *parts]))
+
+
+def _inner_optimizers(optimizer: Any) -> list[Any]:  # noqa: ANN401 - of either Keras
+    # Only a MultiOptimizer has some. Older versions of Keras do not have this class.
+    return list(getattr(optimizer, "optimizers", []))

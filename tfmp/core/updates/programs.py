@@ -1,0 +1,153 @@
+"""Runs updates of variables as programs that XLA compiles, which read and write each variable once."""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tfmp.core.gradients import arithmetic
+from tfmp.core.tracing import unrecorded
+from tfmp.core.updates.fingerprint import Fingerprint
+from tfmp.types import Gradients
+
+_Update: TypeAlias = Callable[[Gradients, Sequence[tf.Tensor]], object]
+_logger = logging.getLogger("tfmp")
+
+#: How many keys of programs are kept for one optimizer; a program can have two.
+_MOST_KEYS = 16
+#: How many programs may be compiled at once, and after how many steps one more. To compile takes seconds.
+_FREE_PROGRAMS = 4
+_STEPS_PER_PROGRAM = 100
+
+
+def run_compiled(update: _Update, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+    """Run an update of variables as a program that XLA compiles.
+
+    Every call makes a program of its own. Call this function inside a `tf.function`, which calls it only once for each
+    trace. The update then uses the values that Python objects have during that trace, like all other code of the trace.
+
+    XLA compiles the program again for every new shape. Sparse gradients are therefore padded with rows of zeros, so
+    that few different shapes occur.
+
+    Args:
+        update: A function of the gradients and the tensors that updates variables.
+        grads: The gradients.
+        tensors: Further tensors that the update needs, such as the learning rate.
+
+    Example:
+        >>> w = tf.Variable([1.0, 2.0])
+        >>> @tf.function
+        ... def step():
+        ...     run_compiled(lambda grads, tensors: w.assign_sub(grads[0] * tensors[0]), [tf.ones([2])], [0.5])
+        >>> step()
+        >>> w.numpy()
+        array([0.5, 1.5], dtype=float32)
+    """
+    _call(_program(update), grads, tensors)
+
+
+class KeptPrograms:
+    """Runs updates in eager mode, as compiled programs that are kept and run again while no setting changes.
+
+    A program is found by the fingerprint of the settings that the update depends on. It refers weakly to the objects of
+    the fingerprint, so it does not keep an optimizer alive. The programs used last are kept. If settings change so
+    often that compiling would take longer than it saves, the update runs without being compiled; a message says so.
+
+    Copies of this object are empty.
+
+    Example:
+        >>> programs, w = KeptPrograms(), tf.Variable([1.0, 2.0])
+        >>> traced = []
+        >>> def update(grads, tensors):
+        ...     traced.append(1)
+        ...     w.assign_sub(grads[0] * tensors[0])
+        >>> for _ in range(3):
+        ...     programs.run(update, lambda: Fingerprint([w]), [tf.ones([2])], [0.5])
+        >>> w.numpy(), len(traced)
+        (array([-0.5,  0.5], dtype=float32), 1)
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, _Kept] = {}
+        self._steps = 0
+        self._compiled = 0
+        self._told = False
+
+    def __reduce__(self) -> tuple[type["KeptPrograms"], tuple[()]]:
+        return KeptPrograms, ()
+
+    def __len__(self) -> int:
+        """Return the number of programs."""
+        return len({id(kept.program) for kept in self._kept.values()})
+
+    def run(
+        self,
+        update: _Update,
+        settings: Callable[[], Fingerprint],
+        grads: Gradients,
+        tensors: Sequence[tf.Tensor],
+    ) -> None:
+        """Run an update as the program that was compiled for its settings; compile one if there is none.
+
+        Args:
+            update: A function of the gradients and the tensors that updates variables.
+            settings: Returns the fingerprint of all that the function depends on.
+            grads: The gradients.
+            tensors: Further tensors that the update needs, such as the loss scale.
+        """
+        self._steps += 1
+        now = settings()
+        kept = self._kept.pop(now.key, None)
+        if kept is not None and kept.is_valid():
+            self._kept[now.key] = kept
+            _call(kept.program, grads, tensors)
+        elif self._compiled >= _FREE_PROGRAMS + self._steps // _STEPS_PER_PROGRAM:
+            self._tell()
+            update(grads, tensors)
+        else:
+            self._compiled += 1
+            program = _program(update)
+            _call(program, grads, tensors)
+            # An optimizer may have taken notes in its attributes while the program was traced.
+            for fingerprint in (now, settings()):
+                self._kept[fingerprint.key] = _Kept(program, fingerprint.references())
+            while len(self._kept) > _MOST_KEYS:
+                del self._kept[next(iter(self._kept))]
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            _logger.warning(
+                "the update of the variables is not compiled for now: settings of the optimizer have changed %d times "
+                "in %d steps, and each change needs a new program.",
+                self._compiled,
+                self._steps,
+            )
+
+
+class _Kept(NamedTuple):
+    """A program, and references to the objects that the key, under which it is kept, contains by their identity."""
+
+    program: Any
+    references: Sequence[Callable[[], object]]
+
+    def is_valid(self) -> bool:
+        return all(reference() is not None for reference in self.references)
+
+
+def _program(update: _Update) -> Any:  # noqa: ANN401 - TensorFlow ships no types
+    # Not an inner function: TensorFlow would take the programs for one function, because they would share its code, and
+    # warn that it is traced too often. In eager mode the numbers of rows of sparse gradients differ between calls.
+    return tf.function(functools.partial(_run, update), jit_compile=True, autograph=False, reduce_retracing=True)
+
+
+def _run(update: _Update, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+    update(grads, tensors)
+
+
+def _call(program: Any, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:  # noqa: ANN401
+    # A tape, such as one in whose `with` the optimizer is called, would otherwise need a gradient of the program.
+    with unrecorded():
+        program([arithmetic.pad_rows(grad) for grad in grads], list(map(tf.convert_to_tensor, tensors)))
