@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.gradients.origins import Change
 from tfmp.core.step.scaler import LossScaler, Step
 from tfmp.types import Gradients
 
@@ -25,9 +26,13 @@ class FunctionAdapter(OptimizerAdapter):
         return True
 
     def apply(
-        self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor | None = None,
+        measures: Sequence[tf.Tensor] = (),
+        changes: Sequence[Change | None] = (),
     ) -> tf.Operation:
-        del loss_scale, measures
+        del loss_scale, measures, changes
         return self._apply(grads)
 
 

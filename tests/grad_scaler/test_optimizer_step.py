@@ -8,7 +8,7 @@ from tfmp.grad_scaler.optimizer_step import OptimizerStep, known_together
 def _step(known: LocalCheck | None, variables: int = 1) -> OptimizerStep:
     weights = [tf.Variable(0.0, dtype=tf.float16) for _ in range(variables)]
     grads = [tf.constant(1.0)] * variables
-    return OptimizerStep(OptimizerAdapter(None, weights), grads, grads, known)
+    return OptimizerStep(OptimizerAdapter(None, weights), grads, known)
 
 
 def test_gradients_are_usable_together_only_if_those_of_each_optimizer_are() -> None:

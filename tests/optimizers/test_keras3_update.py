@@ -46,11 +46,6 @@ def _wrapped_step(opt: Any, variables: list[Any]) -> Callable[[], None]:
     return step
 
 
-@pytest.mark.parametrize("name", optimizer_names(keras))
-def test_compiled_training_equals_training_without_wrapper(name: str) -> None:
-    _assert_trains_as_without_wrapper(name)
-
-
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize(
     "options",

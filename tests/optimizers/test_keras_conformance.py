@@ -19,6 +19,8 @@ from kerases import (
     wrap,
 )
 
+import tfmp
+
 
 @for_every_optimizer()
 def test_wrapped_training_equals_training_without_wrapper_but_for_overflows(
@@ -45,6 +47,25 @@ def test_step_that_xla_compiles_as_a_whole_trains_as_without_wrapper(
 ) -> None:
     opt = wrap(optimizer(keras, name, **options))
     assert_trains_as(optimizer(keras, name, **options), opt, keras, functools.partial(tf.function, jit_compile=True))
+
+
+@for_every_optimizer()
+def test_compiled_update_trains_as_without_wrapper(keras: ModuleType, name: str, options: dict[str, Any]) -> None:
+    opt = _compiling(optimizer(keras, name, **options))
+    assert_trains_as(optimizer(keras, name, **options), opt, keras, tf.function)
+
+
+@for_every_optimizer("plain", "global_clipnorm")
+def test_compiled_update_in_eager_mode_trains_as_without_wrapper(
+    keras: ModuleType, name: str, options: dict[str, Any]
+) -> None:
+    opt = _compiling(optimizer(keras, name, **options))
+    assert_trains_as(optimizer(keras, name, **options), opt, keras, lambda step: step)
+
+
+def _compiling(inner: Any) -> Any:
+    manager = tfmp.ExponentialUpdateLossScaleManager(SCALE, 1000, 1, decr_ratio=0.5)
+    return tfmp.LossScaleOptimizer(inner, manager, jit_compile=True)
 
 
 @for_every_optimizer("plain", "ema", "accumulation")

@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.adapters import OptimizerAdapter, TF1Adapter
+from tfmp.core.adapters import KerasAdapter, OptimizerAdapter, TF1Adapter
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.updates import Updates, is_of_keras
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
 from tfmp.types import Gradients
+from tfmp.which_keras import keras_of
 
 
 class OptimizerStep(NamedTuple):
@@ -17,14 +19,13 @@ class OptimizerStep(NamedTuple):
 
     Attributes:
         adapter: The optimizer and its variables.
-        given: The gradients that the user passed to `step`, or their mean over Horovod's processes.
-        unscaled_grads: The unscaled gradients.
+        given: The gradients that the user passed to `step`, or their mean over Horovod's processes. They are unscaled
+            if the user called `unscale`.
         known: The result of the check in `unscale`; None if the user did not call `unscale`.
     """
 
     adapter: OptimizerAdapter
     given: Gradients
-    unscaled_grads: Gradients
     known: LocalCheck | None
 
     @property
@@ -49,21 +50,30 @@ class OptimizerStep(NamedTuple):
     def apply_unchecked(self) -> tf.Operation:
         """Apply the gradients without checking them, for a scaler that is not enabled."""
         own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
-        return self.adapter.apply(self.unscaled_grads) if own is None else own
+        return self.adapter.apply(self.given) if own is None else own
 
 
-def adapter_of(optimizer: Any, variables: Sequence[Any], kwargs: Mapping[str, Any]) -> OptimizerAdapter:  # noqa: ANN401
+def adapter_of(
+    optimizer: Any,  # noqa: ANN401 - of any host
+    variables: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    updates: Updates,
+) -> OptimizerAdapter:
     """Return an adapter for an optimizer, chosen by the optimizer's type.
 
     Args:
         optimizer: The optimizer.
         variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
+        updates: The updates of optimizers of Keras.
     """
     if isinstance(optimizer, ScaledGradientsOptimizer):
         return ScaledGradientsAdapter(optimizer, variables)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
+    if keras_of(optimizer, "optimizers.Optimizer") is not None and is_of_keras(optimizer) and not kwargs:
+        # A class that a user wrote may do more in `apply_gradients` than Keras' own classes do.
+        return KerasAdapter(optimizer, variables, update=updates.of(optimizer), leaves_out_none=True)
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.gradients.origins import Change
 from tfmp.types import Gradients, GradsAndVars
 
 
@@ -57,10 +58,14 @@ class ScaledGradientsAdapter(OptimizerAdapter):
     """
 
     def apply(
-        self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor | None = None,
+        measures: Sequence[tf.Tensor] = (),
+        changes: Sequence[Change | None] = (),
     ) -> tf.Operation:
         """Do nothing: `apply_scaled` calls the optimizer, outside of the conditional."""
-        del grads, loss_scale, measures
+        del grads, loss_scale, measures, changes
         return tf.no_op()
 
     def apply_scaled(self, grads: Gradients, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:

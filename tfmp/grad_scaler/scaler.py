@@ -17,6 +17,7 @@ from tfmp.core.step.result import StepResult
 from tfmp.core.step.scaler import LossScaler, Step
 from tfmp.core.step.status import StepProperties
 from tfmp.core.tracing import without_autograph
+from tfmp.core.updates import JitCompile, Updates, validated_jit_compile
 from tfmp.grad_scaler.arguments import validate_kwargs, validate_optimizer, validated_pairs, validated_steps
 from tfmp.grad_scaler.call_order import CallOrder, on_replica
 from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
@@ -63,6 +64,8 @@ class GradScaler(StepProperties, tf.Module):
             gradients over them. Leave it at False with `hvd.DistributedGradientTape`, which averages gradients itself.
             The replicas of a `tf.distribute` strategy are recognized with either value.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
+        jit_compile: Whether XLA compiles unscaling, clipping and the update of a Keras optimizer into one program:
+            "auto", where that saves time; True, always; False, never. As in `tfmp.LossScaleOptimizer`.
 
     Attributes:
         manager: The loss-scale manager. A `tf.train.Checkpoint` of the scaler saves the manager's state.
@@ -101,6 +104,7 @@ class GradScaler(StepProperties, tf.Module):
         manager: Specification = None,
         is_distributed: bool = False,
         overflow_detector: OverflowDetector | None = None,
+        jit_compile: JitCompile = "auto",
     ) -> None:
         super().__init__()
         rule = {
@@ -121,6 +125,7 @@ class GradScaler(StepProperties, tf.Module):
         # As an attribute of this module the counts are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._losses = ScaledLosses()
+        self._updates = Updates(validated_jit_compile(jit_compile))
         self._pending = PendingUpdate()
         self._calls = CallOrder(is_strict=self._enabled)
 
@@ -177,7 +182,7 @@ class GradScaler(StepProperties, tf.Module):
             0.5
         """
         validate_optimizer(optimizer)
-        _make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}))
+        _make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}, self._updates))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -336,7 +341,8 @@ class GradScaler(StepProperties, tf.Module):
         taken = []
         for optimizer, own in pairs:
             grads, variables = zip(*own, strict=True)
-            taken.append(self._step_of(adapter_of(optimizer, variables, kwargs), list(grads), distribution))
+            adapter = adapter_of(optimizer, variables, kwargs, self._updates)
+            taken.append(self._step_of(adapter, list(grads), distribution))
         if len(set(map(id, optimizers))) < len(optimizers):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
         validate_kwargs(optimizers, kwargs)
@@ -491,22 +497,35 @@ class GradScaler(StepProperties, tf.Module):
     def _step_of(self, adapter: OptimizerAdapter, grads: Gradients, distribution: Distribution | None) -> OptimizerStep:
         known = self._calls.validate_step(adapter.optimizer)
         if known is not None:
-            return OptimizerStep(adapter, grads, grads, known)
+            return OptimizerStep(adapter, grads, known)
         if self._enabled:
             self._losses.warn_if_not_scaled(grads)
-        grads = self._averaged(grads, distribution)
-        return OptimizerStep(adapter, grads, self._scaler.unscale(grads) if self._enabled else grads, None)
+        return OptimizerStep(adapter, self._averaged(grads, distribution), None)
 
     def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tf.Operation:
         """Run the steps of several optimizers together, and store the result for `update`."""
-        adapters = [step.adapter for step in steps]
-        adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
-        grads = adapter.typed([grad for step in steps for grad in step.unscaled_grads])
-        done, result = self._scaler.run(Step(adapter, grads), distribution, known_together(steps))
+        done, result = self._scaler.run(*self._joined(steps, distribution))
         loss_scale = self._scale_to_divide_by()
         scaled = [step.apply_scaled(loss_scale, result.applied) for step in steps]
         before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
         return tf.group(*before, *([self._keep(result, before, distribution)] if self._enabled else []))
+
+    def _joined(
+        self, steps: Sequence[OptimizerStep], distribution: Distribution
+    ) -> tuple[Step, Distribution, LocalCheck | None]:
+        """Return the steps of several optimizers as one step, and what is known of its gradients."""
+        adapters = [step.adapter for step in steps]
+        adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
+        known = known_together(steps)
+        if known is None:
+            scaled = [grad for step in steps for grad in step.given]
+            return self._scaler.step_of_scaled_grads(adapter, scaled), distribution, None
+        grads = [grad for step in steps for grad in self._unscaled(step)]
+        step, known = self._scaler.step_of_unscaled_grads(adapter, grads, known)
+        return step, distribution, known
+
+    def _unscaled(self, step: OptimizerStep) -> Gradients:
+        return self._scaler.unscale(step.given) if self._enabled and step.known is None else step.given
 
     def _keep(self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution) -> tf.Operation:
         def add() -> tf.Operation:

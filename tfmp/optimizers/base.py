@@ -44,7 +44,7 @@ class LossScaleOptimizer(StepProperties):
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
         aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"`:
             half the bytes. By default they travel in their own type. Not for Keras 3.
-        jit_compile: For Keras 3: whether XLA compiles unscaling, clipping and update into one program, which makes a
+        jit_compile: For Keras: whether XLA compiles unscaling, clipping and update into one program, which makes a
             step faster than it is without a wrapper. By default "auto": where that pays.
         iterations_include_skipped_steps: For Keras 2: let skipped steps move `iterations`, as its own wrapper does.
         accumulation_steps: Micro-batches in a window. Each call takes the gradients of one; they are added up in

@@ -325,8 +325,11 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             unscaled_grads = self._scaler.unscaled_grads(adapter, grads) if are_scaled else list(grads)
             self._scaler.accumulate(Step(adapter, unscaled_grads, is_averaged=is_averaged), distribution, accumulator)
             return
-        step = self._scaler.step_of_scaled_grads(adapter, grads) if are_scaled else Step(adapter, adapter.typed(grads))
-        self._scaler.step(step._replace(is_averaged=is_averaged), distribution)
+        if are_scaled:
+            step, known = self._scaler.step_of_scaled_grads(adapter, grads), None
+        else:
+            step, known = self._scaler.step_of_unscaled_grads(adapter, grads)
+        self._scaler.step(step._replace(is_averaged=is_averaged), distribution, known)
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:

@@ -9,10 +9,11 @@ import tensorflow as tf
 from tfmp.core import lists
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import Keras2Adapter, names_of
-from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods
+from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
+from tfmp.core.updates import JitCompile, Updates, validated_jit_compile
 from tfmp.optimizers.base import validated_aggregation_dtype
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
@@ -46,6 +47,9 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             not saved with a model.
         aggregation_dtype: The type in which gradients travel between Horovod's workers: "float16", which halves the
             bytes, or None for their own type.
+        jit_compile: Whether XLA compiles unscaling, clipping and the update into one program: "auto", where that saves
+            time; True, always; False, never. The optimizer's own `jit_compile` is another setting: it compiles the
+            update of each variable.
         iterations_include_skipped_steps: Whether skipped steps also count in `iterations`, as with Keras' own wrapper.
             Use it to continue a run that was started with that wrapper and whose schedule depends on the count.
         accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
@@ -82,6 +86,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         *,
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
+        jit_compile: JitCompile = "auto",
         iterations_include_skipped_steps: bool = False,
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
@@ -97,6 +102,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             loss_scale_manager = _fixed(loss_scale_manager, initial_scale, dynamic_growth_steps)
             initial_scale = None
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
+        self._jit_compile = validated_jit_compile(jit_compile)
+        self._updates = Updates(self._jit_compile)
         self._inner_optimizer = inner_optimizer
         # The parent's constructor sets these two attributes. Here they are properties that set the inner optimizer's,
         # so the constructor must get the inner optimizer's own values.
@@ -285,12 +292,17 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             self.inner_optimizer,
             variables,
             {"name": name},
+            update=self._updates.of(self.inner_optimizer) if self._may_unscale_late() else None,
             sums_first=not is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         are_scaled = self._are_scaled(grads, scaled_by_default=False)
         self._step(adapter, grads, are_scaled=are_scaled, is_averaged=is_reduced or not self._averages())
         return self.iterations
+
+    def _may_unscale_late(self) -> bool:
+        # Horovod averages unscaled gradients.
+        return running_horovod() is None and not (is_horovods(self) or is_horovods(self.inner_optimizer))
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration, from which `from_config` makes an optimizer with the same settings.
@@ -306,6 +318,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return {
             "aggregation_dtype": None if self._aggregation_dtype is None else self._aggregation_dtype.name,
             "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
+            "jit_compile": self._jit_compile,
         }
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:

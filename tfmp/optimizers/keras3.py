@@ -15,7 +15,7 @@ from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
-from tfmp.core.updates import JitCompile, Updates
+from tfmp.core.updates import JitCompile, Updates, validated_jit_compile
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
@@ -119,14 +119,13 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     ) -> None:
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _validate(inner_optimizer, accumulation)
-        if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
-            raise ValueError(f'jit_compile must be True, False or "auto", got {jit_compile!r}.')
+        updates = Updates(validated_jit_compile(jit_compile))
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
         # learning rate given here is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self._jit_compile = jit_compile
-        self._updates = Updates(jit_compile)
+        self._updates = updates
         self.inner_optimizer = inner_optimizer
         self._set_up(manager, is_distributed, overflow_detector, accumulation)
         # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
@@ -269,7 +268,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
         # A tensor: the scale as it is before the step.
         float8_scales, loss_scale = scales_of_gradients(variables), self.loss_scale
-        adapter = Keras3Adapter(self.inner_optimizer, variables, self._updates.of(self.inner_optimizer))
+        adapter = Keras3Adapter(self.inner_optimizer, variables, update=self._updates.of(self.inner_optimizer))
         self._step(adapter, grads, are_scaled=are_scaled)
         if float8_scales:
             follow(float8_scales, before=loss_scale, after=self.loss_scale)

@@ -4,25 +4,17 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, optimizer, values, variable
 
 from tfmp.core.adapters import Keras3Adapter
-from tfmp.types import Gradients
+from tfmp.core.updates import OptimizerUpdate
 
 
-class _Update:
-    """Moves variables by unscaled gradients and by what it measured."""
-
-    def measure(self, grads: Gradients, variables: Sequence[Any], loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        return [tf.reduce_sum(grad) / loss_scale for grad, _ in zip(grads, variables, strict=True)]
-
-    def apply(
-        self, grads: Gradients, variables: Sequence[Any], loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]
-    ) -> None:
-        for grad, weight, measure in zip(grads, variables, measures, strict=True):
-            weight.assign_add(grad / loss_scale + 16 * measure)
+def _adapter(opt: Any, variables: Sequence[Any], jit_compile: bool = False) -> Keras3Adapter:
+    return Keras3Adapter(opt, variables, update=OptimizerUpdate(opt, jit_compile))
 
 
 @for_every_keras("keras3")
@@ -45,21 +37,20 @@ def test_gradient_is_unscaled_late_if_it_then_stays_finite_in_its_variables_type
 ) -> None:
     kernel, bias = keras.Variable([1.0], dtype=of_variable), keras.Variable([1.0], dtype="float32")
     grad = None if of_grad is None else tf.constant([1.0], of_grad)
-    adapter = Keras3Adapter(optimizer(keras), [bias, kernel], _Update())
-    assert adapter.unscales([tf.constant([1.0]), grad]) is unscales
+    assert _adapter(optimizer(keras), [bias, kernel]).unscales([tf.constant([1.0]), grad]) is unscales
 
 
 @for_every_keras("keras3")
 def test_next_value_of_a_variable_is_not_unscaled_late(keras: ModuleType) -> None:
     kernel, scale = variable(keras, [1.0]), variable(keras, [1.0])
     scale.overwrite_with_gradient = True
-    assert not Keras3Adapter(optimizer(keras), [kernel, scale], _Update()).unscales([tf.ones([1])] * 2)
+    assert not _adapter(optimizer(keras), [kernel, scale]).unscales([tf.ones([1])] * 2)
 
 
 @for_every_keras("keras3")
 def test_replicas_unscale_before_the_check(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
-        adapter = Keras3Adapter(optimizer(keras), [variable(keras, [1.0])], _Update())
+        adapter = _adapter(optimizer(keras), [variable(keras, [1.0])])
     found = []
     two_replicas.run(lambda: found.append(adapter.unscales([tf.constant([1.0])])))
     assert found == [False, False]
@@ -68,18 +59,33 @@ def test_replicas_unscale_before_the_check(keras: ModuleType, two_replicas: tf.d
 
 @for_every_keras("keras3")
 def test_scaled_gradients_go_to_the_update_with_its_measures(keras: ModuleType) -> None:
-    opt, kernel = optimizer(keras), variable(keras, [1.0, 2.0])
-    adapter, grads, loss_scale = Keras3Adapter(opt, [kernel], _Update()), [tf.constant([8.0, 16.0])], tf.constant(8.0)
+    opt, kernel = optimizer(keras, global_clipnorm=0.5), variable(keras, [1.0, 2.0])
+    adapter, grads, loss_scale = (
+        _adapter(opt, [kernel], jit_compile=True),
+        [tf.constant([24.0, 32.0])],
+        tf.constant(8.0),
+    )
+    adapter.prepare([kernel])
     measures = adapter.measure(grads, loss_scale)
-    assert [float(measure) for measure in measures] == [3]
+    assert [measure.numpy().tolist() for measure in measures] == [[(24**2 + 32**2) / 2]]
     adapter.apply(grads, loss_scale, measures)
-    assert values([kernel]) == [[1 + 1 + 48, 2 + 2 + 48]]
+    np.testing.assert_allclose(kernel.numpy(), [1 - 0.15, 2 - 0.2], rtol=1e-6)
 
 
 @for_every_keras("keras3")
-def test_gradients_in_true_magnitude_go_to_the_optimizer(keras: ModuleType) -> None:
+def test_changes_are_made_to_the_unscaled_values(keras: ModuleType) -> None:
+    kernel, bias = variable(keras, [1.0, 2.0]), variable(keras, [3.0])
+    adapter, grads = _adapter(optimizer(keras), [kernel, bias]), [tf.constant([8.0, 16.0]), tf.constant([8.0])]
+    adapter.prepare([kernel, bias])
+    adapter.apply(grads, tf.constant(8.0), changes=[lambda values: values + 1, None])
+    assert values([kernel, bias]) == [[0, 0.5], [2.5]]
+
+
+@for_every_keras("keras3")
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_gradients_in_true_magnitude_are_applied_as_they_are(keras: ModuleType, jit_compile: bool) -> None:
     opt, kernel = optimizer(keras), variable(keras, [1.0, 2.0])
-    adapter, grads = Keras3Adapter(opt, [kernel], _Update()), [tf.constant([1.0, 2.0])]
+    adapter, grads = _adapter(opt, [kernel], jit_compile=jit_compile), [tf.constant([1.0, 2.0])]
     adapter.prepare([kernel])
     assert adapter.measure(grads, None) == []
     adapter.apply(grads)

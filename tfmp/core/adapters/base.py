@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.distribute.horovod_detection import without_horovods
 from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.origins import Change
 from tfmp.types import Gradient, Gradients
 
 
@@ -121,7 +122,11 @@ class OptimizerAdapter:
         return []
 
     def apply(
-        self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor | None = None,
+        measures: Sequence[tf.Tensor] = (),
+        changes: Sequence[Change | None] = (),
     ) -> tf.Operation:
         """Apply the gradients of one replica.
 
@@ -129,12 +134,14 @@ class OptimizerAdapter:
             grads: The gradients, one for each variable.
             loss_scale: The float32 scalar by which to divide the gradients; None if they are unscaled already.
             measures: What `measure` returned for these gradients.
+            changes: For each gradient a function that is called with the unscaled values and returns those to apply, or
+                None; empty if there is no such function. Only with a loss scale.
 
         Returns:
             The op that applies them; None in eager mode.
         """
-        # Only an adapter whose `unscales` can return True uses these two.
-        del loss_scale, measures
+        # Only an adapter whose `unscales` can return True uses these.
+        del loss_scale, measures, changes
         return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
 
     def on_step(self, applied: tf.Tensor) -> tf.Operation | None:

@@ -1,21 +1,23 @@
 """The adapter for optimizers of Keras 2, which is a part of TensorFlow or the package tf_keras."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.adapters.base import OptimizerAdapter
+from tfmp.core.adapters.keras import KerasAdapter
+from tfmp.core.updates import OptimizerUpdate
 from tfmp.types import Gradients
 
 
-class Keras2Adapter(OptimizerAdapter):
+class Keras2Adapter(KerasAdapter):
     """The adapter for an optimizer of Keras 2; the gradients are summed over the replicas before they are checked.
 
     Args:
         optimizer: The optimizer.
         variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
+        update: Unscales gradients and applies them; None if the gradients are to be unscaled before they come here.
         sums_first: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
             already. The attribute of this name is True in both cases.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own
@@ -28,10 +30,11 @@ class Keras2Adapter(OptimizerAdapter):
         variables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
         *,
+        update: OptimizerUpdate | None = None,
         sums_first: bool = True,
         counts_skipped_steps: bool = False,
     ) -> None:
-        super().__init__(optimizer, variables, kwargs)
+        super().__init__(optimizer, variables, kwargs, update=update)
         self.sums_first = True
         self._sums = sums_first
         self._counts_skipped_steps = counts_skipped_steps
@@ -42,11 +45,8 @@ class Keras2Adapter(OptimizerAdapter):
             return grads
         return [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
 
-    def apply(
-        self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
-    ) -> tf.Operation:
-        """Apply gradients that are already summed over the replicas."""
-        del loss_scale, measures
+    def _apply_unscaled(self, grads: Gradients) -> tf.Operation:
+        # They are already summed over the replicas.
         self.optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
         return tf.no_op()
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
+from tfmp.core.gradients.origins import Change
 from tfmp.types import Gradients
 
 
@@ -90,10 +91,14 @@ class TF1Adapter(OptimizerAdapter):
                 self.optimizer._create_slots(variables)
 
     def apply(
-        self, grads: Gradients, loss_scale: tf.Tensor | None = None, measures: Sequence[tf.Tensor] = ()
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor | None = None,
+        measures: Sequence[tf.Tensor] = (),
+        changes: Sequence[Change | None] = (),
     ) -> tf.Operation:
         """Apply the gradients of one replica, and count the step."""
-        del loss_scale, measures
+        del loss_scale, measures, changes
         pairs = self._without_none(grads) if self._leaves_out_none else self._pairs(grads)
         # TensorFlow enters a name scope whose name ends in a slash as it is, without the current scope in front.
         with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):

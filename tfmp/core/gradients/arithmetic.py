@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfmp.core.gradients.origins import note_change
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradient, Gradients
 
@@ -81,14 +82,18 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
     """
     # A factor below 2**-126 is denormal in float32, and CPU kernels replace it by 0. A small factor is therefore
     # applied in two parts. The first part is a division: TensorFlow's graph optimizer would combine two multiplications
-    # into one by their product, the denormal factor, but it does not combine a division with a multiplication.
+    # into one by their product, the denormal factor, but it does not combine a division with a multiplication. XLA does
+    # neither, and divides more slowly than it multiplies.
     divisor = tf.where(factor < 2.0**-64, tf.constant(2.0**64, factor.dtype), 1)
 
     def shrink_values(values: tf.Tensor) -> tf.Tensor:
         wide = widen(values)
-        return tf.cast(wide / tf.cast(divisor, wide.dtype) * tf.cast(factor * divisor, wide.dtype), values.dtype)
+        first = wide * tf.cast(1 / divisor, wide.dtype) if within_xla() else wide / tf.cast(divisor, wide.dtype)
+        return tf.cast(first * tf.cast(factor * divisor, wide.dtype), values.dtype)
 
-    return map_values(shrink_values, grad)
+    shrunk = map_values(shrink_values, grad)
+    note_change(shrunk, grad, shrink_values, keeps_finite=tf.abs(factor) <= 1)
+    return shrunk
 
 
 def cast(grad: Gradient, dtype: tf.DType) -> Gradient:

@@ -1,13 +1,14 @@
 """Clips gradients without hiding infinities and NaN, so that a step that overflowed is still skipped."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, overload
 
 import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.gradients import arithmetic, reductions
-from tfmp.types import Gradient
+from tfmp.core.gradients.origins import derivation_of, note_change
+from tfmp.types import Gradient, Gradients
 
 _Number: TypeAlias = float | tf.Tensor
 
@@ -56,7 +57,11 @@ def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) 
         clipped = tf.clip_by_value(values, tf.cast(lowest, values.dtype), tf.cast(highest, values.dtype))
         return tf.where(tf.math.is_finite(values), clipped, values)
 
-    return [arithmetic.map_values(clip, grad) for grad in grads]
+    are_finite = tf.reduce_all([tf.math.is_finite(tf.cast(bound, tf.float64)) for bound in (lowest, highest)])
+    clipped = [arithmetic.map_values(clip, grad) for grad in grads]
+    for new, grad in zip(clipped, grads, strict=True):
+        note_change(new, grad, clip, keeps_finite=are_finite)
+    return clipped
 
 
 @overload
@@ -99,7 +104,7 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
     if _is_single(grads):
         return clip_by_norm([grads], clip_norm)[0]
     grads = _validated(grads)
-    factors = tf.unstack(_factors(reductions.norms(grads), clip_norm), num=len(grads))
+    factors = tf.unstack(_factors(_of_scaled(reductions.norms, grads), clip_norm), num=len(grads))
     return [arithmetic.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
 
 
@@ -138,18 +143,29 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
         ([[3.0], [inf]], inf)
     """
     grads = _validated(grads)
-    norm = reductions.global_norm(grads)
+    norm = _of_scaled(reductions.global_norm, grads)
     factor = _factors(norm, clip_norm)
     return [arithmetic.shrink(grad, factor) for grad in grads], norm
+
+
+def _of_scaled(norm: Callable[[Gradients], tf.Tensor], grads: Gradients) -> tf.Tensor:
+    """Return a norm of gradients; computed from the scaled gradients if these were only unscaled since.
+
+    The check of the step then computes the same sums, and in a graph the unscaled gradients need not be computed.
+    """
+    derivation = derivation_of(grads)
+    if derivation is None or not derivation.is_unscaling:
+        return norm(grads)
+    return norm(derivation.scaled) / tf.cast(derivation.loss_scale, tf.float64)
 
 
 def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
     if not tf.is_tensor(clip_norm):
         clip_norm = settings.positive("clip_norm", clip_norm)
     highest = tf.cast(clip_norm, tf.float64)
-    # Not `norms > highest`: if `clip_norm` is a tensor and NaN, that would be False, and nothing would be clipped. This
-    # way the factor becomes NaN, and so do the gradients.
-    clips = tf.logical_and(tf.math.is_finite(norms), tf.logical_not(norms <= highest))
+    # If `clip_norm` is a tensor and NaN, the factor becomes NaN, and so do the gradients. `norms > highest` is False
+    # then; and TensorFlow's graph optimizer makes that of `not norms <= highest`.
+    clips = tf.logical_and(tf.math.is_finite(norms), tf.logical_or(norms > highest, tf.math.is_nan(highest)))
     # Both branches of `tf.where` are computed, so the inner one keeps 0, infinity and NaN out of the division.
     return tf.where(clips, highest / tf.where(clips, norms, 1), 1)
 

@@ -9,6 +9,7 @@ from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.origins import Change, Derivation, Origin, derivation_of, note, origin_of
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
@@ -38,6 +39,8 @@ class Step(NamedTuple):
         scaling: Whether the gradients are scaled, and whether they are unscaled before the check.
         loss_scale: The number by which the adapter divides the gradients when it applies them; None if it applies them
             as they are.
+        changes: For each gradient a function of its unscaled values, by which the adapter clips them; empty if there is
+            none. The check needs to know nothing of them: they keep finite values finite, and others not finite.
         is_averaged: False if the gradients are still to be averaged over Horovod's workers. Only steps of TensorFlow 1
             and Keras 2 need that, and their gradients are unscaled.
     """
@@ -46,6 +49,7 @@ class Step(NamedTuple):
     grads: Gradients
     scaling: Scaling = Scaling.UNSCALED
     loss_scale: tf.Tensor | None = None
+    changes: Sequence[Change | None] = ()
     is_averaged: bool = True
 
 
@@ -148,7 +152,11 @@ class LossScaler:
         Args:
             grads: Gradients of a loss scaled by `scale`.
         """
-        return arithmetic.unscale(grads, self._manager.get_loss_scale())
+        loss_scale = self._manager.get_loss_scale()
+        unscaled = arithmetic.unscale(grads, loss_scale)
+        for grad, scaled in zip(unscaled, grads, strict=True):
+            note(grad, Origin(scaled, loss_scale))
+        return unscaled
 
     def step_of_scaled_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> Step:
         """Return a step with the gradients of a scaled loss.
@@ -162,10 +170,38 @@ class LossScaler:
         """
         if not adapter.unscales(grads):
             return Step(adapter, adapter.typed(self.unscaled_grads(adapter, grads)))
-        # See Scaling.CHECK_SCALED for why the scale must be 1 or more.
-        check_scaled = self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
-        scaling = Scaling.CHECK_SCALED if check_scaled else Scaling.UNSCALE_FIRST
+        scaling = Scaling.CHECK_SCALED if self._checks_scaled() else Scaling.UNSCALE_FIRST
         return Step(adapter, grads, scaling, self._manager.get_loss_scale())
+
+    def _checks_scaled(self) -> bool:
+        # See Scaling.CHECK_SCALED for why the scale must be 1 or more.
+        return self._detector.ignores_scale and self._manager.lowest_loss_scale >= 1
+
+    def step_of_unscaled_grads(
+        self, adapter: OptimizerAdapter, grads: Gradients, known: LocalCheck | None = None
+    ) -> tuple[Step, LocalCheck | None]:
+        """Return a step with unscaled gradients, which the user may have clipped, and what is known of them.
+
+        In a graph it is a step with the scaled gradients from which they were computed, if the adapter can compute them
+        again in the program that applies them.
+
+        Args:
+            adapter: The optimizer and its variables.
+            grads: This replica's gradients.
+            known: The result of an earlier check of gradients on this replica; None if there was none.
+        """
+        derivation = derivation_of(grads)
+        if derivation is None or not self._may_derive(derivation) or not adapter.unscales(derivation.scaled):
+            return Step(adapter, adapter.typed(grads)), known
+        changes = () if derivation.is_unscaling else derivation.changes
+        step = Step(adapter, derivation.scaled, Scaling.CHECK_SCALED, derivation.loss_scale, changes)
+        return step, _known_of_scaled(known, derivation.keeps_finite)
+
+    def _may_derive(self, derivation: Derivation) -> bool:
+        """Return whether nothing but the adapter has to see the gradients as they are after unscaling and clipping."""
+        looks_closely = self._manager.needs_max_abs or self.gradient_ranges is not None
+        only_finite = type(self._detector) is NonFiniteDetector and not looks_closely
+        return self._checks_scaled() and (only_finite or derivation.is_unscaling)
 
     def unscaled_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> list[Gradient]:
         """Unscale the gradients of a scaled loss, except those that are the next values of their variables.
@@ -188,7 +224,12 @@ class LossScaler:
                 the finiteness of the mean is checked then.
         """
         detector, loss_scale = self._detector_for(already_checked=already_checked), self._manager.get_loss_scale()
-        check = GradientCheck(detector, loss_scale, num_summed=distribution.num_summed)
+        derivation, num_summed = derivation_of(grads), distribution.num_summed
+        if derivation is not None and derivation.is_unscaling and num_summed == 1 and self._checks_scaled():
+            # In a graph the unscaled gradients may then not be computed at all.
+            check = GradientCheck(detector, loss_scale, Scaling.CHECK_SCALED)
+            return LocalCheck(check.all_finite(derivation.scaled), checked=grads)
+        check = GradientCheck(detector, loss_scale, num_summed=num_summed)
         return LocalCheck(check.all_finite(grads), checked=grads)
 
     @without_autograph
@@ -287,13 +328,15 @@ class LossScaler:
         of the micro-batches that overflowed are stored in both cases.
         """
         window_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
-        held = _Held(step.grads, window_counts, step.adapter.measure(step.grads, step.loss_scale))
+        # What is measured of scaled gradients says nothing about those that are changed later.
+        measures = [] if step.changes else step.adapter.measure(step.grads, step.loss_scale)
+        held = _Held(step.grads, window_counts, measures)
         stored_counts = self.overflow_counts.of(step.adapter.names)
 
         # A strategy calls the first replica's functions for all replicas, so what differs comes as an argument.
         def apply(flat: Gradients) -> tf.Operation:
             grads, counts, measures = held.like(flat)
-            done = step.adapter.apply(grads, step.loss_scale, measures)
+            done = step.adapter.apply(grads, step.loss_scale, measures, step.changes)
             return tf.group(done, *(self._record_overflows(stored_counts, each, distribution) for each in counts))
 
         def count(flat: Gradients) -> tf.Operation:
@@ -351,10 +394,7 @@ class LossScaler:
 
         def end_window(_: Gradients) -> tf.Operation:
             grads, local_check = self.drain(accumulator, distribution)
-            # The mean is unscaled already. An adapter that can unscale is still given a scale, of 1, because only then
-            # does it use its program that unscales and applies the gradients, which may be compiled.
-            loss_scale = tf.ones([]) if step.adapter.unscales(grads) else None
-            return self.step(step._replace(grads=grads, loss_scale=loss_scale), distribution, local_check)
+            return self.step(step._replace(grads=grads), distribution, local_check)
 
         return distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
 
@@ -387,3 +427,19 @@ class LossScaler:
         # Not on the replicas of a strategy: each of them would make variables of its own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()
+
+
+def _known_of_scaled(known: LocalCheck | None, keeps_finite: Sequence[tf.Tensor]) -> LocalCheck | None:
+    """Return what is known of scaled gradients from what is known of those that were computed from them.
+
+    Args:
+        known: The result of an earlier check; None if there was none.
+        keeps_finite: Whether each change of the gradients keeps finite values finite. A step where one does not is
+            skipped.
+    """
+    if known is None and not keeps_finite:
+        return None
+    known = known or LocalCheck(tf.constant(True))
+    origins = [origin_of(grad) for grad in known.checked]
+    checked = [grad if origin is None else origin.scaled for origin, grad in zip(origins, known.checked, strict=True)]
+    return known._replace(usable=tf.reduce_all([known.usable, *keeps_finite]), checked=checked)

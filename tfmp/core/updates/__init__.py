@@ -1,5 +1,9 @@
 """Updates of variables by Keras' optimizers, in programs that XLA compiles where that saves time."""
 
+from tfmp.core.updates.fingerprint import is_of_keras as is_of_keras
 from tfmp.core.updates.update import JitCompile as JitCompile
 from tfmp.core.updates.update import OptimizerUpdate as OptimizerUpdate
+from tfmp.core.updates.update import Part as Part
 from tfmp.core.updates.update import Updates as Updates
+from tfmp.core.updates.update import apply_together as apply_together
+from tfmp.core.updates.update import validated_jit_compile as validated_jit_compile

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients.origins import Change
 from tfmp.core.tracing import ops_are_watched, within_xla
 from tfmp.core.updates.conditions import can_be_compiled, is_by_keras_alone, suits_xla, worth_compiling
 from tfmp.core.updates.fingerprint import Fingerprint
 from tfmp.core.updates.programs import KeptPrograms, run_compiled
-from tfmp.types import Gradients
+from tfmp.types import Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
 
@@ -63,7 +64,7 @@ class OptimizerUpdate:
         return self._reference()
 
     def measure(self, grads: Gradients, variables: Sequence[_Variable], loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Return the tensors that `apply` needs for clipping by the global norm.
+        """Return the tensors that the update needs for clipping by the global norm.
 
         The check of the gradients computes the same sums of squares, so they cost little when computed beside it.
 
@@ -81,25 +82,6 @@ class OptimizerUpdate:
             return []
         squares = reductions.half_squares(grads)
         return [_true_norm(grads, squares, loss_scale)] if within_xla() else [squares]
-
-    def apply(
-        self,
-        grads: Gradients,
-        variables: Sequence[_Variable],
-        loss_scale: tf.Tensor,
-        measures: Sequence[tf.Tensor],
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Divide the gradients by the loss scale and apply them.
-
-        Args:
-            grads: The gradients of the scaled loss.
-            variables: The variables.
-            loss_scale: The loss scale.
-            measures: The tensors that `measure` returned for these gradients.
-            options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
-        """
-        apply_together([Part(self, grads, variables, measures, options or {})], loss_scale)
 
     def compiles(self, variables: Sequence[_Variable]) -> bool:
         """Return whether the update of these variables is compiled.
@@ -140,6 +122,20 @@ class OptimizerUpdate:
         return watched
 
 
+def validated_jit_compile(value: object) -> JitCompile:
+    """Return a setting of this name, or raise an error if it is none.
+
+    Args:
+        value: The value that the user passed.
+
+    Raises:
+        ValueError: The value is not True, False or "auto".
+    """
+    if isinstance(value, bool) or value == "auto":
+        return value
+    raise ValueError(f'jit_compile must be True, False or "auto", got {value!r}.')
+
+
 class Updates:
     """The updates of optimizers, one for each; those of optimizers that are gone are forgotten.
 
@@ -174,12 +170,23 @@ class Updates:
 
 
 class Part(NamedTuple):
-    """The part of one optimizer in a step; the attributes are the arguments of `OptimizerUpdate.apply`."""
+    """The part of one optimizer in a step.
+
+    Attributes:
+        update: The update of the optimizer.
+        grads: The gradients of the scaled loss.
+        variables: The variables.
+        measures: The tensors that `OptimizerUpdate.measure` returned for these gradients.
+        changes: For each gradient a function that is called with the unscaled values and returns those to apply, or
+            None. In eager mode all are None: a program that is kept could not take the tensors that they use.
+        options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+    """
 
     update: OptimizerUpdate
     grads: Gradients
     variables: Sequence[_Variable]
     measures: Sequence[tf.Tensor]
+    changes: Sequence[Change | None]
     options: Mapping[str, Any]
 
 
@@ -196,7 +203,7 @@ def apply_together(parts: Sequence[Part], loss_scale: tf.Tensor) -> None:
         device = _of_tensorflow(part.variables[0]).device if part.update.compiles(part.variables) else _PLAIN
         groups.setdefault(device, []).append(part)
     for device, group in groups.items():
-        shares = [_Share(part.update, part.variables, len(part.measures), part.options) for part in group]
+        shares = [_Share(part.update, part.variables, part.changes, len(part.measures), part.options) for part in group]
         grads = [grad for part in group for grad in part.grads]
         norms = [norm for part in group for norm in _norms(part, loss_scale)]
         _apply(shares, grads, [loss_scale, *norms], compiles=device != _PLAIN)
@@ -211,12 +218,15 @@ class _Share(NamedTuple):
 
     update: OptimizerUpdate
     variables: Sequence[_Variable]
+    changes: Sequence[Change | None]
     num_norms: int
     options: Mapping[str, Any]
 
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
         optimizer = self.update.optimizer
         true_grads: Gradients = arithmetic.unscale(grads, loss_scale)
+        if any(self.changes):
+            true_grads = list(map(_changed, true_grads, self.changes))
         for norm in norms:
             true_grads, optimizer = _clipped(true_grads, optimizer, norm), _without_clipping(optimizer)
         if hasattr(optimizer, "apply"):
@@ -270,6 +280,10 @@ def _norms(part: Part, loss_scale: tf.Tensor) -> list[tf.Tensor]:
     if within_xla():
         return list(part.measures)
     return [_true_norm(part.grads, squares, loss_scale) for squares in part.measures]
+
+
+def _changed(grad: Gradient, change: Change | None) -> Gradient:
+    return grad if change is None else arithmetic.map_values(change, grad)
 
 
 def _clipped(grads: Gradients, optimizer: _Optimizer, norm: tf.Tensor) -> Gradients:
