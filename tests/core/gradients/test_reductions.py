@@ -1,5 +1,7 @@
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from gradient_forms import FORMS, TYPES, gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfmp.core.gradients import reductions
+from tfmp.core.gradients import arithmetic, reductions
+from tfmp.types import Gradients
 
 
 def test_list_without_gradients_is_finite_and_has_norm_0() -> None:
@@ -80,6 +83,56 @@ def test_fast_check_gives_the_same_answer_as_checking_every_value(dtype: tf.DTyp
         assert bool(check([tensors[0], sparse, None, *tensors[2:]])) is expected
 
     answers_alike()
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_form_for_accelerators_gives_the_same_answers(dtype: tf.DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers() -> list[Any]:
+        @functools.partial(tf.function, jit_compile=True)
+        def answer(values: tf.Tensor) -> list[tf.Tensor]:
+            counts = reductions.counts([values], [tf.math.is_inf, tf.math.is_nan])
+            return [reductions.all_finite([values]), counts, reductions.half_squares([values])[0]]
+
+        cases = [[1.0, 2.0], [math.inf, 1.0], [math.nan, -math.inf], [float(dtype.max), 1.0]]
+        found = [answer(tf.constant([case] * 2**13, dtype)) for case in cases]
+        return [[each.numpy().tolist() for each in row] for row in found]
+
+    on_cpu = answers()
+    monkeypatch.setattr(reductions, "_has_accelerator", lambda: True)
+    np.testing.assert_equal(answers(), on_cpu)
+    assert [row[0] for row in on_cpu] == [True, False, False, True]
+
+
+def test_only_gradients_whose_squares_are_not_finite_are_suspect() -> None:
+    small, sparse = (
+        tf.ones([2]),
+        tf.IndexedSlices(tf.fill([100, 100], math.inf), tf.range(100), tf.constant([200, 100])),
+    )
+    finite, half = tf.ones([100, 100]), tf.ones([100, 100], tf.float16)
+    grads = [small, finite, None, sparse, half, tf.fill([100, 100], 3e30)]
+
+    def rows(grads: Gradients) -> list[tf.Tensor]:
+        found = reductions.suspects(grads, reductions.large_squares(grads))
+        return [tf.shape(each)[0] for each in arithmetic.values_of(found)]
+
+    for find in (rows, tf.function(rows)):
+        assert [int(count) for count in find(grads)] == [2, 0, 100, 100, 100]
+
+
+def test_sums_are_computed_once_in_each_graph() -> None:
+    grads = [tf.ones([100, 100])]
+    reductions.half_squares(grads)
+
+    @tf.function
+    def compute(values: tf.Tensor) -> list[tf.Tensor]:
+        grads = [values]
+        inner = tf.cond(values[0, 0] > 0, lambda: reductions.half_squares(grads), lambda: tf.zeros([1], tf.float64))
+        outer = [reductions.half_squares(grads), reductions.large_squares(grads)]
+        return [inner[0], *(each[0] for each in outer), tf.cast(reductions.all_finite(grads), tf.float64)]
+
+    graph = compute.get_concrete_function(*grads).graph
+    assert len([op for op in graph.get_operations() if op.type == "L2Loss"]) == 1
+    assert [float(each) for each in compute(*grads)] == [5000, 5000, 5000, 1]
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -90,3 +90,20 @@ def test_gradient_that_could_overflow_in_the_sum_over_replicas_counts_as_infinit
 
 def test_infinity_is_counted_once_where_gradients_are_summed() -> None:
     assert _check(num_summed=2).counts([tf.constant([math.inf, 1.0])]).numpy().tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@pytest.mark.parametrize("num_summed", [1, 2])
+def test_counts_of_large_gradients_are_those_of_all_values(mode: str, num_summed: int) -> None:
+    check = _check(num_summed=num_summed)
+    overflowed = tf.constant([[math.inf, math.nan, 1.0, 3e38] * 30] * 100)
+    grads = [tf.ones([100, 100]), overflowed, None, tf.constant([math.nan]), tf.fill([100, 100], 2e38)]
+
+    def count(grads: Gradients) -> tf.Tensor:
+        return check.counts(grads, check.squares(grads))
+
+    counted = {"eager": count, "function": tf.function(count), "xla": tf.function(count, jit_compile=True)}[mode](grads)
+    in_sum = [3000, 10000] if num_summed == 2 else [0, 0]
+    rows = [_NOTHING, [3000 + in_sum[0], 3000, 0], _NOTHING, [0, 1, 0], [in_sum[1], 0, 0]]
+    assert counted.numpy().tolist() == rows
+    assert check.counts(grads).numpy().tolist() == rows

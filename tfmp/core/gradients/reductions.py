@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import HALF_TYPES, map_values, values_of, widen
 from tfmp.core.tracing import within_xla
-from tfmp.types import Gradients
+from tfmp.types import Gradient, Gradients
 
 #: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.
 _SMALL = 2**13
+_HALF_SQUARE = "_tfmp_half_square"
 
 
 def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
@@ -97,6 +98,61 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
         for index, row in zip(group, _counts_of_each(list(group.values()), predicates), strict=True):
             rows[index] = row
     return tf.stack(rows)
+
+
+def large_squares(grads: Gradients) -> tf.Tensor:
+    """Return half of the sum of squares of each gradient that is large and not in half precision, for `suspects`.
+
+    If a graph also contains `all_finite` of the same gradients, this costs nothing more: the sums are the same.
+
+    Args:
+        grads: Gradients.
+
+    Returns:
+        A float64 vector. An element that is finite tells that all values of that gradient are finite.
+    """
+    return _half_squares([each for each in values_of(grads) if _has_square(each)])
+
+
+def suspects(grads: Gradients, squares: tf.Tensor) -> list[Gradient]:
+    """Return gradients without the values of those that are known to be finite, which need not be read again.
+
+    Not for XLA, where shapes cannot depend on values.
+
+    Args:
+        grads: Gradients.
+        squares: The result of `large_squares(grads)`.
+
+    Returns:
+        The gradients. Those with a finite square have no rows; they share the memory of the others.
+
+    Example:
+        >>> finite, infinite = tf.ones([100, 100]), tf.fill([100, 100], float("inf"))
+        >>> found = suspects([finite, infinite], large_squares([finite, infinite]))
+        >>> [each.shape.as_list() for each in found]
+        [[0, 100], [100, 100]]
+    """
+    flags = iter(_unstack(tf.logical_not(tf.math.is_finite(squares))))
+    return [
+        map_values(lambda values: _rows_if(next(flags), values) if _has_square(values) else values, grad)
+        for grad in grads
+    ]
+
+
+def _has_square(values: tf.Tensor) -> bool:
+    return not _is_small(values) and values.dtype not in HALF_TYPES
+
+
+def _unstack(flags: tf.Tensor) -> Sequence[bool | tf.Tensor]:
+    # In eager mode Python knows them already, and can save the ops that they decide about.
+    return flags.numpy().tolist() if tf.executing_eagerly() else tf.unstack(flags)
+
+
+def _rows_if(flag: bool | tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Return the values, or none of their rows if the flag is False; without copying them."""
+    if isinstance(flag, bool):
+        return values if flag else values[:0]
+    return values[: tf.where(flag, tf.shape(values)[0], 0)]
 
 
 def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
@@ -239,7 +295,9 @@ def _squares_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
     undecided = tf.logical_and(infinite, tf.logical_not(tf.reduce_any(tf.math.is_nan(squares))))
 
     def look() -> tf.Tensor:
-        return _small_sums_finite(values) if within_xla() and addends == 1 else _each_finite(values, addends)
+        if within_xla():
+            return _small_sums_finite(values) if addends == 1 else _each_finite(values, addends)
+        return _each_finite(list(map(_rows_if, _unstack(tf.math.is_inf(squares)), values)), addends)
 
     # If all squares are finite, no value in float32 exceeds about 2e19, so the sum over replicas is finite as well.
     return _look_again(undecided, look, finite)
@@ -258,13 +316,19 @@ def _look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tenso
 
 def _half_squares(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return half of the sum of squares of each tensor; half, because the fast kernel `tf.nn.l2_loss` computes that."""
-    half_sum = _half_sum_within_xla if within_xla() else tf.nn.l2_loss
-    sums = [tf.cast(half_sum(each), tf.float64) for each in values]
+    sums = [tf.cast(_half_square(each), tf.float64) for each in values]
     return tf.stack(sums) if sums else tf.zeros([0], tf.float64)
 
 
-def _half_sum_within_xla(values: tf.Tensor) -> tf.Tensor:
-    return _weighted_sum(tf.square(values), 0.5)
+def _half_square(values: tf.Tensor) -> tf.Tensor:
+    # The check, the norm and the counts of a step need the same sum. The tensor remembers it, for the place where it
+    # was computed: eager code, or one graph.
+    here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    place, half_square = getattr(values, _HALF_SQUARE, (values, None))
+    if place is not here:
+        half_square = _weighted_sum(tf.square(values), 0.5) if within_xla() else tf.nn.l2_loss(values)
+        setattr(values, _HALF_SQUARE, (here, half_square))
+    return half_square
 
 
 def _small_sums_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -277,10 +341,19 @@ def _weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
 
 
 def _sums_of_rows(values: tf.Tensor, weight: float) -> tf.Tensor:
-    # As a product of a matrix and a vector: on CPU, XLA (TensorFlow 2.15 to 2.21) multiplies matrices on all cores, but
-    # computes `tf.reduce_sum` on one. The rows are long, so that few sums are left for `tf.reduce_sum`.
     length = _length_of_rows(values.shape)
-    return tf.linalg.matvec(tf.reshape(values, [-1, length]), tf.fill([length], tf.constant(weight, values.dtype)))
+    rows = tf.reshape(values, [-1, length])
+    if within_xla() and not _has_accelerator():
+        # As a product of a matrix and a vector: on CPU, XLA (TensorFlow 2.15 to 2.21) multiplies matrices on all cores,
+        # but computes `tf.reduce_sum` on one. The rows are long, so that few sums are left for `tf.reduce_sum`.
+        return tf.linalg.matvec(rows, tf.fill([length], tf.constant(weight, values.dtype)))
+    # On a GPU a product could be rounded to TensorFloat-32, and it would not be fused with what computes the values.
+    return tf.reduce_sum(rows * tf.constant(weight, values.dtype), axis=1)
+
+
+def _has_accelerator() -> bool:
+    # Where a program will run is not known while it is traced, but it can only be a device that is there.
+    return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
 
 
 def _length_of_rows(shape: tf.TensorShape) -> int:

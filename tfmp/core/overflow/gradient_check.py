@@ -1,12 +1,13 @@
 """Checks the gradients of one replica: whether they can be applied, how large they are, which values overflowed."""
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic, reductions
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
+from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
 
@@ -100,15 +101,35 @@ class GradientCheck:
         largest = reductions.max_abs(self._to_detect(grads))
         return largest / self._loss_scale if self._scaling is Scaling.CHECK_SCALED else largest
 
-    def counts(self, grads: Gradients) -> tf.Tensor:
-        """Count the values of each gradient that overflowed, as `OverflowDetector.counts` does.
-
-        A value that could overflow in the sum over the replicas counts as infinite.
+    def squares(self, grads: Gradients) -> list[tf.Tensor]:
+        """Return what `counts` needs to know which gradients it must read; in a graph the check has computed it too.
 
         Args:
             grads: The replica's gradients, in the checked form.
         """
+        if not self._reads_suspects_only or tf.executing_eagerly():
+            return []
+        return [reductions.large_squares(self._to_detect(grads))]
+
+    @property
+    def _reads_suspects_only(self) -> bool:
+        # A detector of another kind may also count finite values.
+        return type(self._detector) is NonFiniteDetector and not within_xla()
+
+    def counts(self, grads: Gradients, squares: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        """Count the values of each gradient that overflowed, as `OverflowDetector.counts` does.
+
+        A value that could overflow in the sum over the replicas counts as infinite. In a gradient whose sum of squares
+        is finite, there is neither such a value nor one that is not finite.
+
+        Args:
+            grads: The replica's gradients, in the checked form.
+            squares: What `squares` returned for these gradients.
+        """
         to_detect = self._to_detect(grads)
+        if self._reads_suspects_only:
+            known = squares[0] if squares else reductions.large_squares(to_detect)
+            to_detect = reductions.suspects(to_detect, known)
         counts = self._detector.counts(to_detect, self._loss_scale)
         if self._num_summed > 1:
             in_sum = reductions.counts(

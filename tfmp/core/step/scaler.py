@@ -1,5 +1,6 @@
 """The path of a gradient through a step, the same for every host framework."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -60,19 +61,21 @@ class _Held(NamedTuple):
         grads: The replica's gradients.
         counts: The counts of what overflowed in the replica's micro-batches; empty without a window.
         measures: What the adapter measured of the gradients.
+        squares: What the check tells of them, for the counts of a skipped step.
     """
 
     grads: Gradients
     counts: Gradients
     measures: Gradients
+    squares: Gradients
 
     def flat(self) -> list[Gradient]:
-        return [*self.grads, *self.counts, *self.measures]
+        return [value for part in self for value in part]
 
     def like(self, flat: Gradients) -> "_Held":
         """Return the parts of another list that `flat` returned."""
-        counts, measures = len(self.grads), len(self.grads) + len(self.counts)
-        return _Held(flat[:counts], flat[counts:measures], flat[measures:])
+        rest = iter(flat)
+        return _Held(*(list(itertools.islice(rest, len(part))) for part in self))
 
 
 class LossScaler:
@@ -330,18 +333,19 @@ class LossScaler:
         window_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
         # What is measured of scaled gradients says nothing about those that are changed later.
         measures = [] if step.changes else step.adapter.measure(step.grads, step.loss_scale)
-        held = _Held(step.grads, window_counts, measures)
+        squares = check.squares(check.checked_form(step.grads))
+        held = _Held(step.grads, window_counts, measures, squares)
         stored_counts = self.overflow_counts.of(step.adapter.names)
 
         # A strategy calls the first replica's functions for all replicas, so what differs comes as an argument.
         def apply(flat: Gradients) -> tf.Operation:
-            grads, counts, measures = held.like(flat)
+            grads, counts, measures, _ = held.like(flat)
             done = step.adapter.apply(grads, step.loss_scale, measures, step.changes)
             return tf.group(done, *(self._record_overflows(stored_counts, each, distribution) for each in counts))
 
         def count(flat: Gradients) -> tf.Operation:
-            grads, counts, _ = held.like(flat)
-            found = tf.add_n([check.counts(check.checked_form(grads)), *counts])
+            grads, counts, _, squares = held.like(flat)
+            found = tf.add_n([check.counts(check.checked_form(grads), squares), *counts])
             return self._record_overflows(stored_counts, found, distribution)
 
         done = distribution.conditional_update(applied, held.flat(), apply, count)
