@@ -190,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kerases", type=lambda names: names.split(","), help="keras, tf_keras, or keras,tf_keras")
     parser.add_argument("strategy", choices=["mirrored", "workers"])
-    parser.add_argument("wrapper", choices=["ours", "stock"])
+    parser.add_argument("wrapper", choices=["ours", "compiled", "stock"])
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
     parser.add_argument("ways", choices=["loop", "fit"], nargs="+")
     add_options(parser)
@@ -203,7 +203,8 @@ def main() -> None:
 
 def _train(keras: ModuleType, strategy: tf.distribute.Strategy, way: str, args: argparse.Namespace) -> None:
     stock = functools.partial(keras.mixed_precision.LossScaleOptimizer, initial_scale=1024, dynamic_growth_steps=2)
-    training = ReplicaTraining(keras, strategy, ours if args.wrapper == "ours" else stock)
+    wrappers = {"ours": ours, "compiled": functools.partial(ours, jit_compile=True), "stock": stock}
+    training = ReplicaTraining(keras, strategy, wrappers[args.wrapper])
     if args.restore:
         training.checkpoint.restore(args.restore)
     unscale = not hasattr(training.opt, "scale_loss")

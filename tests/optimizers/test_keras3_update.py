@@ -168,21 +168,6 @@ def test_some_of_the_variables_are_updated_by_a_program_of_their_own() -> None:
     assert values([kernel, bias]) == [[[1, 2], [3, 4]], [4.5, 5]]
 
 
-def test_replicas_update_without_compiling() -> None:
-    strategy = tf.distribute.MirroredStrategy(["cpu:0"], cross_device_ops=tf.distribute.ReductionToOneDevice())
-    with strategy.scope():
-        (weight,) = variables = [variable(keras, [1, 2])]
-        opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=True)
-        opt.build(variables)
-
-    def step() -> None:
-        strategy.run(lambda: opt.apply([tf.constant([8.0, 16.0])], variables))
-
-    assert not _compiles(step)
-    tf.function(step)()
-    assert weight.numpy().tolist() == [0.5, 1]
-
-
 def test_function_that_is_traced_again_uses_changed_settings() -> None:
     inner = keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(1.0, 10, 1.0), clipvalue=1.0)
     (weight,) = variables = [variable(keras, [0.0])]

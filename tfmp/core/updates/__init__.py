@@ -1,6 +1,7 @@
 """Updates of variables by Keras' optimizers, in programs that XLA compiles where that saves time."""
 
 from tfmp.core.updates.fingerprint import is_of_keras as is_of_keras
+from tfmp.core.updates.replicas import apply_on_replicas as apply_on_replicas
 from tfmp.core.updates.update import JitCompile as JitCompile
 from tfmp.core.updates.update import OptimizerUpdate as OptimizerUpdate
 from tfmp.core.updates.update import Part as Part

@@ -53,6 +53,16 @@ def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
     return is_large and is_on_one_device and not apple_gpu
 
 
+def of_tensorflow(variable: Any) -> tf.Variable:  # noqa: ANN401 - of any Keras
+    """Return the TensorFlow variable of a variable of Keras 3; any other variable is returned unchanged.
+
+    Args:
+        variable: A variable of Keras or TensorFlow: Keras 3 trains both.
+    """
+    # The test is not for `keras.Variable`, because variables of Keras are not instances of that class before Keras 3.7.
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
 def suits_xla(optimizer: Any, variables: Sequence[Any]) -> bool:  # noqa: ANN401 - of either Keras
     """Return whether only Keras' own code computes an update, and whether it contains no conditional.
 

@@ -11,9 +11,16 @@ import tensorflow as tf
 from tfmp.core.gradients import arithmetic, reductions
 from tfmp.core.gradients.origins import Change
 from tfmp.core.tracing import ops_are_watched, within_xla
-from tfmp.core.updates.conditions import can_be_compiled, is_by_keras_alone, suits_xla, worth_compiling
+from tfmp.core.updates.conditions import (
+    can_be_compiled,
+    is_by_keras_alone,
+    of_tensorflow,
+    suits_xla,
+    worth_compiling,
+)
 from tfmp.core.updates.fingerprint import Fingerprint
 from tfmp.core.updates.programs import KeptPrograms, run_compiled
+from tfmp.core.updates.replicas import can_be_compiled_on_replicas
 from tfmp.types import Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -91,6 +98,19 @@ class OptimizerUpdate:
         """
         return self._is_to_be_compiled(variables) and not self._is_debugged()
 
+    def compiles_on_replicas(self, grads: Gradients, variables: Sequence[_Variable]) -> bool:
+        """Return whether each replica updates these variables by a program of its own; only for Keras 3.
+
+        Args:
+            grads: The gradients of one replica.
+            variables: The variables.
+        """
+        if not self._jit_compile or not can_be_compiled_on_replicas(self.optimizer, grads):
+            return False
+        is_large = self._jit_compile is True or self._is_worth_compiling(variables)
+        scales = self.optimizer.loss_scale_factor is not None
+        return is_large and not scales and suits_xla(self.optimizer, variables) and not self._is_debugged()
+
     def _clips(self, variables: Sequence[_Variable]) -> bool:
         """Return whether the gradients are clipped here: the optimizer clips by global norm, and XLA compiles it."""
         return _clips_by_global_norm(self.optimizer) and (self.compiles(variables) or within_xla())
@@ -107,7 +127,7 @@ class OptimizerUpdate:
         asked, answer = self._last_asked
         identities = list(map(id, variables))
         if asked != identities:
-            answer = worth_compiling(list(map(_of_tensorflow, variables)))
+            answer = worth_compiling(list(map(of_tensorflow, variables)))
             self._last_asked = identities, answer
         return answer
 
@@ -200,7 +220,7 @@ def apply_together(parts: Sequence[Part], loss_scale: tf.Tensor) -> None:
     groups: dict[str, list[Part]] = {}
     for part in parts:
         # A program runs on one device.
-        device = _of_tensorflow(part.variables[0]).device if part.update.compiles(part.variables) else _PLAIN
+        device = of_tensorflow(part.variables[0]).device if part.update.compiles(part.variables) else _PLAIN
         groups.setdefault(device, []).append(part)
     for device, group in groups.items():
         shares = [_Share(part.update, part.variables, part.changes, len(part.measures), part.options) for part in group]
@@ -290,12 +310,6 @@ def _clipped(grads: Gradients, optimizer: _Optimizer, norm: tf.Tensor) -> Gradie
     factor = tf.minimum(optimizer.global_clipnorm / norm, 1.0)
     # The multiplication makes sparse gradients dense, as Keras' own clipping does.
     return [None if grad is None else grad * tf.cast(factor, grad.dtype) for grad in grads]
-
-
-def _of_tensorflow(variable: _Variable) -> tf.Variable:
-    # Keras 3 also trains TensorFlow's variables. The test is not for `keras.Variable`, because variables of Keras are
-    # not instances of that class before Keras 3.7.
-    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def _clips_by_global_norm(optimizer: _Optimizer) -> bool:

@@ -1,0 +1,150 @@
+"""Updates of Keras 3 on the replicas of a strategy, where XLA compiles the update of each replica."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import replica_processes
+import replica_training
+import tensorflow as tf
+from kerases import optimizer, optimizer_names, variable
+from replica_training import ReplicaTraining, inputs, ours, values
+
+import tfmp
+
+if not keras.__version__.startswith("3."):
+    pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
+
+_OPTIONS = {
+    "weight_decay": {"weight_decay": 0.25},
+    "ema": {"use_ema": True, "ema_momentum": 0.5},
+    "clipnorm": {"clipnorm": 0.5},
+    "clipvalue": {"clipvalue": 0.5},
+    "global_clipnorm": {"global_clipnorm": 0.5},
+    "schedule": {"learning_rate": keras.optimizers.schedules.PolynomialDecay(0.5, 10)},
+}
+
+
+class _OnReplicas:
+    """Two variables and an optimizer that takes steps on the replicas of a strategy, each with gradients of its own."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
+        self._strategy = strategy
+        with strategy.scope():
+            self.variables = [variable(keras, np.ones([3, 2])), variable(keras, [1.0, 2.0], "bias")]
+            self.opt = make()
+            self.opt.build(self.variables)
+
+    def step(self, scale: float, *, sparse: bool) -> None:
+        def on_replica() -> None:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            factor = scale * (tf.cast(replica, tf.float32) + 0.5)
+            rows, indices = factor * tf.constant([[1.0, -2.0], [3.0, 0.5]]), tf.stack([replica, 2])
+            kernel = tf.IndexedSlices(rows, indices, tf.constant([3, 2])) if sparse else factor * tf.ones([3, 2])
+            self.opt.apply([kernel, factor * tf.constant([0.25, -1.0])], self.variables)
+
+        self._strategy.run(on_replica)
+
+    def state(self) -> Any:
+        opt = getattr(self.opt, "inner_optimizer", self.opt)
+        return values(self._strategy, [*self.variables, *opt.variables])
+
+
+def _wrapped(name: str, **options: Any) -> Any:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras, name, **options), tfmp.FixedLossScaleManager(8), jit_compile=True)
+    opt.scale_loss(tf.constant(1.0))
+    return opt
+
+
+def _compiles(function: Callable[[], None]) -> bool:
+    return "_XlaMustCompile" in str(tf.function(function).get_concrete_function().graph.as_graph_def())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sparse"),
+    [
+        *((name, "", False) for name in optimizer_names(keras) if name != "MultiOptimizer"),
+        *(("AdamW", option, False) for option in _OPTIONS),
+        ("SGD", "global_clipnorm", True),
+        ("Adam", "", True),
+    ],
+)
+def test_replicas_train_as_the_bare_optimizer(
+    two_replicas: tf.distribute.MirroredStrategy, name: str, options: str, sparse: bool
+) -> None:
+    settings = _OPTIONS.get(options, {})
+    plain = _OnReplicas(two_replicas, lambda: optimizer(keras, name, **settings))
+    ours = _OnReplicas(two_replicas, lambda: _wrapped(name, **settings))
+    plain_step = tf.function(lambda: plain.step(1.0, sparse=sparse))
+    step = tf.function(lambda: ours.step(8.0, sparse=sparse))
+    for _ in range(3):
+        plain_step()
+        step()
+    first, second = ours.state()
+    for own, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(own, other)
+    for own, other in zip(first, plain.state()[0], strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+    assert _compiles(lambda: ours.step(8.0, sparse=sparse)) is (name not in {"Muon", "Nadam"})
+
+
+def test_replicas_stay_one_through_random_overflows(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    fed = inputs("random")[:60]
+    training = ReplicaTraining(keras, two_replicas, lambda inner: ours(inner, jit_compile=True))
+    plain = ReplicaTraining(keras, two_replicas, lambda inner: ours(inner, jit_compile=False))
+    for (first, second), (expected, _) in zip(training.by_loop(fed), plain.by_loop(fed), strict=True):
+        assert first == second
+        for own, other in zip(first, expected, strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_workers_compile_their_updates(tmp_path: Path) -> None:
+    program = replica_training.command("keras", "workers", "compiled", "random", "loop", "--last=20")
+    finished = replica_processes.run(program, tmp_path, 120, replica_processes.two_workers())
+    assert finished.codes == [0, 0], str(finished)
+    first, second = finished.states("keras/loop")
+    assert first == second
+    expected = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random")[:20])
+    for own, other in zip(first, expected, strict=True):
+        for mine, theirs in zip(own[0], other[0], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _of_conditions(strategy: tf.distribute.Strategy, jit_compile: Any, size: int, **options: Any) -> bool:
+    with strategy.scope():
+        weights = [variable(keras, np.ones([size])), variable(keras, [1.0])]
+        inner = optimizer(keras, **options)
+        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)
+        opt.build(weights)
+
+    def step() -> None:
+        strategy.run(lambda: opt.apply([tf.ones([size]), tf.ones([1])], weights))
+
+    return _compiles(step)
+
+
+def test_large_updates_by_keras_alone_are_compiled_by_default(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    assert _of_conditions(two_replicas, "auto", 2**20)
+    assert not _of_conditions(two_replicas, "auto", 2**10)
+    assert not _of_conditions(two_replicas, False, 2**20)
+
+
+def test_variable_without_gradient_is_left_alone(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    ours = _OnReplicas(two_replicas, lambda: _wrapped("SGD"))
+
+    @tf.function
+    def step() -> None:
+        two_replicas.run(lambda: ours.opt.apply([None, tf.constant([8.0, 16.0])], ours.variables))
+
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        step()
+    assert ours.state()[0][:2] == [[[1, 1]] * 3, [0, 0]]
+
+
+def test_eager_replicas_update_without_compiling(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    ours = _OnReplicas(two_replicas, lambda: _wrapped("SGD"))
+    ours.step(8.0, sparse=False)
+    assert ours.state()[0][1] == [1 - 0.25, 2 + 1.0]

@@ -1,0 +1,73 @@
+"""Applies gradients on the replicas of a strategy, the update of each replica as one program that XLA compiles."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.tracing import within_xla
+from tfmp.core.updates.conditions import of_tensorflow
+from tfmp.core.updates.programs import run_compiled
+from tfmp.types import Gradients
+
+#: On the TensorFlow backend Keras 3 overrides these private methods, in a class of this name, so that each replica
+#: updates all. Those of its base class, which the other backends use, update variables as they are. They are the same
+#: in Keras 3.5 to 3.15.
+_UPDATING = ("_backend_update_step", "_apply_weight_decay")
+_OF_TENSORFLOW, _OF_ALL = "TFOptimizer", "BaseOptimizer"
+
+
+def can_be_compiled_on_replicas(optimizer: Any, grads: Gradients) -> bool:  # noqa: ANN401
+    """Return whether an update at this point is one of replicas in a graph, each of which can run a program.
+
+    Args:
+        optimizer: An optimizer of Keras 3. The update of one that overrides Keras' private methods, such as Nadam, is
+            not compiled.
+        grads: The gradients of one replica. Each variable must have one.
+    """
+    is_on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    if not is_on_replica or tf.executing_eagerly() or within_xla() or any(grad is None for grad in grads):
+        return False
+    return all(_is_of_tensorflow(type(optimizer), name) for name in _UPDATING)
+
+
+def _is_of_tensorflow(kind: type, method: str) -> bool:
+    return next(each.__name__ for each in kind.__mro__ if method in vars(each)) == _OF_TENSORFLOW
+
+
+def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]) -> None:  # noqa: ANN401
+    """Sum the gradients over the replicas and apply the sums, as an optimizer of Keras 3 does; call it on each replica.
+
+    Args:
+        optimizer: An optimizer of Keras 3.
+        grads: The unscaled gradients of this replica.
+        variables: The variables.
+    """
+    # Keras clips the gradients of each replica before it sums them. This private method does nothing without one of
+    # the settings.
+    clipped = optimizer._clip_gradients(list(grads))
+
+    def on_all(strategy: tf.distribute.Strategy, grads: Gradients) -> None:
+        mirrored = list(map(of_tensorflow, variables))
+        summed = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, list(zip(grads, mirrored, strict=True)))
+
+        def update(first: tf.Variable, summed: Gradients) -> None:
+            del first
+            view = _of_one_replica(optimizer)
+            run_compiled(lambda grads, _: view.apply(list(grads), variables), summed, [])
+
+        # This calls `update` for each replica, on its device. Within it, each variable is that of the replica.
+        strategy.extended.update(mirrored[0], update, args=(summed,), group=False)
+
+    tf.distribute.get_replica_context().merge_call(on_all, args=(clipped,))
+
+
+def _of_one_replica(optimizer: Any) -> Any:  # noqa: ANN401
+    """Return a view of the optimizer that shares its variables, neither clips nor sums, and updates one replica."""
+    view = object.__new__(type(optimizer))
+    vars(view).update(vars(optimizer), clipnorm=None, clipvalue=None, global_clipnorm=None)
+    base = next(each for each in type(optimizer).__mro__ if each.__name__ == _OF_ALL)
+    for name in _UPDATING:
+        vars(view)[name] = functools.partial(getattr(base, name), view)
+    return view
