@@ -3,10 +3,11 @@
     python -m benchmarks.step_cost --json step_cost.json --plot step_cost.png
 
 All contenders take the same steps in one process, in turns. Figures are medians, and ratios compare steps of the same
-round. "copy" reads and writes all gradients once, "read" only reads them. "bare, compiled" is the unwrapped optimizer
-compiled by XLA: because tfmp compiles its update, the cost of wrapping is the difference to that. Peak memory is what
-a step needs above the memory in use before it. Only tensors of 256 KiB or more are counted, so it says nothing about
-small tensors.
+round; beside each ratio stand the bounds of the middle half of its values. "copy" reads and writes all gradients once,
+"read" only reads them. "bare, compiled" is the unwrapped optimizer compiled by XLA: because tfmp compiles its update,
+the cost of wrapping is the difference to that. "GradScaler" is the unwrapped optimizer with a `tfmp.GradScaler`; in
+cells that clip, the script clips, between `unscale` and `step`. Peak memory is what a step needs above the memory in
+use before it. Only tensors of 256 KiB or more are counted, so it says nothing about small tensors.
 
 With `--baseline PATH`, tfmp's steps are compared with those of another checkout of tfmp, and no peers are measured: one
 process for each checkout, both with the same cells and the same benchmark code, take turns. A ratio above 1 means that
@@ -25,7 +26,13 @@ from benchmarks.harness.cells import Cell
 from benchmarks.harness.contest import Results
 from benchmarks.harness.series import Series
 
-_COLORS = {"bare": "silver", "tfmp": "tab:blue", "tf_keras": "tab:orange", "tfmp, tf_keras": "lightskyblue"}
+_COLORS = {
+    "bare": "silver",
+    "tfmp": "tab:blue",
+    "GradScaler": "tab:cyan",
+    "tf_keras": "tab:orange",
+    "tfmp, tf_keras": "lightskyblue",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if keras_contenders.why_not_here():
         parser.error(keras_contenders.why_not_here())
+    keras_contenders.make_devices()
     bases = ("copy", "bare", "Keras 3")
     return series.run(
         Series(keras_contenders.contenders, keras_contenders.left_out, bases, _cost_of_wrapping, _COLORS), options

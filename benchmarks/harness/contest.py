@@ -65,6 +65,21 @@ class Results(NamedTuple):
         """
         return report.median_ratio(self.turns[name], self.turns[base])
 
+    def spread(self, name: str, base: str) -> tuple[float, float]:
+        """Return the bounds of the middle half of a contender's ratios to another one, over all rounds.
+
+        Args:
+            name: The contender.
+            base: The contender to divide by.
+
+        Example:
+            >>> Results({}, {}, {"a": [1.0, 2.0, 3.0, 4.0, 9.0], "b": [1.0] * 5}).spread("a", "b")
+            (2.0, 4.0)
+        """
+        ratios = [one / other for one, other in zip(self.turns[name], self.turns[base], strict=True)]
+        low, high = np.percentile(ratios, [25, 75])
+        return float(low), float(high)
+
     def cost(self, name: str, base: str, unit: str) -> float:
         """Return the extra time of a contender beside another one, in units of a third one's time; the median.
 
@@ -167,13 +182,18 @@ def table(results: Results, bases: Sequence[str]) -> str:
         [
             name,
             f"{1000 * results.seconds(name):.1f}",
-            *(f"{results.ratio(name, base):.2f}" for base in bases),
+            *(_ratio(results, name, base) for base in bases),
             _mebibytes(results.peak_memory[name]),
             f"{first:.1f}",
         ]
         for name, first in results.first_call.items()
     ]
     return report.table(header, rows)
+
+
+def _ratio(results: Results, name: str, base: str) -> str:
+    low, high = results.spread(name, base)
+    return f"{results.ratio(name, base):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _peak_memory(step: _Step) -> int | None:

@@ -23,12 +23,22 @@ _Optimizer: TypeAlias = Any
 _Variable: TypeAlias = Any
 _Wrap: TypeAlias = Callable[[_Optimizer], _Optimizer]
 
-#: The modes of a step, each with the function that prepares an update to run in this mode.
+#: The modes of a step, each with the function that prepares an update to run in this mode. "replicas" is a
+#: `tf.function` on two replicas of a `MirroredStrategy`, which have the same gradients.
 MODES: dict[str, Callable[[_Apply], _Apply]] = {
     "function": tf.function,
     "xla": functools.partial(tf.function, jit_compile=True),
     "eager": lambda apply: apply,
+    "replicas": lambda apply: tf.function(functools.partial(_on_replicas, apply)),
 }
+
+
+def _on_replicas(apply: _Apply, grads: _Grads) -> None:
+    # As in a training, each replica has tensors of its own. TensorFlow cannot sum a tensor that all of them share.
+    tf.distribute.get_strategy().run(lambda: apply(list(map(tf.identity, grads))))
+
+
+_REPLICAS = ("cpu:0", "cpu:1")
 
 OPTIMIZERS = ("SGD", "Adam", "AdamW")
 
@@ -50,6 +60,10 @@ def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list
         cell: The kind of step.
         names: The contenders to make; by default all that can take part.
     """
+    if cell.mode == "replicas":
+        strategy = tf.distribute.MirroredStrategy(_REPLICAS, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    else:
+        strategy = tf.distribute.get_strategy()
     arrays = cells.gradients(cell)
     true_grads = [tf.constant(grad) for grad in arrays]
     scaled = [grad * grad.dtype.type(cells.SCALE) for grad in arrays]
@@ -59,7 +73,8 @@ def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list
     held: list[_Variable] = []
     try:
         yardsticks = [] if names is not None else _yardsticks(grads)
-        yield [*yardsticks, *_optimizers(cell, names, grads, true_grads, held)]
+        with strategy.scope():
+            yield [*yardsticks, *_optimizers(cell, names, grads, true_grads, held)]
     finally:
         for variable in held:
             _empty(variable)
@@ -73,11 +88,22 @@ def left_out(cell: Cell) -> dict[str, str]:
     Args:
         cell: The kind of step.
     """
+    missing = {}
     if len(_packages()) == 1:
-        return dict.fromkeys(("tf_keras", "tfmp, tf_keras"), "it is not installed")
-    if cell.dtype == "float16":
-        return {"tf_keras": "its optimizers take no float16 gradients of float32 weights"}
-    return {}
+        missing = dict.fromkeys(("tf_keras", "tfmp, tf_keras"), "it is not installed")
+    elif cell.dtype == "float16":
+        missing = {"tf_keras": "its optimizers take no float16 gradients of float32 weights"}
+    if cell.mode == "replicas":
+        missing["GradScaler"] = "it leaves the update of replicas to the optimizer, which does not compile it"
+    return missing
+
+
+def make_devices() -> None:
+    """Make the devices of the mode "replicas"; to be called before TensorFlow makes any."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if tf.config.get_logical_device_configuration(cpu) is None:
+        devices = [tf.config.LogicalDeviceConfiguration() for _ in _REPLICAS]
+        tf.config.set_logical_device_configuration(cpu, devices)
 
 
 def _yardsticks(grads: _Grads) -> Iterator[Contender]:
@@ -93,7 +119,7 @@ def _optimizers(
         if name in left_out(cell) or (names is not None and name not in names):
             continue
         variables = [_variable(package, shape) for shape in cells.SHAPES[cell.shapes]]
-        opt = wrap(_optimizer(package, cell))
+        opt = wrap(_optimizer(package, cell, clips=name != "GradScaler"))
         opt.build(variables)
         held.extend([*variables, *opt.variables])
         apply = _apply(opt, variables)
@@ -107,7 +133,9 @@ def _empty(variable: _Variable) -> None:
     """Free the memory of a variable. Each contender with Adam has up to 600 MB in its variables."""
     # Without this the memory would never be freed: Keras' optimizers use tf.custom_gradient, which keeps every graph
     # that it was traced in until the process ends (TensorFlow 2.21), and the graphs keep the variables.
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
+    of_tensorflow = variable if isinstance(variable, tf.Variable) else variable.value
+    for each in tf.distribute.get_strategy().experimental_local_results(of_tensorflow):
+        tf.raw_ops.AssignVariableOp(resource=each.handle, value=tf.zeros([0], each.dtype))
 
 
 def _packages() -> list[ModuleType]:
@@ -126,6 +154,7 @@ def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
         entries["bare, compiled"] = entries["bare"]
     entries["Keras 3"] = (keras, lambda opt: keras.optimizers.LossScaleOptimizer(opt, cells.SCALE))
     entries["tfmp"] = (keras, _wrapped_by_tfmp)
+    entries["GradScaler"] = (keras, functools.partial(_WithGradScaler, clips=cell.clipping == "clipped"))
     for package in _packages()[1:]:
         wrapper = functools.partial(package.mixed_precision.LossScaleOptimizer, initial_scale=cells.SCALE)
         entries["tf_keras"] = (package, wrapper)
@@ -134,15 +163,45 @@ def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
 
 
 def _wrapped_by_tfmp(opt: _Optimizer) -> tfmp.LossScaleOptimizer:
+    return tfmp.LossScaleOptimizer(opt, _manager())
+
+
+def _manager() -> tfmp.LossScaleManager:
     # These settings give the rule of Keras' own wrappers.
     rule = {"incr_every_n_steps": 2000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
-    return tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(cells.SCALE, **rule))
+    return tfmp.ExponentialUpdateLossScaleManager(cells.SCALE, **rule)
 
 
-def _optimizer(package: ModuleType, cell: Cell) -> _Optimizer:
+class _WithGradScaler:
+    """An optimizer and a `tfmp.GradScaler`, with the methods of a wrapper that the benchmark calls.
+
+    Args:
+        opt: The optimizer, which does not clip.
+        clips: Whether each step unscales the gradients and clips them before it applies them.
+    """
+
+    def __init__(self, opt: _Optimizer, *, clips: bool) -> None:
+        self._opt = opt
+        self._clips = clips
+        self._scaler = tfmp.GradScaler(manager=_manager())
+        self.variables: list[_Variable] = []
+
+    def build(self, variables: list[_Variable]) -> None:
+        self._scaler.prepare(self._opt, variables)
+        self.variables = self._opt.variables
+
+    def apply(self, grads: _Grads, variables: list[_Variable]) -> None:
+        self._scaler.scale(tf.zeros([]))
+        if self._clips:
+            grads, _ = tfmp.clip_by_global_norm(self._scaler.unscale(self._opt, grads), cells.CLIP_NORM)
+        self._scaler.step(self._opt, list(zip(grads, variables, strict=True)))
+        self._scaler.update()
+
+
+def _optimizer(package: ModuleType, cell: Cell, *, clips: bool) -> _Optimizer:
     # By default tf_keras compiles the update where there is a GPU.
     options = {} if package is keras else {"jit_compile": False}
-    clip = cells.CLIP_NORM if cell.clipping == "clipped" else None
+    clip = cells.CLIP_NORM if cell.clipping == "clipped" and clips else None
     return getattr(package.optimizers, cell.optimizer)(1e-3, global_clipnorm=clip, **options)
 
 

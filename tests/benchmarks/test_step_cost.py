@@ -11,7 +11,7 @@ from benchmarks.harness import keras_contenders
 pytestmark = pytest.mark.skipif(bool(keras_contenders.why_not_here()), reason=keras_contenders.why_not_here())
 
 _TINY = ["--shapes", "tiny", "--optimizers", "Adam", "--rounds", "2"]
-_CONTENDERS = {"copy", "read", "bare", "Keras 3", "tfmp", "tf_keras", "tfmp, tf_keras"}
+_CONTENDERS = {"copy", "read", "bare", "Keras 3", "tfmp", "GradScaler", "tf_keras", "tfmp, tf_keras"}
 
 
 def test_all_contenders_take_good_steps_and_skipped_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +33,13 @@ def test_all_contenders_take_good_steps_and_skipped_ones(tmp_path: Path, capsys:
     assert "tiny, eager, Adam, skipped (cell 4 of 4)" in printed
     assert "| tfmp, tf_keras |" in printed
     assert printed.count("cost of wrapping:") == 1
+
+
+def test_replicas_take_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert step_cost.main([*_TINY, "--modes", "replicas", "--clip", "clipped", "unclipped"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("left out: GradScaler: it leaves the update of replicas") == 2
+    assert "| tfmp, tf_keras |" in printed
 
 
 def test_contenders_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
