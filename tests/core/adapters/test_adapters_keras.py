@@ -1,0 +1,81 @@
+"""Optimizers of Keras: which gradients are unscaled where they are applied, and who applies them."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras, optimizer, values, variable
+
+from tfmp.core.adapters import KerasAdapter
+from tfmp.core.updates import OptimizerUpdate
+
+
+def _adapter(opt: Any, variables: Sequence[Any], jit_compile: bool = False) -> KerasAdapter:
+    return KerasAdapter(opt, variables, update=OptimizerUpdate(opt, jit_compile))
+
+
+@for_every_keras()
+@pytest.mark.parametrize(
+    ("of_variable", "of_grad", "unscales"),
+    [
+        ("float32", "float32", True),
+        ("float32", "float16", True),
+        ("float32", None, True),
+        ("float64", "float64", True),
+        # A gradient that is finite could overflow the type of the variable when it is cast.
+        ("float32", "float64", False),
+        ("float16", "float16", False),
+        ("float16", None, False),
+        ("bfloat16", "bfloat16", False),
+    ],
+)
+def test_gradient_is_unscaled_late_if_it_then_stays_finite_in_its_variables_type(
+    keras: ModuleType, of_variable: str, of_grad: str | None, unscales: bool
+) -> None:
+    kernel, bias = variable(keras, [1.0], dtype=of_variable), variable(keras, [1.0])
+    grad = None if of_grad is None else tf.constant([1.0], of_grad)
+    assert _adapter(optimizer(keras), [bias, kernel]).unscales([tf.constant([1.0]), grad]) is unscales
+
+
+@for_every_keras()
+def test_next_value_of_a_variable_is_not_unscaled_late(keras: ModuleType) -> None:
+    kernel, scale = variable(keras, [1.0]), variable(keras, [1.0])
+    scale.overwrite_with_gradient = True
+    assert not _adapter(optimizer(keras), [kernel, scale]).unscales([tf.ones([1])] * 2)
+
+
+@for_every_keras()
+def test_replicas_unscale_before_the_check(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        adapter = _adapter(optimizer(keras), [variable(keras, [1.0])])
+    found = []
+    two_replicas.run(lambda: found.append(adapter.unscales([tf.constant([1.0])])))
+    assert found == [False, False]
+    assert adapter.unscales([tf.constant([1.0])])
+
+
+@for_every_keras()
+def test_scaled_gradients_go_to_the_update_with_its_measures(keras: ModuleType) -> None:
+    opt, kernel = optimizer(keras, global_clipnorm=0.5), variable(keras, [1.0, 2.0])
+    adapter, grads, loss_scale = (
+        _adapter(opt, [kernel], jit_compile=True),
+        [tf.constant([24.0, 32.0])],
+        tf.constant(8.0),
+    )
+    adapter.prepare([kernel])
+    measures = adapter.measure(grads, loss_scale)
+    assert [measure.numpy().tolist() for measure in measures] == [[(24**2 + 32**2) / 2]]
+    adapter.apply(grads, loss_scale, measures)
+    np.testing.assert_allclose(kernel.numpy(), [1 - 0.15, 2 - 0.2], rtol=1e-6)
+
+
+@for_every_keras()
+def test_changes_are_made_to_the_unscaled_values(keras: ModuleType) -> None:
+    kernel, bias = variable(keras, [1.0, 2.0]), variable(keras, [3.0])
+    adapter, grads = _adapter(optimizer(keras), [kernel, bias]), [tf.constant([8.0, 16.0]), tf.constant([8.0])]
+    adapter.prepare([kernel, bias])
+    adapter.apply(grads, tf.constant(8.0), changes=[lambda values: values + 1, None])
+    assert values([kernel, bias]) == [[0, 0.5], [2.5]]
