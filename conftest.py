@@ -1,7 +1,7 @@
 """Leaves modules out of the collection that the installed packages cannot run, or need not run.
 
-The doctests leave out the front-ends whose Keras is not installed. With Keras 3, the tests of `tfmp.migrate` are left
-out: the environment with TensorFlow 2.15 runs them.
+The doctests leave out the front-ends whose Keras is not installed, and the script for JAX where that is not. With
+Keras 3, the tests of `tfmp.migrate` are left out: the environment with TensorFlow 2.15 runs them.
 """
 
 import importlib.metadata
@@ -9,7 +9,7 @@ import importlib.util
 
 _KERAS3 = importlib.metadata.version("keras").startswith("3.")
 
-_OTHER_KERAS = ["keras215.py"] if _KERAS3 else ["keras3.py", "keras3_update.py"]
+_OTHER_KERAS = ["keras215.py"] if _KERAS3 else ["keras3.py"]
 if importlib.util.find_spec("tf_keras") is None:
     _OTHER_KERAS.append("tf_keras.py")
 collect_ignore = [
@@ -20,6 +20,8 @@ collect_ignore = [
 if not _KERAS3:
     # Its example is an optimizer of Keras 3.
     collect_ignore += ["tfmp/optimizer_state/half_state.py", "docs/half_state.md"]
+if importlib.util.find_spec("jax") is None:
+    collect_ignore.append("tools/run_exported_steps.py")
 if _KERAS3:
     # The rewriter does not import TensorFlow, and its tables list the names of TensorFlow 2.15.
     collect_ignore += ["tfmp/migrate", "tests/migrate"]

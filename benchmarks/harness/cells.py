@@ -57,7 +57,7 @@ class Cell(NamedTuple):
 
 
 #: The shapes of weights, by name. "bert" has 53 million values in 71 tensors; "tiny" is for trying a command out.
-SHAPES = {
+SHAPES: dict[str, Sequence[tuple[int, ...]]] = {
     "bert": bert_shapes(),
     "small": [(1024,)] * 800,
     "few": [(1024,)] * 100,

@@ -106,6 +106,17 @@ def make_devices() -> None:
         tf.config.set_logical_device_configuration(cpu, devices)
 
 
+def optimizer(cell: Cell, name: str) -> _Optimizer:
+    """Return the optimizer of a contender, which is not built.
+
+    Args:
+        cell: The kind of step.
+        name: The contender.
+    """
+    package, wrap = _entries(cell)[name]
+    return wrap(_optimizer(package, cell, clips=name != "GradScaler"))
+
+
 def _yardsticks(grads: _Grads) -> Iterator[Contender]:
     yield Contender("copy", _waiting(tf.function(_copy), grads))
     yield Contender("read", _waiting(tf.function(_read), grads))
@@ -115,11 +126,11 @@ def _optimizers(
     cell: Cell, names: Container[str] | None, grads: _Grads, true_grads: _Grads, held: list[_Variable]
 ) -> Iterator[Contender]:
     run = MODES[cell.mode]
-    for name, (package, wrap) in _entries(cell).items():
+    for name, (package, _) in _entries(cell).items():
         if name in left_out(cell) or (names is not None and name not in names):
             continue
         variables = [_variable(package, shape) for shape in cells.SHAPES[cell.shapes]]
-        opt = wrap(_optimizer(package, cell, clips=name != "GradScaler"))
+        opt = optimizer(cell, name)
         opt.build(variables)
         held.extend([*variables, *opt.variables])
         apply = _apply(opt, variables)
@@ -168,8 +179,7 @@ def _wrapped_by_tfmp(opt: _Optimizer) -> tfmp.LossScaleOptimizer:
 
 def _manager() -> tfmp.LossScaleManager:
     # These settings give the rule of Keras' own wrappers.
-    rule = {"incr_every_n_steps": 2000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
-    return tfmp.ExponentialUpdateLossScaleManager(cells.SCALE, **rule)
+    return tfmp.ExponentialUpdateLossScaleManager(cells.SCALE, 2000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
 
 
 class _WithGradScaler:

@@ -290,10 +290,11 @@ def _in_one_replica(apply: Callable[[], None]) -> None:
     The sum would change nothing, but TensorFlow (2.15 to 2.21) would keep its graph, and the values of all variables
     that the graph uses, until the process ends.
     """
-    if tf.distribute.has_strategy():
+    context = None if tf.distribute.has_strategy() else tf.distribute.get_replica_context()
+    if context is None:
         apply()
     else:
-        tf.distribute.get_replica_context().merge_call(lambda _: apply())
+        context.merge_call(lambda _: apply())
 
 
 def _norms(part: Part, loss_scale: tf.Tensor) -> list[tf.Tensor]:
