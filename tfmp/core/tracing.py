@@ -76,6 +76,29 @@ def within_loop_of_tf1() -> bool:
     return control_flow_util.GetContainingWhileContext(context) is not None
 
 
+def place_of_ops() -> tuple[object, object]:
+    """Return where ops are being added: a graph, and the branch or loop of TF1's control flow within it.
+
+    A tensor can be used again in the place where it was computed. Within one graph, TensorFlow 1 runs the ops of a
+    branch only if the branch is taken. In eager code there is one place.
+
+    Returns:
+        A pair that equals another one if the place is the same.
+
+    Example:
+        >>> place_of_ops() == place_of_ops()
+        True
+        >>> graph = tf.Graph()
+        >>> with graph.as_default():
+        ...     place_of_ops() == (graph, None)
+        True
+    """
+    if tf.executing_eagerly():
+        return None, None
+    graph = tf.compat.v1.get_default_graph()
+    return graph, graph._get_control_flow_context()
+
+
 def ops_are_watched() -> bool:
     """Return whether a debugging tool adds an op of its own after each op that this thread builds.
 

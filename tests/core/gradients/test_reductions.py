@@ -187,3 +187,19 @@ def test_float16_norm_does_not_overflow_in_its_squares() -> None:
     assert float(reductions.global_norm([tf.constant([30000.0, 40000.0], tf.float16)])) == pytest.approx(
         50000, rel=1e-3
     )
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("flag", [True, False])
+def test_sum_of_one_branch_is_not_used_in_another_or_outside(flag: bool) -> None:
+    with tf.Graph().as_default():
+        grads = [tf.ones([100, 100])]
+        # With TensorFlow 1's control flow, the ops of both branches are in the same graph.
+        of_branch = tf.cond(
+            tf.compat.v1.placeholder_with_default(flag, []),
+            lambda: reductions.half_squares(grads),
+            lambda: 2 * reductions.half_squares(grads),
+        )
+        outside = reductions.half_squares(grads)
+        with tf.compat.v1.Session() as session:
+            assert [each.tolist() for each in session.run([of_branch, outside])] == [[5000 if flag else 10000], [5000]]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import HALF_TYPES, map_values, values_of, widen
-from tfmp.core.tracing import within_xla
+from tfmp.core.tracing import place_of_ops, within_xla
 from tfmp.types import Gradient, Gradients
 
 #: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.
@@ -322,12 +322,14 @@ def _half_squares(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _half_square(values: tf.Tensor) -> tf.Tensor:
     # The check, the norm and the counts of a step need the same sum. The tensor remembers it, for the place where it
-    # was computed: eager code, or one graph.
-    here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    place, half_square = getattr(values, _HALF_SQUARE, (values, None))
-    if place is not here:
+    # was computed.
+    here = place_of_ops()
+    place, half_square = getattr(values, _HALF_SQUARE, (None, None))
+    if place != here:
         half_square = _weighted_sum(tf.square(values), 0.5) if within_xla() else tf.nn.l2_loss(values)
-        setattr(values, _HALF_SQUARE, (here, half_square))
+        # A value from eager code may outlive the graph, and would keep it.
+        if tf.executing_eagerly() or tf.is_symbolic_tensor(values):
+            setattr(values, _HALF_SQUARE, (here, half_square))
     return half_square
 
 

@@ -1,4 +1,4 @@
-"""The conditions under which an optimizer's update is compiled."""
+"""What an update depends on: the conditions under which it is compiled, views of optimizers, their variables."""
 
 import math
 import sys
@@ -61,6 +61,26 @@ def of_tensorflow(variable: Any) -> tf.Variable:  # noqa: ANN401 - of any Keras
     """
     # The test is not for `keras.Variable`, because variables of Keras are not instances of that class before Keras 3.7.
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def view_of(optimizer: Any, **attributes: Any) -> Any:  # noqa: ANN401 - of any Keras
+    """Return a view of an optimizer, which shares all its variables, with other values of some attributes.
+
+    Args:
+        optimizer: An optimizer of Keras.
+        **attributes: The attributes that differ.
+
+    Example:
+        >>> import keras
+        >>> optimizer = keras.optimizers.SGD(0.5, clipvalue=1.0)
+        >>> view = view_of(optimizer, clipvalue=None)
+        >>> view.clipvalue, optimizer.clipvalue, view.iterations is optimizer.iterations
+        (None, 1.0, True)
+    """
+    # copy.copy would serialize the optimizer and make new variables.
+    view = object.__new__(type(optimizer))
+    vars(view).update(vars(optimizer), **attributes)
+    return view
 
 
 def suits_xla(optimizer: Any, variables: Sequence[Any]) -> bool:  # noqa: ANN401 - of either Keras

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.tracing import within_xla
-from tfmp.core.updates.conditions import of_tensorflow
+from tfmp.core.updates.conditions import of_tensorflow, view_of
 from tfmp.core.updates.programs import run_compiled
 from tfmp.types import Gradients
 
@@ -65,8 +65,7 @@ def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]
 
 def _of_one_replica(optimizer: Any) -> Any:  # noqa: ANN401
     """Return a view of the optimizer that shares its variables, neither clips nor sums, and updates one replica."""
-    view = object.__new__(type(optimizer))
-    vars(view).update(vars(optimizer), clipnorm=None, clipvalue=None, global_clipnorm=None)
+    view = view_of(optimizer, clipnorm=None, clipvalue=None, global_clipnorm=None)
     base = next(each for each in type(optimizer).__mro__ if each.__name__ == _OF_ALL)
     for name in _UPDATING:
         vars(view)[name] = functools.partial(getattr(base, name), view)

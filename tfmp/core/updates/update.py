@@ -16,6 +16,7 @@ from tfmp.core.updates.conditions import (
     is_by_keras_alone,
     of_tensorflow,
     suits_xla,
+    view_of,
     worth_compiling,
 )
 from tfmp.core.updates.fingerprint import Fingerprint
@@ -248,7 +249,8 @@ class _Share(NamedTuple):
         if any(self.changes):
             true_grads = list(map(_changed, true_grads, self.changes))
         for norm in norms:
-            true_grads, optimizer = _clipped(true_grads, optimizer, norm), _without_clipping(optimizer)
+            true_grads = _clipped(true_grads, optimizer, norm)
+            optimizer = view_of(optimizer, global_clipnorm=None, clipvalue=None)
         if hasattr(optimizer, "apply"):
             _in_one_replica(lambda: optimizer.apply(true_grads, self.variables))
         else:
@@ -328,11 +330,3 @@ def _is_positive(norm: float | None) -> bool:
 def _true_norm(grads: Gradients, squares: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
     """Return the global norm of scaled gradients after unscaling."""
     return tf.cast(reductions.global_norm(grads, squares) / tf.cast(loss_scale, tf.float64), tf.float32)
-
-
-def _without_clipping(optimizer: _Optimizer) -> _Optimizer:
-    """Return a view of the optimizer that does not clip and that shares all its variables."""
-    # copy.copy would serialize the optimizer and make new variables.
-    view = object.__new__(type(optimizer))
-    vars(view).update(vars(optimizer), global_clipnorm=None, clipvalue=None)
-    return view
