@@ -111,12 +111,26 @@ def test_only_gradients_whose_squares_are_not_finite_are_suspect() -> None:
     finite, half = tf.ones([100, 100]), tf.ones([100, 100], tf.float16)
     grads = [small, finite, None, sparse, half, tf.fill([100, 100], 3e30)]
 
-    def rows(grads: Gradients) -> list[tf.Tensor]:
+    def sizes(grads: Gradients) -> list[tf.Tensor]:
         found = reductions.suspects(grads, reductions.large_squares(grads))
-        return [tf.shape(each)[0] for each in arithmetic.values_of(found)]
+        return [tf.size(each) for each in arithmetic.values_of(found)]
 
-    for find in (rows, tf.function(rows)):
-        assert [int(count) for count in find(grads)] == [2, 0, 100, 100, 100]
+    for find in (sizes, tf.function(sizes)):
+        assert [int(size) for size in find(grads)] == [2, 0, 10000, 10000, 10000]
+
+
+def test_a_graph_counts_large_gradients_by_one_function_for_each_type() -> None:
+    @tf.function
+    def counted(grads: Gradients) -> tf.Tensor:
+        return reductions.counts(grads, [tf.math.is_inf, tf.math.is_nan])
+
+    shapes = [[100, 100], [2**14], [3, 1, 4000]]
+    grads = [tf.fill(shape, tf.constant(math.inf, dtype)) for dtype in (tf.float32, tf.float64) for shape in shapes]
+    assert counted(grads)[:, 0].numpy().tolist() == [10000, 2**14, 12000] * 2
+    graph = counted.get_concrete_function(grads).graph
+    calls = [op.get_attr("f").name for op in graph.get_operations() if op.type == "PartitionedCall"]
+    assert len(calls) == 6
+    assert len(set(calls)) == 2
 
 
 def test_sums_are_computed_once_in_each_graph() -> None:
