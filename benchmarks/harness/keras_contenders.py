@@ -93,8 +93,6 @@ def left_out(cell: Cell) -> dict[str, str]:
         missing = dict.fromkeys(("tf_keras", "tfmp, tf_keras"), "it is not installed")
     elif cell.dtype == "float16":
         missing = {"tf_keras": "its optimizers take no float16 gradients of float32 weights"}
-    if cell.mode == "replicas":
-        missing["GradScaler"] = "it leaves the update of replicas to the optimizer, which does not compile it"
     return missing
 
 

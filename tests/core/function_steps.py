@@ -48,5 +48,5 @@ def take_step(
     adapter, distribution = FunctionAdapter(names, apply), scaler.distribution()
     if accumulator is not None:
         return scaler.accumulate(Step(adapter, grads), distribution, accumulator)
-    step = scaler.step_of_scaled_grads(adapter, grads) if are_scaled else Step(adapter, grads)
+    step = scaler.step_of_scaled_grads(adapter, grads, distribution) if are_scaled else Step(adapter, grads)
     return scaler.step(step, distribution)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.adapters import KerasAdapter, OptimizerAdapter, TF1Adapter
+from tfmp.core.adapters import Keras3Adapter, KerasAdapter, OptimizerAdapter, TF1Adapter
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.updates import Updates, is_of_keras
@@ -73,7 +73,9 @@ def adapter_of(
         return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
     if keras_of(optimizer, "optimizers.Optimizer") is not None and is_of_keras(optimizer) and not kwargs:
         # A class that a user wrote may do more in `apply_gradients` than Keras' own classes do.
-        return KerasAdapter(optimizer, variables, update=updates.of(optimizer), leaves_out_none=True)
+        # Only the optimizers of Keras 3 have `apply`.
+        adapter = Keras3Adapter if hasattr(optimizer, "apply") else KerasAdapter
+        return adapter(optimizer, variables, update=updates.of(optimizer), leaves_out_none=True)
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 

@@ -504,21 +504,23 @@ class GradScaler(StepProperties, tf.Module):
 
     def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tf.Operation:
         """Run the steps of several optimizers together, and store the result for `update`."""
-        step, known = self._joined(steps)
+        step, known = self._joined(steps, distribution)
         done, result = self._scaler.run(step, distribution, known)
         loss_scale = self._scale_to_divide_by()
         scaled = [each.apply_scaled(loss_scale, result.applied) for each in steps]
         before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
         return tf.group(*before, *([self._keep(result, before, distribution)] if self._enabled else []))
 
-    def _joined(self, steps: Sequence[OptimizerStep]) -> tuple[Step, LocalCheck | None]:
+    def _joined(
+        self, steps: Sequence[OptimizerStep], distribution: Distribution
+    ) -> tuple[Step, LocalCheck | None]:
         """Return the steps of several optimizers as one step, and what is known of its gradients."""
         adapters = [step.adapter for step in steps]
         adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
         known = known_together(steps)
         if known is None:
             scaled = [grad for step in steps for grad in step.given]
-            return self._scaler.step_of_scaled_grads(adapter, scaled), None
+            return self._scaler.step_of_scaled_grads(adapter, scaled, distribution), None
         grads = [grad for step in steps for grad in self._unscaled(step)]
         return self._scaler.step_of_unscaled_grads(adapter, grads, known)
 

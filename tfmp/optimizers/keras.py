@@ -326,7 +326,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             self._scaler.accumulate(Step(adapter, unscaled_grads, is_averaged=is_averaged), distribution, accumulator)
             return
         if are_scaled:
-            step, known = self._scaler.step_of_scaled_grads(adapter, grads), None
+            step, known = self._scaler.step_of_scaled_grads(adapter, grads, distribution), None
         else:
             step, known = self._scaler.step_of_unscaled_grads(adapter, grads)
         self._scaler.step(step._replace(is_averaged=is_averaged), distribution, known)

@@ -108,6 +108,35 @@ class OptimizerAdapter:
         """
         return grads
 
+    def can_sum_first(self, grads: Gradients) -> bool:
+        """Return True if `sum` and `apply_sums` can do the work of `apply`, so that the check can come in between.
+
+        Most optimizers sum gradients over the replicas when they apply them, and every replica must check its own
+        gradients before. If the gradients are summed first, only the sums need to be checked.
+
+        Args:
+            grads: The gradients of one replica, scaled or not.
+        """
+        del grads
+        return False
+
+    def sum(self, grads: Gradients) -> Gradients:
+        """Return the sums of the gradients over the replicas; only for gradients for which `can_sum_first` is True.
+
+        Args:
+            grads: The gradients of one replica.
+        """
+        raise NotImplementedError
+
+    def apply_sums(self, sums: Gradients, loss_scale: tf.Tensor | None) -> tf.Operation:
+        """Apply gradients that are summed over the replicas; called on each replica.
+
+        Args:
+            sums: What `sum` returned.
+            loss_scale: The float32 scalar by which to divide them; None if they are unscaled already.
+        """
+        raise NotImplementedError
+
     def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Compute numbers that `apply` needs, such as a norm, if it is cheaper to compute them next to the check.
 

@@ -43,9 +43,15 @@ class KerasAdapter(OptimizerAdapter):
         their sum over the replicas could overflow. It is also False if a variable has float8 scales: their next values,
         which come as "gradients", must not be divided by the loss scale.
         """
-        if self._update is None or self.overwritten or tf.distribute.has_strategy():
-            return False
-        return all(map(_can_be_unscaled_late, grads, self.dtypes))
+        return self._update is not None and not tf.distribute.has_strategy() and self.can_unscale_late(grads)
+
+    def can_unscale_late(self, grads: Gradients) -> bool:
+        """Return True if it makes no difference whether these gradients are unscaled before or after the check.
+
+        Args:
+            grads: Gradients of a scaled loss, one for each variable.
+        """
+        return not self.overwritten and all(map(_can_be_unscaled_late, grads, self.dtypes))
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Compute what the update needs; nothing for gradients that the optimizer applies by itself."""

@@ -1,11 +1,13 @@
 """The interface through which replicas act as one: average gradients, agree on a result, and change shared state."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import tensorflow as tf
 
 from tfmp.types import ApplyGradients, Gradient, Gradients
+
+Returned = TypeVar("Returned")
 
 
 class Distribution(Protocol):
@@ -14,6 +16,10 @@ class Distribution(Protocol):
     @property
     def num_summed(self) -> int:
         """The number of replicas whose gradients an optimizer sums when it applies them, after the check."""
+
+    @property
+    def can_sum_first(self) -> bool:
+        """True if the gradients may be summed over the replicas before the replicas agree on a result."""
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the mean of the gradients over the replicas, unless the optimizer sums them itself.
@@ -76,12 +82,12 @@ class Distribution(Protocol):
             The op that does this; None in eager mode.
         """
 
-    def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
-        """Call a function once for all replicas, to change variables that they share.
+    def once(self, function: Callable[[], Returned]) -> Returned:
+        """Call a function once for all replicas, such as one that changes variables that they share.
 
         Args:
-            function: Changes the variables. It must not use tensors that differ between replicas.
+            function: The function. It must not use tensors that differ between replicas.
 
         Returns:
-            The op that does this; None in eager mode.
+            What the function returns, the same on each replica.
         """

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
+from tfmp.core.distribute.base import Returned
 from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
 from tfmp.core.gradients import arithmetic
 from tfmp.types import ApplyGradients, Gradient, Gradients
@@ -20,6 +21,8 @@ class Mirrored:
     own, and the optimizer makes these threads wait for each other when it sums gradients. If a branch were built by
     some of the threads only, they would wait forever.
     """
+
+    can_sum_first = True
 
     def __repr__(self) -> str:
         return "Mirrored()"
@@ -91,9 +94,10 @@ class Mirrored:
 
         return _replica_context().merge_call(on_all, args=(flag, list(grads)))
 
-    def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
+    def once(self, function: Callable[[], Returned]) -> Returned:
         """Call the function in the cross-replica context, where the first replica's function runs for all."""
-        return _replica_context().merge_call(lambda strategy: function())
+        returned: Returned = _replica_context().merge_call(lambda strategy: function())
+        return returned
 
 
 class MirroredWorkers(Mirrored):
@@ -102,6 +106,9 @@ class MirroredWorkers(Mirrored):
     TensorFlow sums the first gradient of one worker with the first gradients of the others, even if they belong to
     different variables. So `agree` compares which gradients the workers have.
     """
+
+    # Before that, they must know that they have gradients for the same variables.
+    can_sum_first = False
 
     def __repr__(self) -> str:
         return "MirroredWorkers()"

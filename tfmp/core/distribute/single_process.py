@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
+from tfmp.core.distribute.base import Returned
 from tfmp.types import ApplyGradients, Gradient, Gradients
 
 
@@ -12,6 +13,7 @@ class SingleProcess:
     """A single replica: every operation over all replicas returns this replica's own values."""
 
     num_summed = 1
+    can_sum_first = False
 
     def __repr__(self) -> str:
         return "SingleProcess()"
@@ -44,6 +46,6 @@ class SingleProcess:
         """Call one of the functions."""
         return conditional_update(flag, grads, if_true, if_false)
 
-    def once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
+    def once(self, function: Callable[[], Returned]) -> Returned:
         """Call the function."""
         return function()

@@ -42,6 +42,8 @@ class Step(NamedTuple):
             as they are.
         changes: For each gradient a function of its unscaled values, by which the adapter clips them; empty if there is
             none. The check needs to know nothing of them: they keep finite values finite, and others not finite.
+        sums_first: True if the gradients are summed over the replicas before they are checked, and not by the optimizer
+            when it applies them. The check then reads only the sums.
         is_averaged: False if the gradients are still to be averaged over Horovod's workers. Only steps of TensorFlow 1
             and Keras 2 need that, and their gradients are unscaled.
     """
@@ -51,6 +53,7 @@ class Step(NamedTuple):
     scaling: Scaling = Scaling.UNSCALED
     loss_scale: tf.Tensor | None = None
     changes: Sequence[Change | None] = ()
+    sums_first: bool = False
     is_averaged: bool = True
 
 
@@ -58,15 +61,17 @@ class _Held(NamedTuple):
     """What the step's conditional takes as its argument, because it differs between replicas.
 
     Attributes:
-        grads: The replica's gradients.
+        grads: The replica's gradients, or their sums over the replicas.
         counts: The counts of what overflowed in the replica's micro-batches; empty without a window.
         measures: What the adapter measured of the gradients.
-        squares: What the check tells of them, for the counts of a skipped step.
+        own: The replica's gradients, for the counts of a skipped step, if `grads` are the sums; otherwise empty.
+        squares: What the check tells of the replica's gradients, for these counts.
     """
 
     grads: Gradients
     counts: Gradients
     measures: Gradients
+    own: Gradients
     squares: Gradients
 
     def flat(self) -> list[Gradient]:
@@ -161,7 +166,7 @@ class LossScaler:
             note(grad, Origin(scaled, loss_scale))
         return unscaled
 
-    def step_of_scaled_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> Step:
+    def step_of_scaled_grads(self, adapter: OptimizerAdapter, grads: Gradients, distribution: Distribution) -> Step:
         """Return a step with the gradients of a scaled loss.
 
         If the adapter can unscale the gradients when it applies them, they stay scaled in the step. Otherwise they are
@@ -170,11 +175,22 @@ class LossScaler:
         Args:
             adapter: The optimizer and its variables.
             grads: This replica's gradients.
+            distribution: How the replicas act together.
         """
-        if not adapter.unscales(grads):
+        sums_first = self._sums_first(adapter, grads, distribution)
+        if not (sums_first or adapter.unscales(grads)):
             return Step(adapter, adapter.typed(self.unscaled_grads(adapter, grads)))
         scaling = Scaling.CHECK_SCALED if self._checks_scaled() else Scaling.UNSCALE_FIRST
-        return Step(adapter, grads, scaling, self._manager.get_loss_scale())
+        return Step(adapter, grads, scaling, self._manager.get_loss_scale(), sums_first=sums_first)
+
+    def _sums_first(self, adapter: OptimizerAdapter, grads: Gradients, distribution: Distribution) -> bool:
+        may_sum = distribution.can_sum_first and self._seeks_only_finite() and self._checks_scaled()
+        return may_sum and adapter.can_sum_first(grads)
+
+    def _seeks_only_finite(self) -> bool:
+        """Return whether nothing has to be known of the gradients of a replica but whether they are finite."""
+        looks_closely = self._manager.needs_max_abs or self.gradient_ranges is not None
+        return type(self._detector) is NonFiniteDetector and not looks_closely
 
     def _checks_scaled(self) -> bool:
         # See Scaling.CHECK_SCALED for why the scale must be 1 or more.
@@ -202,9 +218,7 @@ class LossScaler:
 
     def _may_derive(self, derivation: Derivation) -> bool:
         """Return whether nothing but the adapter has to see the gradients as they are after unscaling and clipping."""
-        looks_closely = self._manager.needs_max_abs or self.gradient_ranges is not None
-        only_finite = type(self._detector) is NonFiniteDetector and not looks_closely
-        return self._checks_scaled() and (only_finite or derivation.is_unscaling)
+        return self._checks_scaled() and (self._seeks_only_finite() or derivation.is_unscaling)
 
     def unscaled_grads(self, adapter: OptimizerAdapter, grads: Gradients) -> list[Gradient]:
         """Unscale the gradients of a scaled loss, except those that are the next values of their variables.
@@ -271,9 +285,12 @@ class LossScaler:
         """
         step = step._replace(grads=self._reduce(step, distribution))
         check = self._gradient_check(step, distribution, known)
-        local_check = self._check(step.grads, check, known)
+        if step.sums_first:
+            sums, local_check = self._sum_and_check(step, distribution)
+        else:
+            sums, local_check = [], self._check(step.grads, check, known)
         result = self._agree(step, local_check, distribution)
-        done = self._apply_or_count(step, check, local_check, result.applied, distribution)
+        done = self._apply_or_count(step, sums, check, local_check, result.applied, distribution)
         return tf.group(done, *self._record_ranges(step, distribution)), result
 
     def _record_ranges(self, step: Step, distribution: Distribution) -> list[tf.Operation]:
@@ -315,6 +332,14 @@ class LossScaler:
             return local_check._replace(max_abs=check.max_abs(grads))
         return local_check
 
+    def _sum_and_check(self, step: Step, distribution: Distribution) -> tuple[Gradients, LocalCheck]:
+        """Return the sums of the gradients over the replicas, and the check of them, which is the same on all."""
+        sums = step.adapter.sum(step.grads)
+        # The rows of sparse gradients are not added up yet.
+        num_summed = distribution.num_summed if any(map(arithmetic.is_sparse, sums)) else 1
+        check = GradientCheck(self._detector, self._manager.get_loss_scale(), step.scaling, num_summed)
+        return sums, LocalCheck(distribution.once(lambda: check.all_finite(sums)))
+
     def _agree(self, step: Step, local_check: LocalCheck, distribution: Distribution) -> StepResult:
         """Combine the checks of all replicas into one result."""
         max_abs = local_check.max_abs if self._manager.needs_max_abs else None
@@ -323,7 +348,13 @@ class LossScaler:
         return StepResult(applied, applied if complete is None else tf.logical_and(applied, complete), max_abs)
 
     def _apply_or_count(
-        self, step: Step, check: GradientCheck, local_check: LocalCheck, applied: tf.Tensor, distribution: Distribution
+        self,
+        step: Step,
+        sums: Gradients,
+        check: GradientCheck,
+        local_check: LocalCheck,
+        applied: tf.Tensor,
+        distribution: Distribution,
     ) -> tf.Operation:
         """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient.
 
@@ -332,20 +363,27 @@ class LossScaler:
         """
         window_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
         # What is measured of scaled gradients says nothing about those that are changed later.
-        measures = [] if step.changes else step.adapter.measure(step.grads, step.loss_scale)
-        squares = check.squares(check.checked_form(step.grads))
-        held = _Held(step.grads, window_counts, measures, squares)
+        measures = [] if step.changes or sums else step.adapter.measure(step.grads, step.loss_scale)
+        if sums:
+            # The gradients of a replica are not read unless the step is skipped.
+            held = _Held(sums, window_counts, measures, own=step.grads, squares=[])
+        else:
+            squares = check.squares(check.checked_form(step.grads))
+            held = _Held(step.grads, window_counts, measures, own=[], squares=squares)
         stored_counts = self.overflow_counts.of(step.adapter.names)
 
         # A strategy calls the first replica's functions for all replicas, so what differs comes as an argument.
         def apply(flat: Gradients) -> tf.Operation:
-            grads, counts, measures, _ = held.like(flat)
-            done = step.adapter.apply(grads, step.loss_scale, measures, step.changes)
+            grads, counts, measures, _, _ = held.like(flat)
+            if sums:
+                done = step.adapter.apply_sums(grads, step.loss_scale)
+            else:
+                done = step.adapter.apply(grads, step.loss_scale, measures, step.changes)
             return tf.group(done, *(self._record_overflows(stored_counts, each, distribution) for each in counts))
 
         def count(flat: Gradients) -> tf.Operation:
-            grads, counts, _, squares = held.like(flat)
-            found = tf.add_n([check.counts(check.checked_form(grads), squares), *counts])
+            grads, counts, _, own, squares = held.like(flat)
+            found = tf.add_n([check.counts(check.checked_form(own or grads), squares), *counts])
             return self._record_overflows(stored_counts, found, distribution)
 
         done = distribution.conditional_update(applied, held.flat(), apply, count)

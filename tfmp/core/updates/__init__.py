@@ -2,6 +2,8 @@
 
 from tfmp.core.updates.fingerprint import is_of_keras as is_of_keras
 from tfmp.core.updates.replicas import apply_on_replicas as apply_on_replicas
+from tfmp.core.updates.replicas import apply_sums as apply_sums
+from tfmp.core.updates.replicas import sum_over_replicas as sum_over_replicas
 from tfmp.core.updates.update import JitCompile as JitCompile
 from tfmp.core.updates.update import OptimizerUpdate as OptimizerUpdate
 from tfmp.core.updates.update import Part as Part

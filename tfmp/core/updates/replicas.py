@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import within_xla
 from tfmp.core.updates.conditions import of_tensorflow, view_of
 from tfmp.core.updates.programs import run_compiled
@@ -47,20 +48,55 @@ def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]
     # Keras clips the gradients of each replica before it sums them. This private method does nothing without one of
     # the settings.
     clipped = optimizer._clip_gradients(list(grads))
+    apply_sums(optimizer, sum_over_replicas(clipped, variables), variables)
 
-    def on_all(strategy: tf.distribute.Strategy, grads: Gradients) -> None:
-        mirrored = list(map(of_tensorflow, variables))
-        summed = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, list(zip(grads, mirrored, strict=True)))
 
-        def update(first: tf.Variable, summed: Gradients) -> None:
-            del first
-            view = _of_one_replica(optimizer)
-            run_compiled(lambda grads, _: view.apply(list(grads), variables), summed, [])
+def sum_over_replicas(grads: Gradients, variables: Sequence[Any]) -> Gradients:
+    """Return the sums of gradients over the replicas; call it on each replica.
 
+    Args:
+        grads: The gradients of this replica, one for each variable.
+        variables: The variables, on whose devices the sums are needed.
+    """
+
+    def on_all(strategy: tf.distribute.Strategy, grads: Gradients) -> Gradients:
+        pairs = list(zip(grads, map(of_tensorflow, variables), strict=True))
+        sums: Gradients = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+        return sums
+
+    sums: Gradients = tf.distribute.get_replica_context().merge_call(on_all, args=(list(grads),))
+    return sums
+
+
+def apply_sums(
+    optimizer: Any,  # noqa: ANN401
+    sums: Gradients,
+    variables: Sequence[Any],
+    loss_scale: tf.Tensor | None = None,
+) -> None:
+    """Apply the sums of gradients on each replica by a program of its own; call it on each replica.
+
+    Args:
+        optimizer: An optimizer of Keras 3. It does not clip.
+        sums: What `sum_over_replicas` returned.
+        variables: The variables.
+        loss_scale: The loss scale by which the program divides the sums; None if they are unscaled.
+    """
+
+    def update(first: tf.Variable, sums: Gradients) -> None:
+        del first
+        view = _of_one_replica(optimizer)
+
+        def apply(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+            view.apply(arithmetic.unscale(grads, tensors[0]) if tensors else list(grads), variables)
+
+        run_compiled(apply, sums, [] if loss_scale is None else [loss_scale])
+
+    def on_all(strategy: tf.distribute.Strategy, sums: Gradients) -> None:
         # This calls `update` for each replica, on its device. Within it, each variable is that of the replica.
-        strategy.extended.update(mirrored[0], update, args=(summed,), group=False)
+        strategy.extended.update(of_tensorflow(variables[0]), update, args=(sums,), group=False)
 
-    tf.distribute.get_replica_context().merge_call(on_all, args=(clipped,))
+    tf.distribute.get_replica_context().merge_call(on_all, args=(list(sums),))
 
 
 def _of_one_replica(optimizer: Any) -> Any:  # noqa: ANN401
