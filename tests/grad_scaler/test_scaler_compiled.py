@@ -130,6 +130,38 @@ def test_optimizers_that_step_together_are_one_program(keras: ModuleType) -> Non
     assert (_programs(together), _programs(apart)) == (1, 2)
 
 
+@for_every_keras("keras3")
+@pytest.mark.parametrize("clip", [None, *_CLIPS])
+def test_replicas_train_as_the_bare_optimizer_and_compile_their_updates(
+    keras: ModuleType, clip: str | None, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    scaler, clipped = tfmp.GradScaler(8.0, jit_compile=True), _CLIPS.get(clip or "unscaled")
+    with two_replicas.scope():
+        opt, plain = optimizer(keras, "Adam"), optimizer(keras, "Adam")
+        variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
+        scaler.prepare(opt, variables)
+
+    def step(grads: Gradients) -> None:
+        def on_replica() -> None:
+            scaled = [grad * scaler.scale(tf.constant(1.0)) for grad in grads]
+            if clip is not None:
+                scaled = clipped(scaler.unscale(opt, scaled))
+            scaler.step(opt, list(zip(scaled, variables, strict=True)))
+            scaler.update()
+
+        two_replicas.run(on_replica)
+
+    function = tf.function(step)
+    for seed, last in enumerate([None, math.inf, None]):
+        function(gradients(seed, last))
+        if last is None:
+            pairs = list(zip(clipped(gradients(seed)), plain_variables, strict=True))
+            two_replicas.run(lambda pairs=pairs: plain.apply_gradients(pairs))
+    for one, other in zip(variables, plain_variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+    assert _programs(step, gradients(0)) == 2
+
+
 @for_every_keras()
 def test_large_variables_are_compiled_unless_turned_off_or_by_code_of_a_user(keras: ModuleType) -> None:
     class Own(keras.optimizers.SGD):  # type: ignore[name-defined, misc] # one of two packages

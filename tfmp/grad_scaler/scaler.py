@@ -511,9 +511,7 @@ class GradScaler(StepProperties, tf.Module):
         before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
         return tf.group(*before, *([self._keep(result, before, distribution)] if self._enabled else []))
 
-    def _joined(
-        self, steps: Sequence[OptimizerStep], distribution: Distribution
-    ) -> tuple[Step, LocalCheck | None]:
+    def _joined(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tuple[Step, LocalCheck | None]:
         """Return the steps of several optimizers as one step, and what is known of its gradients."""
         adapters = [step.adapter for step in steps]
         adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)

@@ -1,5 +1,6 @@
 """Updates of Keras 3 on the replicas of a strategy, where XLA compiles the update of each replica."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,60 @@ def test_eager_replicas_update_without_compiling(two_replicas: tf.distribute.Mir
     ours = _OnReplicas(two_replicas, lambda: _wrapped("SGD"))
     ours.step(8.0, sparse=False)
     assert ours.state()[0][1] == [1 - 0.25, 2 + 1.0]
+
+
+def _on_each(strategy: tf.distribute.Strategy, opt: Any, weight: Any, grads: list[Any]) -> Callable[[], None]:
+    """Return a function that steps one weight with a gradient of its own on each replica."""
+
+    @tf.function
+    def step() -> None:
+        def on_replica() -> None:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            opt.apply([tf.nest.map_structure(lambda *each: tf.stack(each)[replica], *grads)], [weight])
+
+        strategy.run(on_replica)
+
+    return step
+
+
+def _with_weight(strategy: tf.distribute.Strategy, **options: Any) -> tuple[Any, Any]:
+    with strategy.scope():
+        weight, opt = variable(keras, np.ones([3])), _wrapped("SGD", **options)
+        opt.build([weight])
+    return weight, opt
+
+
+def test_only_the_sums_are_read_unless_keras_clips_before(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    def reads(**options: Any) -> int:
+        weight, opt = _with_weight(two_replicas, **options)
+        graph = _on_each(two_replicas, opt, weight, [tf.ones([3])] * 2).get_concrete_function().graph
+        return len([op for op in graph.get_operations() if op.type == "L2Loss"])
+
+    assert reads() == 1
+    assert reads(clipnorm=1.0) > 1
+
+
+def test_overflows_are_counted_in_the_gradients_of_a_replica(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    weight, opt = _with_weight(two_replicas)
+    # The sum is NaN.
+    _on_each(two_replicas, opt, weight, [tf.constant([math.inf, 1.0, 1.0]), tf.constant([-math.inf, 1.0, 1.0])])()
+    (report,) = opt.overflow_reports()
+    assert report.last.numpy().tolist() == [[1, 0, 0]]
+    assert weight.numpy().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_step_whose_sum_overflows_is_skipped(two_replicas: tf.distribute.MirroredStrategy, sparse: bool) -> None:
+    weight, opt = _with_weight(two_replicas)
+    grad = tf.constant([2e38, 1.0, 1.0])
+    each = tf.IndexedSlices(grad, tf.range(3), tf.constant([3])) if sparse else grad
+    _on_each(two_replicas, opt, weight, [each] * 2)()
+    assert (int(opt.skipped_steps), weight.numpy().tolist()) == (1, [1, 1, 1])
+
+
+def test_float16_gradients_are_summed_in_float32(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    weight, opt = _with_weight(two_replicas)
+    # Their sum, 2**16, is infinite in float16.
+    _on_each(two_replicas, opt, weight, [tf.constant([2.0**15, 8.0, 16.0], tf.float16)] * 2)()
+    assert weight.numpy().tolist() == [1 - 0.5 * 2**13, 0, -1]
+    assert int(opt.skipped_steps) == 0
