@@ -54,10 +54,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             Keras 3.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
             not saved with a model.
-        jit_compile: Whether XLA compiles unscaling, clipping and the update into one program inside a `tf.function`.
-            "auto" compiles if the variables are large and only Keras' own code updates them; True compiles in all
-            cases where it is possible; False never compiles. The update is not compiled in eager code, on replicas of
-            a strategy, or if XLA compiles the whole step.
+        jit_compile: Whether XLA compiles unscaling, clipping and the update into one program. "auto" compiles if the
+            variables are large and only Keras' own code updates them; True compiles in all cases where it is possible;
+            False never compiles. On the replicas of a strategy, each replica runs a program of its own, in a
+            `tf.function` only. If XLA compiles the whole step, the update is a part of that.
         accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
             of one micro-batch, and the call that ends the window applies their mean. `iterations` counts windows. With
             1, the default, each call is a step of its own.

@@ -61,17 +61,15 @@ class _Held(NamedTuple):
     """What the step's conditional takes as its argument, because it differs between replicas.
 
     Attributes:
-        grads: The replica's gradients, or their sums over the replicas.
+        grads: The replica's gradients.
         counts: The counts of what overflowed in the replica's micro-batches; empty without a window.
         measures: What the adapter measured of the gradients.
-        own: The replica's gradients, for the counts of a skipped step, if `grads` are the sums; otherwise empty.
-        squares: What the check tells of the replica's gradients, for these counts.
+        squares: What the check tells of them, for the counts of a skipped step.
     """
 
     grads: Gradients
     counts: Gradients
     measures: Gradients
-    own: Gradients
     squares: Gradients
 
     def flat(self) -> list[Gradient]:
@@ -287,10 +285,12 @@ class LossScaler:
         check = self._gradient_check(step, distribution, known)
         if step.sums_first:
             sums, local_check = self._sum_and_check(step, distribution)
+            result = self._agree(step, local_check, distribution)
+            done = self._apply_sums_or_count(step, sums, check, result.applied, distribution)
         else:
-            sums, local_check = [], self._check(step.grads, check, known)
-        result = self._agree(step, local_check, distribution)
-        done = self._apply_or_count(step, sums, check, local_check, result.applied, distribution)
+            local_check = self._check(step.grads, check, known)
+            result = self._agree(step, local_check, distribution)
+            done = self._apply_or_count(step, check, local_check, result.applied, distribution)
         return tf.group(done, *self._record_ranges(step, distribution)), result
 
     def _record_ranges(self, step: Step, distribution: Distribution) -> list[tf.Operation]:
@@ -348,13 +348,7 @@ class LossScaler:
         return StepResult(applied, applied if complete is None else tf.logical_and(applied, complete), max_abs)
 
     def _apply_or_count(
-        self,
-        step: Step,
-        sums: Gradients,
-        check: GradientCheck,
-        local_check: LocalCheck,
-        applied: tf.Tensor,
-        distribution: Distribution,
+        self, step: Step, check: GradientCheck, local_check: LocalCheck, applied: tf.Tensor, distribution: Distribution
     ) -> tf.Operation:
         """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient.
 
@@ -363,31 +357,39 @@ class LossScaler:
         """
         window_counts = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
         # What is measured of scaled gradients says nothing about those that are changed later.
-        measures = [] if step.changes or sums else step.adapter.measure(step.grads, step.loss_scale)
-        if sums:
-            # The gradients of a replica are not read unless the step is skipped.
-            held = _Held(sums, window_counts, measures, own=step.grads, squares=[])
-        else:
-            squares = check.squares(check.checked_form(step.grads))
-            held = _Held(step.grads, window_counts, measures, own=[], squares=squares)
+        measures = [] if step.changes else step.adapter.measure(step.grads, step.loss_scale)
+        squares = check.squares(check.checked_form(step.grads))
+        held = _Held(step.grads, window_counts, measures, squares)
         stored_counts = self.overflow_counts.of(step.adapter.names)
 
         # A strategy calls the first replica's functions for all replicas, so what differs comes as an argument.
         def apply(flat: Gradients) -> tf.Operation:
-            grads, counts, measures, _, _ = held.like(flat)
-            if sums:
-                done = step.adapter.apply_sums(grads, step.loss_scale)
-            else:
-                done = step.adapter.apply(grads, step.loss_scale, measures, step.changes)
+            grads, counts, measures, _ = held.like(flat)
+            done = step.adapter.apply(grads, step.loss_scale, measures, step.changes)
             return tf.group(done, *(self._record_overflows(stored_counts, each, distribution) for each in counts))
 
         def count(flat: Gradients) -> tf.Operation:
-            grads, counts, _, own, squares = held.like(flat)
-            found = tf.add_n([check.counts(check.checked_form(own or grads), squares), *counts])
+            grads, counts, _, squares = held.like(flat)
+            found = tf.add_n([check.counts(check.checked_form(grads), squares), *counts])
             return self._record_overflows(stored_counts, found, distribution)
 
         done = distribution.conditional_update(applied, held.flat(), apply, count)
         return done if local_check.emptied is None else tf.group(done, local_check.emptied)
+
+    def _apply_sums_or_count(
+        self, step: Step, sums: Gradients, check: GradientCheck, applied: tf.Tensor, distribution: Distribution
+    ) -> tf.Operation:
+        """Apply the sums; or, if the step is skipped, count the values that overflowed in this replica's gradients."""
+        stored_counts = self.overflow_counts.of(step.adapter.names)
+
+        def apply(held: Gradients) -> tf.Operation:
+            return step.adapter.apply_sums(held[: len(sums)], step.loss_scale)
+
+        def count(held: Gradients) -> tf.Operation:
+            found = check.counts(check.checked_form(held[len(sums) :]))
+            return self._record_overflows(stored_counts, found, distribution)
+
+        return distribution.conditional_update(applied, [*sums, *step.grads], apply, count)
 
     def _record_overflows(self, stored: OverflowCounts, counts: tf.Tensor, distribution: Distribution) -> tf.Operation:
         of_all = distribution.maximum(counts, "overflow_counts")
