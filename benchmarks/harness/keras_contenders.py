@@ -77,7 +77,7 @@ def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list
             yield [*yardsticks, *_optimizers(cell, names, grads, true_grads, held)]
     finally:
         for variable in held:
-            _empty(variable)
+            _empty(variable, strategy)
         for package in _packages():
             package.backend.clear_session()
 
@@ -138,12 +138,12 @@ def _optimizers(
         yield Contender(name, step, functools.partial(_values, variables))
 
 
-def _empty(variable: _Variable) -> None:
-    """Free the memory of a variable. Each contender with Adam has up to 600 MB in its variables."""
+def _empty(variable: _Variable, strategy: tf.distribute.Strategy) -> None:
+    """Free the memory of a variable, on each replica. Each contender with Adam has up to 600 MB in its variables."""
     # Without this the memory would never be freed: Keras' optimizers use tf.custom_gradient, which keeps every graph
     # that it was traced in until the process ends (TensorFlow 2.21), and the graphs keep the variables.
     of_tensorflow = variable if isinstance(variable, tf.Variable) else variable.value
-    for each in tf.distribute.get_strategy().experimental_local_results(of_tensorflow):
+    for each in strategy.experimental_local_results(of_tensorflow):
         tf.raw_ops.AssignVariableOp(resource=each.handle, value=tf.zeros([0], each.dtype))
 
 
