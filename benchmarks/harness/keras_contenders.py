@@ -91,6 +91,9 @@ def left_out(cell: Cell) -> dict[str, str]:
     missing = {}
     if len(_packages()) == 1:
         missing = dict.fromkeys(("tf_keras", "tfmp, tf_keras"), "it is not installed")
+    elif cell.mode == "replicas" and cell.clipping == "clipped":
+        why = "its optimizers clip the sums over the replicas, those of Keras 3 the gradients of each replica"
+        missing = dict.fromkeys(("tf_keras", "tfmp, tf_keras"), why)
     elif cell.dtype == "float16":
         missing = {"tf_keras": "its optimizers take no float16 gradients of float32 weights"}
     return missing

@@ -87,4 +87,4 @@ def _plot(figures: Sequence[dict[str, Any]], series: Series, path: Path) -> None
     ]
     # Not every mode runs with all shapes.
     rows = list(itertools.zip_longest(*panels, fillvalue=bars.Panel("", {})))
-    bars.draw(rows, [f"time of a step / with {base}"] * len(columns), series.colors, path)
+    bars.draw(rows, [f"time / {base}"] * len(columns), series.colors, path)
