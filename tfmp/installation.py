@@ -5,7 +5,9 @@ import platform
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-_Release: TypeAlias = tuple[int, int]
+from tfmp.optional import release_of
+
+_Release: TypeAlias = tuple[int, ...]
 
 #: The packages whose versions matter for a report of a fault, by the names of their distributions.
 PACKAGES = (
@@ -79,7 +81,7 @@ def problems(versions: Mapping[str, str]) -> list[str]:
         return [
             "TensorFlow is not installed: pip install tensorflow, or tensorflow-cpu. tfmp.migrate does not need it."
         ]
-    tensorflow = _release(version)
+    tensorflow = release_of(version)
     if tensorflow not in SUPPORTED:
         return [f"TensorFlow {version} is not supported: use {_range(min(SUPPORTED), max(SUPPORTED))}."]
     return list(_problems_with(tensorflow, versions))
@@ -90,7 +92,7 @@ def _problems_with(tensorflow: _Release, versions: Mapping[str, str]) -> Iterato
     exact = None if supported.tf_keras is None else (supported.tf_keras, supported.tf_keras)
     for name, bounds in [("Python", supported.python), ("keras", supported.keras), ("tf_keras", exact)]:
         version = versions.get(name)
-        if version is None or (bounds is not None and bounds[0] <= _release(version) <= bounds[1]):
+        if version is None or (bounds is not None and bounds[0] <= release_of(version) <= bounds[1]):
             continue
         remedy = "use Keras 2.15, which is tf.keras" if bounds is None else f"use {_range(*bounds)}"
         yield f"{name} {version} is not supported with TensorFlow {_text(tensorflow)}: {remedy}."
@@ -102,13 +104,8 @@ def _problems_with(tensorflow: _Release, versions: Mapping[str, str]) -> Iterato
         )
 
 
-def _release(version: str) -> _Release:
-    major, minor, *_ = version.split(".")
-    return int(major), int(minor)
-
-
 def _text(release: _Release) -> str:
-    return f"{release[0]}.{release[1]}"
+    return ".".join(map(str, release))
 
 
 def _range(oldest: _Release, newest: _Release) -> str:

@@ -74,7 +74,7 @@ def require_tensorflow() -> None:
             "tfmp found an incomplete installation of TensorFlow: pip install --force-reinstall tensorflow, or "
             "tensorflow-cpu."
         )
-    if _release(version) < _OLDEST_TENSORFLOW:
+    if release_of(version) < _OLDEST_TENSORFLOW:
         raise ImportError(
             f"tfmp needs TensorFlow 2.15 or newer, got {version}: upgrade tensorflow, or tensorflow-cpu if that is "
             "the distribution you have."
@@ -94,7 +94,7 @@ def refuse_old_keras(keras: ModuleType) -> None:
         >>> import keras
         >>> refuse_old_keras(keras)
     """
-    if (3,) <= _release(keras.__version__) < _OLDEST_KERAS3:
+    if (3,) <= release_of(keras.__version__) < _OLDEST_KERAS3:
         tensorflow = importlib.import_module("tensorflow")
         raise ImportError(
             f"tfmp needs Keras 3.5 or newer with TensorFlow {tensorflow.__version__}, got Keras {keras.__version__}: "
@@ -102,5 +102,14 @@ def refuse_old_keras(keras: ModuleType) -> None:
         )
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version.
+
+    Args:
+        version: The version of a package.
+
+    Example:
+        >>> release_of("2.21.0rc1")
+        (2, 21)
+    """
     return tuple(int(part) for part in version.split(".")[:2])

@@ -69,7 +69,7 @@ def sum_over_replicas(grads: Gradients, variables: Sequence[Any]) -> Gradients:
 
 
 def apply_sums(
-    optimizer: Any,  # noqa: ANN401
+    optimizer: Any,  # noqa: ANN401 - Keras is not imported here
     sums: Gradients,
     variables: Sequence[Any],
     loss_scale: tf.Tensor | None = None,
