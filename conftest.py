@@ -19,7 +19,7 @@ collect_ignore = [
 ]
 if not _KERAS3:
     # Its example is an optimizer of Keras 3.
-    collect_ignore += ["tfmp/optimizer_state/half_state.py", "docs/half_state.md"]
+    collect_ignore += ["tfmp/optimizer_state/half_state.py", "docs/howto/half_state.md"]
 if importlib.util.find_spec("jax") is None:
     collect_ignore.append("tools/run_exported_steps.py")
 if _KERAS3:

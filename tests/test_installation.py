@@ -10,7 +10,7 @@ import pytest
 import tfmp
 from tfmp import installation
 
-_PAGE = Path(__file__).parent.parent / "docs" / "versions.md"
+_PAGE = Path(__file__).parent.parent / "docs" / "reference" / "versions.md"
 _GOOD = {"Python": "3.11.7", "tensorflow-cpu": "2.21.0", "keras": "3.15.1", "tf_keras": "2.21.0", "numpy": "2.4.6"}
 
 

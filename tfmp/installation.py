@@ -30,7 +30,7 @@ class Supported(NamedTuple):
     tf_keras: _Release | None
 
 
-#: What is supported with each version of TensorFlow; `docs/versions.md` has the same table.
+#: What is supported with each version of TensorFlow; `docs/reference/versions.md` has the same table.
 SUPPORTED: Mapping[_Release, Supported] = {
     (2, 15): Supported(((3, 10), (3, 11)), ((2, 15), (2, 15)), None),
     (2, 16): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 16)),

@@ -1,4 +1,4 @@
-"""Prints the table of docs/levels.md: what each class of Keras' layers does at each level of precision.
+"""Prints the table of docs/howto/levels.md: what each class of Keras' layers does at each level of precision.
 
 `python -m tools.level_table keras tf_keras` prints it for both.
 """

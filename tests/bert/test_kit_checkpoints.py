@@ -79,7 +79,7 @@ def test_a_checkpoint_of_the_graph_rewrite_restores_all_but_the_managers_variabl
         **{f"{name}/accum": np.full_like(value, 0.25) for name, value in kit_models.START.items()},
     }
     path, values = _written_by_the_original(tmp_path, {**_REWRITTEN, **(windows if runs > 1 else {})})
-    # This is the recipe in docs/porting.md.
+    # This is the recipe in docs/howto/porting.md.
     scale = tfmp.read_loss_scale_state(path).loss_scale
     model = kit_models.Model(use_fp16=True, init_loss_scale=scale, num_accumulation_steps=runs)
     managers = {"loss_scale", "good_steps", "bad_steps"}

@@ -1,4 +1,4 @@
-"""Reads the recipes of docs/recipes.md, and runs what they say.
+"""Reads the recipes of docs/howto/recipes.md, and runs what they say.
 
 As a program it runs one recipe as a process among others, with an infinite batch for the last of the steps, and prints
 its weights and its loss scale:
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-_PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "howto" / "recipes.md"
 
 #: Rows in a batch.
 ROWS = 4

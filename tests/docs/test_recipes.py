@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md train as float32 does without loss scaling, and skip what overflows."""
+"""The recipes of docs/howto/recipes.md train as float32 does without loss scaling, and skip what overflows."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""The tables of the page docs/faults.md are those that the program prints."""
+"""The tables of the page docs/reference/faults.md are those that the program prints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Rule
 from front_ends import FrontEnd
 from structures import STRUCTURES
 
-_PAGE = Path(__file__).parents[2].joinpath("docs", "faults.md").read_text()
+_PAGE = Path(__file__).parents[2].joinpath("docs", "reference", "faults.md").read_text()
 #: The rows of the tables of faults, whose first column is "fault"; another table comes before them.
 _ROWS = [line for line in _PAGE[_PAGE.index("| fault |") :].splitlines() if line.startswith("| ")]
 _FRONT_END = "v1 graph, resource variables"

@@ -1,4 +1,4 @@
-"""The table of docs/levels.md says what the code does, and the code what Keras computes."""
+"""The table of docs/howto/levels.md says what the code does, and the code what Keras computes."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tools import level_table
 
-_PAGE = Path(__file__).parents[2] / "docs" / "levels.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "howto" / "levels.md"
 
 
 def _rows_of_page() -> dict[str, tuple[str, ...]]:
