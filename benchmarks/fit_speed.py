@@ -105,7 +105,7 @@ def counting(rows: int, length: int, vocabulary: int) -> np.ndarray:
         length: The number of tokens to predict in a row; a row has one token more.
         vocabulary: The number of different tokens; after the last token, counting goes on at 0.
 
-    Example:
+    Examples:
         >>> counting(2, 3, 5)
         array([[4, 0, 1, 2],
                [3, 4, 0, 1]])

@@ -36,7 +36,7 @@ def traces(steps: int) -> dict[str, np.ndarray]:
     Args:
         steps: The number of steps, up to 4000.
 
-    Example:
+    Examples:
         >>> {magnitudes.shape for magnitudes in traces(5).values()}
         {(5,)}
     """

@@ -41,7 +41,7 @@ def worker_gradients(worker: int, count: int) -> np.ndarray:
         worker: The number of the worker.
         count: The number of gradients.
 
-    Example:
+    Examples:
         >>> worker_gradients(0, 3).shape
         (3,)
     """
@@ -60,7 +60,7 @@ def ring_mean(grads: np.ndarray, dtype: Any, divide_first: bool = True) -> np.nd
         divide_first: Whether to divide by the number of workers before the cast and the sum, as tfmp does, or after
             both.
 
-    Example:
+    Examples:
         >>> grads = np.full([4, 1], 60000.0, np.float32)
         >>> ring_mean(grads, np.float16), ring_mean(grads, np.float16, divide_first=False)
         (array([60000.]), array([inf]))
@@ -81,7 +81,7 @@ def ring_mean(grads: np.ndarray, dtype: Any, divide_first: bool = True) -> np.nd
 def relative_error(values: np.ndarray, expected: np.ndarray) -> float:
     """Return the norm of the differences, divided by the norm of the expected values.
 
-    Example:
+    Examples:
         >>> relative_error(np.array([3.0, 5.0]), np.array([3.0, 4.0]))
         0.2
     """

@@ -48,7 +48,7 @@ def outcome(max_abs: Any, scale: Any) -> tuple[Any, Any]:  # noqa: ANN401 - of N
         max_abs: The largest magnitude among the step's gradients.
         scale: The loss scale.
 
-    Example:
+    Examples:
         >>> outcome(np.float32([1, 0.5, 2**-42]), 2.0**17)
         (array([False, False,  True]), array([False, False, False]))
         >>> outcome(2.0**-42, 2.0**16)
@@ -65,7 +65,7 @@ def replay(strategy: Callable[[np.ndarray], np.ndarray], max_abs: np.ndarray) ->
         strategy: A function from the largest magnitudes to the scale of each step.
         max_abs: The largest magnitudes; the axes are step and trace.
 
-    Example:
+    Examples:
         >>> replay(fixed(32752), np.float32([[1], [2], [0], [4]]))[1:]
         ([1], [0.5])
     """
@@ -122,7 +122,7 @@ def original_log_max(max_abs: np.ndarray) -> np.ndarray:
     Args:
         max_abs: The largest magnitudes; the axes are step and trace.
 
-    Example:
+    Examples:
         >>> original_log_max(np.float32([[1], [1], [1], [0], [1]]))[:, 0].tolist()
         [1.0, 65536.0, 1.0, 1.0, nan]
     """

@@ -48,7 +48,7 @@ def installed_versions() -> dict[str, str]:
 
     Nothing is imported for this.
 
-    Example:
+    Examples:
         >>> installed_versions()["Python"] == platform.python_version()
         True
     """
@@ -70,7 +70,7 @@ def problems(versions: Mapping[str, str]) -> list[str]:
     Returns:
         The problems; an empty list if everything is supported.
 
-    Example:
+    Examples:
         >>> problems({"Python": "3.11.7", "tensorflow": "2.15.1", "keras": "2.15.0"})
         []
         >>> problems({"Python": "3.12.1", "tensorflow": "2.15.1", "keras": "2.15.0"})

@@ -24,7 +24,7 @@ def require(module: str, extra: str) -> ModuleType:
     Raises:
         ImportError: The package is not installed.
 
-    Example:
+    Examples:
         >>> require("json", extra="examples").dumps([1])
         '[1]'
     """
@@ -46,7 +46,7 @@ def installed(package: str) -> bool:
     Args:
         package: The name of the package as it is imported.
 
-    Example:
+    Examples:
         >>> installed("json")
         True
     """
@@ -59,7 +59,7 @@ def require_tensorflow() -> None:
     Raises:
         ImportError: TensorFlow is not installed, is older than 2.15, or lacks its files.
 
-    Example:
+    Examples:
         >>> require_tensorflow()
     """
     if not installed("tensorflow"):
@@ -90,7 +90,7 @@ def refuse_old_keras(keras: ModuleType) -> None:
     Raises:
         ImportError: The version of Keras is 3.0 to 3.4.
 
-    Example:
+    Examples:
         >>> import keras
         >>> refuse_old_keras(keras)
     """
@@ -108,7 +108,7 @@ def release_of(version: str) -> tuple[int, ...]:
     Args:
         version: The version of a package.
 
-    Example:
+    Examples:
         >>> release_of("2.21.0rc1")
         (2, 21)
     """

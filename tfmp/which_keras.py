@@ -19,7 +19,7 @@ def keras_of(value: object, base: str) -> ModuleType | None:
     Returns:
         The package `keras` or `tf_keras`, or None if the object is of neither.
 
-    Example:
+    Examples:
         >>> import keras
         >>> keras_of(keras.layers.Dense(2), "layers.Layer").__name__
         'keras'
@@ -45,7 +45,7 @@ def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:
     Raises:
         ImportError: It is too old.
 
-    Example:
+    Examples:
         >>> import keras
         >>> module_for(keras) in ("keras3", "keras215")
         True
@@ -62,7 +62,7 @@ def is_keras2(keras: ModuleType) -> bool:
     Args:
         keras: The package `keras` or `tf_keras`.
 
-    Example:
+    Examples:
         >>> import keras
         >>> is_keras2(keras) == keras.__version__.startswith("2.")
         True

@@ -39,7 +39,7 @@ def rows(keras: ModuleType) -> dict[str, tuple[str, ...]]:
     Args:
         keras: The package `keras` or `tf_keras`.
 
-    Example:
+    Examples:
         >>> import keras
         >>> rows(keras)["Softmax"]
         ('float32', 'half', 'half')

@@ -138,7 +138,7 @@ def names_in(source: str | bytes) -> list[Name]:
         SyntaxError: The file does not parse.
         ValueError: The file has a null byte.
 
-    Example:
+    Examples:
         >>> source = "import tensorflow.compat.v1 as tf\nfrom tensorflow.python import ops\nops.x, tf.train.Saver()"
         >>> [str(name) for name in names_in(source)]
         ['tensorflow.compat.v1', 'tensorflow.python.ops', 'tensorflow.compat.v1.train.Saver', 'tensorflow.python.ops.x']
@@ -169,7 +169,7 @@ def resolves(name: Name) -> bool:
     Args:
         name: The name.
 
-    Example:
+    Examples:
         >>> resolves(Name("tensorflow", ("train", "Checkpoint"), 1))
         True
         >>> resolves(Name("tensorflow", ("contrib", "layers"), 1))

@@ -72,7 +72,7 @@ def module_of(block: Block) -> str:
     Args:
         block: A block of a page.
 
-    Example:
+    Examples:
         >>> print(module_of(Block(Path("page.md"), 7, "tfmp.replay(step, scaler)")))
         # mypy:
         import tfmp; from typing import Any; scaler: Any; step: Any

@@ -74,7 +74,7 @@ def ratio(pairs: Sequence[Sequence[tuple[float, float]]]) -> float:
     Args:
         pairs: For each pair of processes and each round, the seconds of a step: the baseline's, then this checkout's.
 
-    Example:
+    Examples:
         >>> goes_first_slower = [(1.2, 1.0), (1.0, 1.2), (1.2, 1.0)]
         >>> round(ratio([goes_first_slower]), 6)
         1.0

@@ -9,7 +9,7 @@ def bert_shapes(hidden: int = 768, layers: int = 4, vocabulary: int = 30522) -> 
         layers: The number of layers; BERT-base has 12.
         vocabulary: The number of tokens in the vocabulary.
 
-    Example:
+    Examples:
         >>> import math
         >>> sum(map(math.prod, bert_shapes(layers=12)))
         109482240

@@ -44,7 +44,7 @@ class Cell(NamedTuple):
     def step(self) -> str:
         """A description of the step without its shapes and mode.
 
-        Example:
+        Examples:
             >>> Cell("bert", "eager", "Adam", dtype="float16").step
             'Adam, float16'
         """
@@ -74,7 +74,7 @@ def gradients(cell: Cell) -> list[np.ndarray]:
     Args:
         cell: The kind of step.
 
-    Example:
+    Examples:
         >>> [grad.shape for grad in gradients(Cell("tiny", "eager", "SGD"))]
         [(8, 4), (4,), (3,)]
     """
@@ -154,7 +154,7 @@ def of(options: argparse.Namespace) -> list[Cell]:
     Args:
         options: The options, as `parser` parsed them.
 
-    Example:
+    Examples:
         >>> options = parser("", ["eager"], ["SGD", "Adam"], 1).parse_args(["--shapes", "tiny"])
         >>> [cell.step for cell in of(options)]
         ['SGD', 'Adam', 'Adam, clipped', 'Adam, float16', 'Adam, skipped']

@@ -59,7 +59,7 @@ class Results(NamedTuple):
             name: The contender.
             base: The contender to divide by.
 
-        Example:
+        Examples:
             >>> Results({}, {}, {"a": [1.0, 4.0, 9.0], "b": [1.0, 2.0, 3.0]}).ratio("a", "b")
             2.0
         """
@@ -72,7 +72,7 @@ class Results(NamedTuple):
             name: The contender.
             base: The contender to divide by.
 
-        Example:
+        Examples:
             >>> Results({}, {}, {"a": [1.0, 2.0, 3.0, 4.0, 9.0], "b": [1.0] * 5}).spread("a", "b")
             (2.0, 4.0)
         """
@@ -88,7 +88,7 @@ class Results(NamedTuple):
             base: The contender whose time is subtracted.
             unit: The contender whose time is the unit.
 
-        Example:
+        Examples:
             >>> Results({}, {}, {"a": [5.0], "b": [2.0], "c": [1.5]}).cost("a", "b", "c")
             2.0
         """
@@ -106,7 +106,7 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
         contenders: The contenders.
         rounds: The number of turns of each contender.
 
-    Example:
+    Examples:
         >>> results = measure([Contender("sleep", lambda: time.sleep(0.001))], rounds=3)
         >>> len(results.turns["sleep"]), results.seconds("sleep") > 0.001
         (3, True)
@@ -145,7 +145,7 @@ def with_wrong_steps(contenders: Sequence[Contender], outcome: str) -> list[str]
         contenders: The contenders after the measurement.
         outcome: The outcome that the steps should have, "good" or "skipped".
 
-    Example:
+    Examples:
         >>> ends = {"bare": 1.0, "tfmp": 1.0001, "other": 2.0, "idle": 0.0}
         >>> contenders = [Contender(name, len, lambda end=end: [np.full(3, end)]) for name, end in ends.items()]
         >>> with_wrong_steps(contenders, "good")

@@ -38,7 +38,7 @@ def kind_of_variables(mode: str) -> Iterator[None]:
     Args:
         mode: One of `MODES`.
 
-    Example:
+    Examples:
         >>> with kind_of_variables("reference"), tf.Graph().as_default():
         ...     tf1.Variable(1.0).dtype
         tf.float32_ref

@@ -48,7 +48,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         header: The names of the columns.
         rows: The rows, each with a text for every column.
 
-    Example:
+    Examples:
         >>> print(table(["workers", "bytes"], [["2", "1024"]]))
         | workers | bytes |
         |---------|-------|
@@ -69,7 +69,7 @@ def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
         times: The numerators, one time for each round.
         others: The denominators, one time for each round.
 
-    Example:
+    Examples:
         >>> median_ratio([2.0, 4.0, 9.0], [1.0, 2.0, 1.0])
         2.0
     """

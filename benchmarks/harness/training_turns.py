@@ -10,7 +10,7 @@ import numpy as np
 def rotated(names: Sequence[str], turn: int) -> list[str]:
     """Return the order of the contenders in a round; each round begins with the next contender.
 
-    Example:
+    Examples:
         >>> rotated(["bare", "Keras", "tfmp"], 4)
         ['Keras', 'tfmp', 'bare']
     """
@@ -21,7 +21,7 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
 def mebibytes(peaks: Sequence[int | None]) -> str:
     """Return the median of the known peaks in MiB, as text.
 
-    Example:
+    Examples:
         >>> mebibytes([2**20, 3 * 2**20, 3 * 2**20]), mebibytes([None])
         ('3', 'not known')
     """
@@ -39,7 +39,7 @@ def check_losses(losses: dict[str, Sequence[float]], tolerance: float) -> None:
     Raises:
         ArithmeticError: A difference is larger, or a loss is NaN.
 
-    Example:
+    Examples:
         >>> check_losses({"bare": [2.0, 1.0], "tfmp": [2.0, 1.5]}, 0.1)
         Traceback (most recent call last):
         ArithmeticError: the losses of tfmp, [2.0, 1.5], differ by more than 0.1 of the losses of bare, [2.0, 1.0].
@@ -77,7 +77,7 @@ def plot(panels: dict[str, dict[str, Sequence[float]]], label: str, path: Path) 
 def progress(turn: int, rounds: int, latest: dict[str, float], unit: str) -> str:
     """Return a line that reports the progress after a round.
 
-    Example:
+    Examples:
         >>> progress(0, 9, {"bare": 70.0, "tfmp": 72.04}, "ms a step")
         'round 1 of 9: bare 70.0, tfmp 72.0 ms a step'
     """

@@ -138,7 +138,7 @@ def difference(weights: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> f
         weights: The weights.
         others: Those to compare with.
 
-    Example:
+    Examples:
         >>> difference([np.float32([2, 1])], [np.float32([2, -4])])
         1.25
     """

@@ -131,7 +131,7 @@ def batch(model: str, size: Size) -> tuple[np.ndarray, np.ndarray]:
         model: The name of the net.
         size: The size.
 
-    Example:
+    Examples:
         >>> inputs, classes = batch("transformer", SIZES["tiny"]["transformer"])
         >>> inputs.shape, classes.shape
         ((8, 4), (8, 4))

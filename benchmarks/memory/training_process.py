@@ -213,7 +213,7 @@ def training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], l
 def _essence(message: str) -> str:
     r"""Return the line of an error's message that says what is wrong.
 
-    Example:
+    Examples:
         >>> _essence("Exception encountered.\n\n\x1b[1mNo.\x1b[0m\n\nArguments received by A:\n  x=1")
         'No.'
     """

@@ -29,7 +29,7 @@ def to_json(results: Results) -> list[dict[str, Any]]:
     Args:
         results: The results.
 
-    Example:
+    Examples:
         >>> results = {Cell("branched", "float32", "plain", "half"): {"error": "no memory"}}
         >>> from_json(to_json(results)).keys() == results.keys()
         True
@@ -128,7 +128,7 @@ def accuracy_text(measured: Measured) -> str:
     Args:
         measured: The figures of a cell.
 
-    Example:
+    Examples:
         >>> accuracy_text({"accuracies": [94.0, 96.0, 95.0]})
         '95.0 ± 1.0'
     """

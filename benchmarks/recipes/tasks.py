@@ -59,7 +59,7 @@ def digits(flat: bool) -> tuple[Examples, Examples]:
     Args:
         flat: Whether the pixels of an image are on one axis.
 
-    Example:
+    Examples:
         >>> import pytest
         >>> _ = pytest.importorskip("sklearn")
         >>> [part.inputs.shape for part in digits(flat=True)]
@@ -80,7 +80,7 @@ def text(length: int) -> tuple[Examples, Examples]:
     Args:
         length: The number of characters in a piece.
 
-    Example:
+    Examples:
         >>> training, held_out = text(length=32)
         >>> training.inputs.shape == training.classes.shape, held_out.inputs.shape
         (True, (256, 32))

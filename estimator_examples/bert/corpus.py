@@ -56,7 +56,7 @@ def read_documents(paths: Sequence[str]) -> list[Document]:
 def sentences(text: str) -> list[str]:
     r"""Return the sentences of a text; `SENTENCE_ENDS` describes in words where a sentence ends.
 
-    Example:
+    Examples:
         >>> sentences("Title\n*****\nOne, i.e. a. Two\nlines.\n\nThree")
         ['Title', 'One, i.e. a.', 'Two lines.', 'Three']
         >>> sentences("one line\n" * 5 + "one more")

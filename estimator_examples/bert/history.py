@@ -90,7 +90,7 @@ class History:
 def until_checkpoint(steps: Sequence[Step], resumed_step: int) -> list[Step]:
     """Return the steps that a checkpoint includes: all steps up to the one that reached its global step.
 
-    Example:
+    Examples:
         >>> until_checkpoint([], 5)
         []
     """

@@ -51,7 +51,7 @@ def model_text(options: Options) -> str:
 def duration_text(seconds: float) -> str:
     """Format an estimated duration, rounded as coarsely as the estimate is.
 
-    Example:
+    Examples:
         >>> duration_text(20), duration_text(170), duration_text(9000)
         ('about 1 minute', 'about 3 minutes', 'about 2.5 hours')
     """

@@ -113,7 +113,7 @@ def write_summary(summary: Summary, path: pathlib.Path) -> None:
 def scale_text(loss_scale: float) -> str:
     """Format a loss scale in the same way as `tfmp.LossScaleLoggingHook`.
 
-    Example:
+    Examples:
         >>> scale_text(2.0**32), scale_text(1000.0), scale_text(2.0**40)
         ('4294967296', '1000', '1.099511628e+12')
     """
@@ -150,7 +150,7 @@ def draw(steps: Sequence[Step], trained: str) -> Figure:
 def smooth(values: Sequence[float], weight: float = 0.95) -> list[float]:
     """Return the exponential moving average, corrected for its start from zero.
 
-    Example:
+    Examples:
         >>> smooth([3.0, 3.0])
         [3.0, 3.0]
     """

@@ -37,7 +37,7 @@ def train_vocabulary(sentences: Sequence[str], vocab_size: int) -> list[str]:
 def make_tokenizer(pieces: Sequence[str]) -> tokenizers.Tokenizer:
     """Make a tokenizer from a list of pieces.
 
-    Example:
+    Examples:
         >>> make_tokenizer([*SPECIAL_TOKENS, "loss", "scal", "##e"]).encode("Loss scale").tokens
         ['loss', 'scal', '##e']
     """

@@ -56,7 +56,7 @@ def skipped(steps: Sequence[int], turns: Sequence[bool]) -> list[int]:
         steps: For each iteration, the number of steps that the optimizer had applied after it.
         turns: For each iteration, whether the optimizer was called in it.
 
-    Example:
+    Examples:
         >>> skipped([0, 1, 1, 1, 2], [True, True, False, True, True])
         [1, 1, 1, 2, 2]
     """

@@ -14,7 +14,7 @@ def nearest_distance(images: np.ndarray, others: np.ndarray) -> float:
         images: The images whose distances are averaged, [n, pixels].
         others: The images among which the nearest is searched, [m, pixels].
 
-    Example:
+    Examples:
         >>> nearest_distance(np.array([[0.0, 1.0], [5.0, 0.0]]), np.array([[0.0, 0.0], [2.0, 0.0]]))
         2.0
     """
@@ -37,7 +37,7 @@ def frechet_distance(images: np.ndarray, others: np.ndarray) -> float:
     Returns:
         The distance; NaN if an image is not finite.
 
-    Example:
+    Examples:
         >>> images = np.array([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]])
         >>> round(frechet_distance(images, images + 3), 6)
         18.0

@@ -86,7 +86,7 @@ def summary_text(outcomes: Sequence[Outcome], training_images: np.ndarray, test:
 def scale_text(loss_scale: float) -> str:
     """Format a loss scale; a large power of two is written as `2^n`.
 
-    Example:
+    Examples:
         >>> scale_text(65536.0), scale_text(1000.0), scale_text(1.0)
         ('2^16', '1000', '1')
     """

@@ -122,7 +122,7 @@ def parse_migration(text: str, root: Path) -> Migration:
         text: The report, as JSON.
         root: The directory that the paths in messages are relative to.
 
-    Example:
+    Examples:
         >>> edits = [{"rule": "R1", "line": 3}, {"rule": "R2", "line": 7}]
         >>> findings = [{"rule": "R10", "line": 9, "message": "counted twice"}]
         >>> files = [{"path": "/bert/a.py", "edits": edits, "findings": findings}, {"path": "/bert/b.py"}]

@@ -61,7 +61,7 @@ def trainable_shapes(config: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     Args:
         config: The model's configuration.
 
-    Example:
+    Examples:
         >>> shapes = trainable_shapes(CONFIG)
         >>> len(shapes), shapes["bert/embeddings/word_embeddings"]
         (46, (64, 32))
@@ -90,7 +90,7 @@ def trained_values(step: int, config: Mapping[str, int]) -> dict[str, np.ndarray
         step: The number of applied steps.
         config: The model's configuration.
 
-    Example:
+    Examples:
         >>> len(trained_values(20, CONFIG))
         139
     """

@@ -72,7 +72,7 @@ def problem(outcome: Outcome, started: int, steps: int, configuration: Configura
         steps: The number of steps that the training should apply.
         configuration: The configuration of the training.
 
-    Example:
+    Examples:
         >>> runs = [Run(1, 1, 1, 0.0, 4.0), Run(2, 2, 2, 0.0, math.nan)]
         >>> problem(Outcome("", 9.0, runs, step=2), 0, 2, Configuration("fp32"))
         'the loss is nan in run 2 of 2'
@@ -102,7 +102,7 @@ def ends(losses: list[float]) -> tuple[float, float]:
     Args:
         losses: The loss of each run.
 
-    Example:
+    Examples:
         >>> ends([4.0, 3.0, 2.0])
         (4.0, 2.0)
     """

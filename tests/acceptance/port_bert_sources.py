@@ -29,7 +29,7 @@ class Configuration(NamedTuple):
     def columns(self) -> tuple[str, ...]:
         """The columns of this configuration; "edited" differs from "own" only if there is a wrapper.
 
-        Example:
+        Examples:
             >>> Configuration("fp32 Adam").columns
             ('own', 'kit')
         """

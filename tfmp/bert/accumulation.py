@@ -28,7 +28,7 @@ class NamedWindow:
         variables: The variables to train. The class creates a sum for each of them.
         length: The number of micro-batches in a window.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
         ...     w = tf1.get_variable("w", initializer=1.0)
         ...     window = NamedWindow([w], length=2)

@@ -40,7 +40,7 @@ def create_optimizer(
         RuntimeError: TensorFlow executes eagerly.
         NotImplementedError: `use_tpu` is True.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
         ...     w = tf1.get_variable("w", initializer=[1.0, 2.0])
         ...     train_op = create_optimizer(tf.reduce_sum(w), 0.5, 8, 0, use_tpu=False)

@@ -41,7 +41,7 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
         TypeError: A setting is of the wrong type.
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> w, global_step = tf.Variable([3.0, 4.0]), tf.Variable(0, dtype=tf.int64)
         >>> LAMBOptimizer(0.5).apply_gradients([(tf.constant([1.0, 1.0]), w)], global_step)
         >>> [round(value, 3) for value in w.numpy().tolist()], int(global_step)

@@ -38,7 +38,7 @@ def layer_norm(
             BERT's own function is a name, so a script may pass one here.)
         ValueError: An axis is out of range, or the size of an axis of `gamma` and `beta` is not known.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
         ...     normalized = layer_norm(tf.constant([[1.0, 3.0]]))
         ...     session.run(tf1.global_variables_initializer())

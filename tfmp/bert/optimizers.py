@@ -52,7 +52,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         TypeError: A setting is of the wrong type.
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> w = tf.Variable([1.0, -2.0])
         >>> optimizer = AdamWeightDecayOptimizer(0.125, weight_decay_rate=0.5)
         >>> optimizer.apply_gradients([(tf.zeros(2), w)])
@@ -96,7 +96,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         Args:
             variable: The variable, whose name decides.
 
-        Example:
+        Examples:
             >>> optimizer = AdamWeightDecayOptimizer(0.1, 0.01, exclude_from_weight_decay=["LayerNorm", "bias"])
             >>> optimizer.decays(tf.Variable(1.0, name="kernel")), optimizer.decays(tf.Variable(1.0, name="bias"))
             (True, False)
@@ -130,7 +130,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
             TypeError: `grads_and_vars` does not consist of such pairs.
             ValueError: All gradients are None.
 
-        Example:
+        Examples:
             >>> w, global_step = tf.Variable([1.0, -2.0]), tf.Variable(0, dtype=tf.int64)
             >>> optimizer = AdamWeightDecayOptimizer(0.125, weight_decay_rate=0.5)
             >>> optimizer.apply_gradients([(tf.zeros(2), w)], global_step, manual_fp16=True)

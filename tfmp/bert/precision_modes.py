@@ -24,7 +24,7 @@ def manager_of_mode(
         TypeError: `init_loss_scale` is not a number.
         ValueError: `init_loss_scale` is out of range, or both modes are chosen.
 
-    Example:
+    Examples:
         >>> float(manager_of_mode(None, manual_fp16=True, use_fp16=False, init_loss_scale=2.0**10).get_loss_scale())
         1024.0
     """

@@ -42,7 +42,7 @@ def warm_up_then_decay(
         TypeError: A setting is not a number.
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> [float(warm_up_then_decay(tf.constant(step), 0.5, 8, 4)) for step in (0, 2, 4, 6, 8)]
         [0.0, 0.25, 0.5, 0.25, 0.0]
         >>> [float(warm_up_then_decay(tf.constant(step), 0.5, 8, 4, start_rate=0.5)) for step in (2, 4, 6)]

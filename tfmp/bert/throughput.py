@@ -32,7 +32,7 @@ class Throughput:
         TypeError: A setting is not a number.
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> throughput = Throughput(examples_per_run=32, global_step=0, left_out=1)
         >>> throughput.add(seconds=9.0, global_step=0)
         >>> throughput.add(seconds=0.5, global_step=0)

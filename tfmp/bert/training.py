@@ -95,7 +95,7 @@ def create_optimizer(
         NotImplementedError: Gradients are to be accumulated under a `tf.distribute` strategy.
         RuntimeError: TensorFlow executes eagerly.
 
-    Example:
+    Examples:
         >>> import tfmp.bert as optimization
         >>> with tf.Graph().as_default(), tf1.Session() as session:
         ...     w = tf1.get_variable("w", initializer=[1.0, 2.0])
@@ -209,7 +209,7 @@ def build_training(
         NotImplementedError: Gradients are to be accumulated under a `tf.distribute` strategy.
         RuntimeError: TensorFlow executes eagerly.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
         ...     w = tf1.get_variable("w", initializer=[1.0, 2.0])
         ...     training = build_training(tf.reduce_sum(w), 0.5, 8, optimizer_type="lamb", weight_decay_rate=0.0)

@@ -50,7 +50,7 @@ def find_scales(run: SavedRun) -> list[FoundScale]:
         ValueError: The checkpoint holds the variables of several managers of different classes, and their names do not
             tell which counters belong to which scale.
 
-    Example:
+    Examples:
         >>> scalars = {"loss_scale": np.float32(8), "good_steps": np.int32(2), "bad_steps": np.int32(0)}
         >>> find_scales(SavedRun("model.ckpt", list(scalars), scalars))[0].scale
         'loss_scale'

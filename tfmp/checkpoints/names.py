@@ -52,7 +52,7 @@ def checkpoint_variable_map(
         ValueError: The checkpoint cannot be read, or it does not hold all of the variables, or the variables match its
             keys in more than one way. The error lists these variables with the most similar keys of the checkpoint.
 
-    Example:
+    Examples:
         >>> import tempfile, tfmp
         >>> def build(optimizer):
         ...     w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0], use_resource=True)

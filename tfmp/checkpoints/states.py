@@ -66,7 +66,7 @@ def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) 
             it holds no scale with this key; or the counters of several scales cannot be told apart, as in a checkpoint
             of a `Saver` with managers of several classes.
 
-    Example:
+    Examples:
         >>> import tempfile, tensorflow as tf, tfmp
         >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session, tempfile.TemporaryDirectory() as path:
         ...     _ = tfmp.ExponentialUpdateLossScaleManager(4096, 1000)  # in place of tf.contrib's manager

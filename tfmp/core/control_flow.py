@@ -23,7 +23,7 @@ def conditional_update(
     Returns:
         The op that does this; None in eager mode.
 
-    Example:
+    Examples:
         >>> total = tf.Variable(0.0)
         >>> conditional_update(tf.constant(True), [tf.constant(2.0)], lambda grads: total.assign_add(grads[0]))
         >>> float(total)

@@ -20,7 +20,7 @@ def with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) 
         The ops, those nearest to the given ones first; None if there are more than 50,000, or if one of the `excluded`
         ones is among them.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default():
         ...     x = tf.constant(2.0, name="x")
         ...     [op.type for op in with_ancestors([tf.square(x + 1.0).op])]

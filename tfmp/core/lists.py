@@ -22,7 +22,7 @@ def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
     Raises:
         TypeError: `grads` is not an ordered iterable, or it contains something else, such as pairs.
 
-    Example:
+    Examples:
         >>> [float(grad) for grad in gradients(tf.constant(value) for value in (1.0, 2.0))]
         [1.0, 2.0]
         >>> gradients(zip([None], ["kernel"]))
@@ -52,7 +52,7 @@ def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> Non
     Raises:
         ValueError: Every gradient is None.
 
-    Example:
+    Examples:
         >>> refuse_all_none([None], ["kernel"])
         Traceback (most recent call last):
             ...
@@ -73,7 +73,7 @@ def refuse_other_number(grads: Sequence[Gradient], variables: Sequence[Any]) -> 
     Raises:
         ValueError: The numbers differ.
 
-    Example:
+    Examples:
         >>> refuse_other_number([None], ["kernel", "bias"])
         Traceback (most recent call last):
             ...
@@ -96,7 +96,7 @@ def variables(name: str, given: Iterable[Any]) -> list[Any]:
     Raises:
         TypeError: `given` is not an ordered iterable, or it contains something that is not a variable.
 
-    Example:
+    Examples:
         >>> variables("var_list", ["kernel"])
         Traceback (most recent call last):
             ...
@@ -123,7 +123,7 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
     Raises:
         TypeError: `grads_and_vars` is not an ordered iterable, or it contains something that is not such a pair.
 
-    Example:
+    Examples:
         >>> pairs([None])
         Traceback (most recent call last):
             ...
@@ -150,7 +150,7 @@ def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
     Raises:
         TypeError: `given` is a string or not an ordered iterable, or it contains something else.
 
-    Example:
+    Examples:
         >>> names("var_names", "bias")
         Traceback (most recent call last):
             ...

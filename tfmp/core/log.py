@@ -9,7 +9,7 @@ def visible_logger() -> logging.Logger:
     A user who adds a monitor wants to read its reports. So the level of the logger becomes INFO unless the program has
     set one. If no handler would receive the messages, they go to standard error.
 
-    Example:
+    Examples:
         >>> visible_logger().name
         'tfmp'
     """

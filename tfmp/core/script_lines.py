@@ -33,7 +33,7 @@ class CallSite(NamedTuple):
 def line_of_call() -> str:
     """Return the line of the user's script that is being executed, in the form `train.py:41`.
 
-    Example:
+    Examples:
         >>> line_of_call()
         '<doctest tfmp.core.script_lines.line_of_call[0]>:1'
     """
@@ -51,7 +51,7 @@ def line_of_op(op: tf.Operation) -> str | None:
     Args:
         op: An op of a graph.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default():
         ...     line_of_op(tf.constant(1.0).op)
         '<doctest tfmp.core.script_lines.line_of_op[0]>:2'
@@ -68,7 +68,7 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
     Args:
         grads: Gradients of a graph or of eager mode; some may be None.
 
-    Example:
+    Examples:
         >>> line_of_gradients([None, tf.constant(1.0)])
         '<doctest tfmp.core.script_lines.line_of_gradients[0]>:1'
     """

@@ -44,7 +44,7 @@ def number(name: str, value: float) -> float:
         TypeError: The value is not a number.
         ValueError: The value is infinite or NaN.
 
-    Example:
+    Examples:
         >>> number("decr_ratio", "0.5")
         Traceback (most recent call last):
             ...
@@ -169,7 +169,7 @@ def loss_scale_bounds(
         TypeError: An argument is not a number.
         ValueError: An argument is out of range, or the first scale is not within the bounds.
 
-    Example:
+    Examples:
         >>> loss_scale_bounds(0.5, 1, 1024)
         Traceback (most recent call last):
             ...

@@ -25,7 +25,7 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
     Args:
         function: A function that uses no `if`, `while` or `for` on tensors.
 
-    Example:
+    Examples:
         >>> @without_autograph
         ... def kind_of(value):
         ...     return "positive" if value is not None else "none"
@@ -44,7 +44,7 @@ def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Para
     Args:
         function: A function of the user's.
 
-    Example:
+    Examples:
         >>> converted_as_here(len)([1, 2])
         2
     """
@@ -56,7 +56,7 @@ def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Para
 def within_xla() -> bool:
     """Return whether the running code is being traced for a `tf.function(jit_compile=True)`, directly or nested in one.
 
-    Example:
+    Examples:
         >>> within_xla()
         False
         >>> bool(tf.function(lambda: tf.constant(within_xla()), jit_compile=True)())
@@ -68,7 +68,7 @@ def within_xla() -> bool:
 def within_loop_of_tf1() -> bool:
     """Return whether ops are being added to a loop that `tf.while_loop` builds by the control flow of TF1.
 
-    Example:
+    Examples:
         >>> within_loop_of_tf1()
         False
     """
@@ -85,7 +85,7 @@ def place_of_ops() -> tuple[object, object]:
     Returns:
         A pair that equals another one if the place is the same.
 
-    Example:
+    Examples:
         >>> place_of_ops() == place_of_ops()
         True
         >>> graph = tf.Graph()
@@ -105,7 +105,7 @@ def ops_are_watched() -> bool:
     `tf.debugging.enable_check_numerics` and `tf.debugging.experimental.enable_dump_debug_info` do so. XLA cannot
     compile the ops that they add, so nothing should be compiled while they are enabled.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> tf.debugging.enable_check_numerics()
         >>> ops_are_watched()
@@ -120,7 +120,7 @@ def ops_are_watched() -> bool:
 def gradients_may_be_recorded() -> bool:
     """Return whether a `tf.GradientTape` or a forward accumulator records the ops of this thread.
 
-    Example:
+    Examples:
         >>> gradients_may_be_recorded()
         False
         >>> with tf.GradientTape():
@@ -135,7 +135,7 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
 
     A `tf.GradientTape` can only stop its own recording.
 
-    Example:
+    Examples:
         >>> x = tf.Variable(1.0)
         >>> with tf.GradientTape() as tape:
         ...     with unrecorded():
@@ -150,7 +150,7 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
 def is_watched(tensor: tf.Tensor) -> bool:
     """Return whether a `tf.GradientTape` of this thread would compute a gradient with respect to a tensor.
 
-    Example:
+    Examples:
         >>> x = tf.constant(1.0)
         >>> with tf.GradientTape() as tape:
         ...     tape.watch(x)
@@ -165,7 +165,7 @@ def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
 
     TensorFlow's own list is empty until the function is traced to its end.
 
-    Example:
+    Examples:
         >>> v = tf.Variable(1.0, trainable=False, name="v")
         >>> f = tf.function(lambda: (v + 1, print(variables_used_by(tf.compat.v1.get_default_graph())[0].name))[0])
         >>> float(f())
@@ -178,7 +178,7 @@ def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
 def is_stateful(op_type: str) -> bool:
     """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
 
-    Example:
+    Examples:
         >>> is_stateful("RandomUniform"), is_stateful("StatelessRandomUniformV2")
         (True, False)
     """

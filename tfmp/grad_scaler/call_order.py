@@ -65,7 +65,7 @@ class CallOrder:
         is_strict: False for a scaler that is not enabled: calls may then be repeated, but `unscale` and `step` must
             still be in the same function, or both in eager code.
 
-    Example:
+    Examples:
         >>> calls = CallOrder()
         >>> calls.note_step("optimizer", None)
         >>> calls.validate_step("optimizer")
@@ -239,7 +239,7 @@ _Context: TypeAlias = tf.Graph | CallOrder
 def on_replica() -> bool:
     """Return True if the running code is called on each replica of a `tf.distribute` strategy.
 
-    Example:
+    Examples:
         >>> on_replica()
         False
     """

@@ -35,7 +35,7 @@ _NOTHING_PENDING = _Pending(np.int64(0), np.True_, np.True_, np.float32(0), np.F
 class PendingUpdate(NotCheckpointed):
     """Combines the results of all steps since the last update of the loss scale into one result.
 
-    Example:
+    Examples:
         >>> pending = PendingUpdate()
         >>> for finite in [tf.constant(True), tf.constant(False)]:
         ...     pending.add(StepResult(finite, finite, None))

@@ -53,7 +53,7 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, max_replays
             step. Variables that have changed stay changed. In a `tf.function` this error is an `InvalidArgumentError`.
             With `jit_compile=True` there is no error, because XLA cannot raise one at run time; the repetition ends.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> w, optimizer = tf.Variable(0.0), tf.compat.v1.train.GradientDescentOptimizer(1.0)
         >>> scaler = tfmp.GradScaler(init_scale=2.0**16)

@@ -18,7 +18,7 @@ class ScaledGradientsOptimizer(Protocol):
     skipping to it. Any object with this method qualifies; it need not inherit from this class. The scaler also unscales
     the gradients to check them; this is a copy that the optimizer does not see.
 
-    Example:
+    Examples:
         >>> class Fused:
         ...     def apply_scaled_gradients(self, grads_and_vars, loss_scale, finite):
         ...         for grad, variable in grads_and_vars:

@@ -35,7 +35,7 @@ class ScaledLosses:
     * the gradients, or values that they depend on, come from another function or from Python code;
     * the user read the scale, and may have multiplied the loss by it without calling `scale`.
 
-    Example:
+    Examples:
         >>> losses = ScaledLosses()
         >>> losses.note(tf.constant(3.0) * 8.0)
         >>> losses.warn_if_not_scaled([tf.constant(8.0)])  # without the line above this would log a warning

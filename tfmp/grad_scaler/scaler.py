@@ -74,7 +74,7 @@ class GradScaler(StepProperties, tf.Module):
         TypeError: A setting is of the wrong type.
         ValueError: A setting is out of range; or both a manager and some of the four settings were passed.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> w = tf.Variable([1.0, 2.0])
         >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
@@ -165,7 +165,7 @@ class GradScaler(StepProperties, tf.Module):
                 `tf.function`.
             NotImplementedError: The optimizer is one of Keras, and the call is in a TF1 graph.
 
-        Example:
+        Examples:
             >>> generator, critic = tf.Variable(1.0), tf.Variable(1.0)
             >>> optimizers = [tf.compat.v1.train.MomentumOptimizer(0.5, 0.9) for _ in range(2)]
             >>> scaler = GradScaler(init_scale=8)
@@ -199,7 +199,7 @@ class GradScaler(StepProperties, tf.Module):
         Raises:
             TypeError: A loss does not have a floating-point dtype.
 
-        Example:
+        Examples:
             >>> scaled = GradScaler(init_scale=8).scale({"generator": 1.0, "critic": 2.0})
             >>> float(scaled["generator"]), float(scaled["critic"])
             (8.0, 16.0)
@@ -240,7 +240,7 @@ class GradScaler(StepProperties, tf.Module):
             RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
             ValueError: Every gradient is None.
 
-        Example:
+        Examples:
             >>> w = tf.Variable([3.0, 4.0])
             >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
             >>> scaler = GradScaler(init_scale=8)
@@ -325,7 +325,7 @@ class GradScaler(StepProperties, tf.Module):
             RuntimeError: As for `step`.
             NotImplementedError: As for `step`.
 
-        Example:
+        Examples:
             >>> v, w = tf.Variable(1.0), tf.Variable(1.0)
             >>> optimizers = [tf.compat.v1.train.GradientDescentOptimizer(0.5) for _ in range(2)]
             >>> scaler = GradScaler(init_scale=8)
@@ -379,7 +379,7 @@ class GradScaler(StepProperties, tf.Module):
                 an `InvalidArgumentError` when the op runs.
             NotImplementedError: The scale of this kind of manager cannot be set.
 
-        Example:
+        Examples:
             >>> scaler = GradScaler(init_scale=1024)
             >>> scaler.update(new_scale=256)
             >>> float(scaler.loss_scale)
@@ -416,7 +416,7 @@ class GradScaler(StepProperties, tf.Module):
         Returns:
             The op that does this; None in eager mode.
 
-        Example:
+        Examples:
             >>> w, optimizer = tf.Variable(1.0), tf.compat.v1.train.GradientDescentOptimizer(0.5)
             >>> scaler = GradScaler(init_scale=8)
             >>> for batch in [None, 1.0]:
@@ -444,7 +444,7 @@ class GradScaler(StepProperties, tf.Module):
         Raises:
             RuntimeError: The call is in a graph or in a `tf.function`.
 
-        Example:
+        Examples:
             >>> GradScaler(init_scale=8).state_dict()
             {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
         """
@@ -463,7 +463,7 @@ class GradScaler(StepProperties, tf.Module):
                 is out of range.
             RuntimeError: The call is in a graph or in a `tf.function`.
 
-        Example:
+        Examples:
             >>> scaler = GradScaler()
             >>> scaler.load_state_dict({"loss_scale": 8.0, "good_steps": 1, "bad_steps": 0})
             >>> float(scaler.loss_scale)

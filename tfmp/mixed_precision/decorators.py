@@ -13,7 +13,7 @@ def refuse_all_but_functions(scope: str, function: object) -> None:
     Raises:
         TypeError: `function` cannot be called, or is a generator or a coroutine.
 
-    Example:
+    Examples:
         >>> refuse_all_but_functions("tfmp.autocast", 3)
         Traceback (most recent call last):
             ...

@@ -43,7 +43,7 @@ def float32_variable_storage_getter(
         For a trainable half-precision variable: a tensor of that type, cast from the float32 variable. Otherwise: the
         variable itself.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> with tf.Graph().as_default():
         ...     with tf.compat.v1.variable_scope(

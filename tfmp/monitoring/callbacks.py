@@ -93,7 +93,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         ValueError: An argument is out of range.
         LossScaleStuckError: At a report, if training is stuck and `on_stuck` is "raise".
 
-    Example:
+    Examples:
         >>> import keras, tfmp
         >>> model = keras.Sequential([keras.layers.Dense(1)])
         >>> manager = tfmp.ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=2)

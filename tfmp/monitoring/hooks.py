@@ -74,7 +74,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             the processes would stop at different steps.
         LossScaleStuckError: At a report, if training is stuck and `on_stuck` is "raise".
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> with tf.Graph().as_default():
         ...     w = tf.compat.v1.Variable(1.0, use_resource=True)

@@ -22,7 +22,7 @@ class LossFetches:
     Raises:
         ValueError: `loss` is not a tensor of the graph, or the graph does not allow fetching it.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default():
         ...     loss = tf.constant(2.0, name="loss")
         ...     LossFetches([], "loss").for_manager(None) == [loss]
@@ -88,7 +88,7 @@ def flat_loss_values(fetched: Sequence[np.ndarray]) -> list[float]:
     Args:
         fetched: The values of the losses. A loss need not be a scalar: it may hold a value for each example.
 
-    Example:
+    Examples:
         >>> flat_loss_values([np.float32(2), np.float32([3, 4])])
         [2.0, 3.0, 4.0]
     """

@@ -21,7 +21,7 @@ class OverflowMessages:
         reports: The reports at the start of training. The overflows that they have counted are left out of all
             messages.
 
-    Example:
+    Examples:
         >>> messages = OverflowMessages()
         >>> report = OverflowReport(["kernel", "bias"], np.array([[0, 12, 0], [0, 0, 0]]), np.array([3, 0]))
         >>> messages.new_overflows([report]), messages.new_overflows([report])
@@ -93,7 +93,7 @@ def last_overflow_sentence(names: list[str], last: np.ndarray, at_most: int = 4)
     Returns:
         The sentence; None if no gradient overflowed.
 
-    Example:
+    Examples:
         >>> last_overflow_sentence(["kernel", "scale", "bias"], np.array([[0, 12, 0], [0, 0, 0], [3, 1, 0]]))
         'overflow in kernel: 12 nan; bias: 3 inf, 1 nan'
     """
@@ -120,7 +120,7 @@ def overflow_table(names: list[str], last: np.ndarray, steps: np.ndarray, at_mos
     Returns:
         The table; None if no gradient overflowed.
 
-    Example:
+    Examples:
         >>> print(overflow_table(["kernel", "bias"], np.array([[0, 12, 0], [0, 0, 0]]), np.array([3, 10])))
         variable  skipped steps  at the last one
         bias                 10

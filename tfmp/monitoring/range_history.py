@@ -87,7 +87,7 @@ def history_of(looks: Looks | None, monitor: str) -> "RangeHistory":
 class RangeHistory:
     """The ranges of values that a callback or a hook has seen, the oldest first.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> history = RangeHistory()
         >>> kernel = RangeHistogram.of(tf.constant([2.0**-28, 1.0]))

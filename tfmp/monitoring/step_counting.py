@@ -25,7 +25,7 @@ def lines_that_assign(variable: tf.Variable) -> list[str]:
         The lines, each in the form `train.py:41`. An assignment inside a conditional of control flow v2 is not found,
         because it is part of another graph.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default():
         ...     step = tf.compat.v1.train.get_or_create_global_step()
         ...     _ = tf.compat.v1.assign_add(step, 1)

@@ -21,7 +21,7 @@ class LossScaleStuckError(RuntimeError):
     `LossScaleLoggingHook` and `LossScaleCallback` raise this error if they have `on_stuck="raise"`. The weights are
     then as the last applied step left them.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> issubclass(tfmp.LossScaleStuckError, RuntimeError)
         True
@@ -60,7 +60,7 @@ def why_stuck(
             floor.
         loss: The unscaled loss of the last step; None if it is not known.
 
-    Example:
+    Examples:
         >>> status = LossScaleStatus(1.0, False, False, 40, 30, 10, 10)
         >>> why_stuck(status, lowest_loss_scale=1.0, skips_per_backoff=2, stuck_after=64, skips_at_floor=3)
         'the loss scale is at its floor, 1, and 3 steps in a row overflowed all the same: the gradients are too large
@@ -107,7 +107,7 @@ def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - the strategy cla
     Args:
         strategy: The `tf.distribute` strategy of the training; the default strategy if the script uses none.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> several_processes(tf.distribute.get_strategy())
         False
@@ -155,7 +155,7 @@ class StuckWatch:
         TypeError: `stuck_after` is not a number.
         ValueError: An argument is out of range.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> watch = StuckWatch("stop", stuck_after=64)
         >>> manager = tfmp.ExponentialUpdateLossScaleManager(1, 1000)

@@ -9,7 +9,7 @@ The bridge's star import also defines names that do not exist here. To import on
 ImportError that says what to use in its place. `hasattr(tfmp.npu, name)` raises the same error for such a name and does
 not return False. The other modules of the bridge do not exist here.
 
-Example:
+Examples:
     >>> from tfmp.npu import NPURunConfig
     Traceback (most recent call last):
         ...

@@ -21,7 +21,7 @@ class FixedLossScaleManager(managers.FixedLossScaleManager):
         TypeError: `loss_scale` is not a number, or `enable_overflow_check` is not a bool.
         ValueError: `loss_scale` is out of range.
 
-    Example:
+    Examples:
         >>> manager = FixedLossScaleManager(1024, enable_overflow_check=False)
         >>> float(manager.get_loss_scale()), manager.get_enable_overflow_check()
         (1024.0, False)
@@ -60,7 +60,7 @@ class ExponentialUpdateLossScaleManager(managers.ExponentialUpdateLossScaleManag
         TypeError: A setting is of the wrong type.
         ValueError: A setting is out of range, or `enable_overflow_check` is False.
 
-    Example:
+    Examples:
         >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**32, incr_every_n_steps=1000, decr_ratio=0.5)
         >>> float(manager.get_loss_scale())
         4294967296.0

@@ -33,7 +33,7 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
         ValueError: `opt` is wrapped already, or is an optimizer of Horovod that does not average the gradients of each
             step.
 
-    Example:
+    Examples:
         >>> manager = FixedLossScaleManager(1024)
         >>> opt = NPULossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
         >>> w = tf.Variable([1.0, 2.0])

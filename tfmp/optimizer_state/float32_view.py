@@ -25,7 +25,7 @@ class Float32View:
         shape: The shape of the variable.
         name: The name of the variable.
 
-    Example:
+    Examples:
         >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), lambda values: tf.cast(values, tf.bfloat16))
         >>> m.assign_add([2.0**-12, 0.5])
         >>> (0.5 * m).numpy(), m.variable.dtype.name

@@ -48,7 +48,7 @@ def half_state(optimizer: _Optimizer, *, rounding: str = "nearest", seed: int = 
             kept in that type with that rounding. When the optimizer is built: it has no slot of that name; or weights
             are in half precision and rounding is to the nearest.
 
-    Example:
+    Examples:
         >>> import keras, tfmp
         >>> w = keras.Variable([1.0, 2.0])
         >>> opt = tfmp.half_state(keras.optimizers.SGD(0.5, momentum=0.9), momentum="float16")

@@ -26,7 +26,7 @@ def rounded(values: tf.Tensor, dtype: tf.DType, seed: Sequence[tf.Tensor | int] 
     Returns:
         A tensor of the type, of the same shape.
 
-    Example:
+    Examples:
         >>> x = tf.fill([10000], 1.0 + 0.25 * 2.0**-10)
         >>> float(tf.reduce_mean(tf.cast(rounded(x, tf.float16), tf.float32)))
         1.0

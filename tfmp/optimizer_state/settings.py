@@ -73,7 +73,7 @@ def half_settings(slots: Mapping[str, str], rounding: str, seed: int) -> HalfSet
         ValueError: A value is not among those above; there are neither slots nor stochastic rounding; or a slot cannot
             be kept in the type with that rounding.
 
-    Example:
+    Examples:
         >>> half_settings({"velocity": "bfloat16"}, "nearest", 0)
         Traceback (most recent call last):
             ...

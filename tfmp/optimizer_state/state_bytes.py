@@ -25,7 +25,7 @@ class StateBytes(NamedTuple):
     Attributes:
         slots: The kinds of slots, in the order in which the optimizer made them.
 
-    Example:
+    Examples:
         >>> momentum = SlotBytes("momentum", "bfloat16", 2048, 4096)
         >>> print(StateBytes((momentum, SlotBytes("velocity", "float32", 4096, 4096))))
         momentum  bfloat16  2,048 bytes  -50 %

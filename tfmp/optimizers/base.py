@@ -66,7 +66,7 @@ class LossScaleOptimizer(StepProperties):
             that does not average the gradients of each step; or a setting is out of range.
         ImportError: The optimizer is of a Keras that is too old.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> w = tf.Variable([1.0, 2.0])
         >>> opt = tfmp.LossScaleOptimizer(
@@ -280,7 +280,7 @@ class LossScaleOptimizer(StepProperties):
         Raises:
             ValueError: It is the configuration of something else.
 
-        Example:
+        Examples:
             >>> import keras, tfmp
             >>> opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(256))
             >>> float(tfmp.LossScaleOptimizer.from_config(opt.get_config()).loss_scale)
@@ -309,7 +309,7 @@ class LossScaleOptimizer(StepProperties):
             TypeError: It is no such optimizer.
             ValueError: It is a `tfmp.LossScaleOptimizer` already.
 
-        Example:
+        Examples:
             >>> import keras, tfmp
             >>> stock = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=256)
             >>> float(tfmp.LossScaleOptimizer.from_keras(stock).loss_scale)

@@ -16,7 +16,7 @@ class LossScaleOptimizerKeras215(
 
     `LossScaleOptimizerKeras2`, the base class, documents the arguments and methods.
 
-    Example:
+    Examples:
         >>> import keras, tfmp
         >>> import tensorflow as tf
         >>> w = tf.Variable([1.0, 2.0])

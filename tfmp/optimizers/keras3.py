@@ -77,7 +77,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             setting is out of range; Keras does not run on the TensorFlow backend; or TensorFlow 2's behaviour is
             disabled.
 
-    Example:
+    Examples:
         >>> import keras, tfmp
         >>> w = keras.Variable([1.0, 2.0])
         >>> manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)

@@ -24,7 +24,7 @@ class KerasAccumulation:
         settings: The settings of the accumulation.
         detector: Decides which gradients overflowed.
 
-    Example:
+    Examples:
         >>> from tfmp.core.accumulation.settings import accumulation_settings
         >>> from tfmp.core.overflow.detectors import NonFiniteDetector
         >>> accumulation = KerasAccumulation(accumulation_settings(1, "window", None), NonFiniteDetector())

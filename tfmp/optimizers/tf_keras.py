@@ -16,7 +16,7 @@ class LossScaleOptimizerTfKeras(
 
     `LossScaleOptimizerKeras2`, the base class, documents the arguments and methods.
 
-    Example:
+    Examples:
         >>> import tf_keras, tfmp
         >>> import tensorflow as tf
         >>> w = tf.Variable([1.0, 2.0])

@@ -71,7 +71,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         ValueError: `opt` is a `tfmp.LossScaleOptimizer` already, or is made by Horovod and does not average the
             gradients of each step; `aggregation_dtype` cannot be used here; or a setting is out of range.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         ...     w = tf.compat.v1.Variable([1.0, 2.0], use_resource=True)
@@ -141,7 +141,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         It holds no variables if `accumulation_steps` is 1. A graph does not need it: there the sums are variables of
         the graph, which a `Saver` saves with all others.
 
-        Example:
+        Examples:
             >>> import tfmp
             >>> w, inner, manager = tf.Variable(1.0), tf.compat.v1.train.AdamOptimizer(), tfmp.FixedLossScaleManager(8)
             >>> opt = tfmp.LossScaleOptimizer(inner, manager, accumulation_steps=4)

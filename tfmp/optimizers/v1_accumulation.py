@@ -23,7 +23,7 @@ class Accumulators(tf.Module):
         detector: Decides which gradients overflowed.
         keeps_float32: Whether the mean of a window stays in float32 for variables of half precision.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> from tfmp.core.accumulation.settings import accumulation_settings
         >>> accumulators = Accumulators(accumulation_settings(4, "window", None), tfmp.NonFiniteDetector())

@@ -30,7 +30,7 @@ def exponent_counts(tensors: Gradients, is_distributed: bool = False, *, name: s
         TypeError: A tensor does not have a floating-point dtype.
         ValueError: `is_distributed` is True, and nothing distributes.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> counts = tfmp.exponent_counts([tf.constant([0.75, -0.5, 3.0], tf.float16)])
         >>> int(counts[0, 150 - 1]), int(counts[0, 150 + 1])

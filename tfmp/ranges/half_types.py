@@ -37,7 +37,7 @@ def half_type(dtype: str) -> HalfType:
     Raises:
         ValueError: It is neither.
 
-    Example:
+    Examples:
         >>> half_type("float16").largest
         65504.0
     """

@@ -46,7 +46,7 @@ class RangeHistogram:
     Raises:
         ValueError: `counts` has another shape.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> histogram = tfmp.RangeHistogram.of(tf.constant([0.0, 1.5, -3.0, 2.0**-30]))
         >>> histogram.exponents
@@ -137,7 +137,7 @@ class RangeHistogram:
             TypeError: `factor` is not a number.
             ValueError: `factor` is not greater than 0.
 
-        Example:
+        Examples:
             >>> RangeHistogram.of(tf.constant([0.0, 3.0])).times(2.0**-10)
             <RangeHistogram of 2 values, 2^-9..2^-9>
         """

@@ -47,7 +47,7 @@ def probe(x: tf.Tensor, name: str) -> tf.Tensor:
     Raises:
         TypeError: `x` is not a tensor of a floating-point type, or `name` is not a string.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> def forward(x):
         ...     hidden = tfmp.probe(tf.nn.relu(x * 2.0), "hidden")
@@ -89,7 +89,7 @@ def recorded_probes() -> Iterator[list[Probe]]:
 def probes_of_graph() -> list[Probe]:
     """Return the probes of the current TF1 graph, in the order of building.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default():
         ...     _ = probe(tf.constant(1.0), "one")
         ...     [found.name for found in probes_of_graph()]

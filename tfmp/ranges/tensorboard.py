@@ -24,7 +24,7 @@ def buckets(histogram: RangeHistogram) -> npt.NDArray[np.float64]:
     Args:
         histogram: The histogram.
 
-    Example:
+    Examples:
         >>> buckets(RangeHistogram.of(tf.constant([0.5, 0.75, 2.0, float("inf")]))).tolist()
         [[-1.0, 0.0, 2.0], [0.0, 1.0, 0.0], [1.0, 2.0, 1.0]]
     """

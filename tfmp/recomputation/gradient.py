@@ -48,7 +48,7 @@ def recomputed(
     Returns:
         The function's results.
 
-    Example:
+    Examples:
         >>> x, w = tf.constant(3.0), tf.Variable(2.0)
         >>> with tf.GradientTape() as tape:
         ...     tape.watch(x)
@@ -98,7 +98,7 @@ def recomputed_results(
     Returns:
         What the first call returned, and the tensors to take in place of its floating-point tensors.
 
-    Example:
+    Examples:
         >>> from tfmp.recomputation.structure import Differentiable
         >>> call = lambda inputs: Differentiable((inputs[0] ** 2, "name"))
         >>> results, tensors = recomputed_results(call, lambda inputs: call(inputs).tensors, [tf.constant(3.0)])
@@ -125,7 +125,7 @@ def all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]
     Args:
         grads: The gradients.
 
-    Example:
+    Examples:
         >>> [float(grad) for grad in all_at_once([tf.constant(1.0), tf.constant(2.0)])]
         [1.0, 2.0]
     """

@@ -38,7 +38,7 @@ def refuse_state(operations: Iterable[tf.Operation], function_name: str) -> None
     Raises:
         ValueError: If one of them does not, by its name.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default() as graph:
         ...     noise = tf.random.normal([2])
         >>> refuse_state(graph.get_operations(), "noisy")

@@ -12,7 +12,7 @@ class Differentiable:
     Args:
         structure: Any nest of `tf.nest`, also with `tf.SparseTensor` and other composite tensors.
 
-    Example:
+    Examples:
         >>> found = Differentiable({"x": tf.constant(1.0), "n": tf.constant(3), "name": "a"})
         >>> [float(tensor) for tensor in found.tensors]
         [1.0]
@@ -40,7 +40,7 @@ class Differentiable:
 def is_differentiable(value: object) -> TypeGuard[tf.Tensor]:
     """Return whether a value is a tensor that may have a gradient.
 
-    Example:
+    Examples:
         >>> is_differentiable(tf.constant(1.0)), is_differentiable(tf.constant(1)), is_differentiable(1.0)
         (True, False, False)
     """

@@ -73,7 +73,7 @@ class GradientAccumulator(tf.Module):
         TypeError: A setting is of the wrong type.
         ValueError: There are no variables, or a setting is out of range.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> w = tf.Variable([1.0, 2.0])
         >>> accumulator = tfmp.GradientAccumulator([w], accumulation_steps=2)
@@ -134,7 +134,7 @@ class GradientAccumulator(tf.Module):
 
         Under a `tf.distribute` strategy you can read it on the replicas, and also outside of `strategy.run`.
 
-        Example:
+        Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2, micro_batches_per_epoch=3)
             >>> for _ in range(3):
             ...     accumulator.add([tf.constant(1.0)])
@@ -174,7 +174,7 @@ class GradientAccumulator(tf.Module):
             RuntimeError: The accumulator was made in a strategy's scope, and this call is outside of its replicas; or
                 it was made outside of the scope of the active strategy.
 
-        Example:
+        Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2)
             >>> accumulator.add([tf.constant(16.0)], loss_scale=8.0)
             >>> accumulator.add([tf.constant(float("inf"))], loss_scale=8.0)
@@ -234,7 +234,7 @@ class GradientAccumulator(tf.Module):
             RuntimeError: The window is empty (this is only checked in eager code), or the call is outside of the
                 replicas of the strategy in whose scope the accumulator was made.
 
-        Example:
+        Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0), tf.Variable(0.0)], 4)
             >>> for grad in (1.0, 5.0):
             ...     accumulator.add([tf.constant(grad), None])
@@ -256,7 +256,7 @@ class GradientAccumulator(tf.Module):
         Raises:
             RuntimeError: The call is outside of the replicas of the strategy in whose scope the accumulator was made.
 
-        Example:
+        Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 4)
             >>> accumulator.add([tf.constant(1.0)])
             >>> accumulator.reset()

@@ -40,7 +40,7 @@ def accumulation_settings(
         TypeError: A number of micro-batches is not a number.
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> accumulation_settings(0, "window", None)
         Traceback (most recent call last):
             ...

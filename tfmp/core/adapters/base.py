@@ -38,7 +38,7 @@ class OptimizerAdapter:
         sums_first: True if the gradients are already summed over the replicas when they are checked. If it is False,
             the optimizer may sum them when it applies them.
 
-    Example:
+    Examples:
         >>> class Descent:
         ...     def apply_gradients(self, grads_and_vars):
         ...         for grad, variable in grads_and_vars:

@@ -15,7 +15,7 @@ def sum_together(total: Callable[[tf.Tensor], tf.Tensor], parts: Sequence[tf.Ten
     Returns:
         The sum of each tensor over the replicas, in the tensor's shape.
 
-    Example:
+    Examples:
         >>> sums = sum_together(lambda values: values * 2, [tf.constant(1.0), tf.constant([[2.0], [3.0]])])
         >>> [each.numpy().tolist() for each in sums]
         [2.0, [[4.0], [6.0]]]
@@ -37,7 +37,7 @@ def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Te
         replica: The number of this replica, from 0.
         replicas: The number of replicas.
 
-    Example:
+    Examples:
         >>> in_slot(tf.constant([3.0]), 1, 2).numpy().tolist()
         [[0.0], [3.0]]
     """
@@ -57,7 +57,7 @@ def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.O
     Returns:
         The op that raises the error; None in eager mode.
 
-    Example:
+    Examples:
         >>> alike_on_all(tf.constant([[2.0, 0.0]]), 2, ["kernel"])
     """
     alike = tf.reduce_all(tf.logical_or(tf.equal(counts, 0), tf.equal(counts, replicas)), axis=1)

@@ -8,7 +8,7 @@ from types import ModuleType
 def running_horovod() -> ModuleType | None:
     """Return the module `horovod.tensorflow` if the program has initialized it.
 
-    Example:
+    Examples:
         >>> running_horovod() is None
         True
     """
@@ -23,7 +23,7 @@ def is_horovods(opt: object) -> bool:
     Args:
         opt: The optimizer.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> is_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
         False
@@ -40,7 +40,7 @@ def refuse_unsupported_horovods(opt: object) -> None:
     Raises:
         ValueError: The optimizer sums gradients over several steps, or uses Adasum.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> refuse_unsupported_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
     """
@@ -60,7 +60,7 @@ def without_horovods(opt: object) -> object:
     Args:
         opt: The optimizer.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> opt = tf.compat.v1.train.GradientDescentOptimizer(0.5)
         >>> without_horovods(opt) is opt
@@ -80,7 +80,7 @@ def called_by_horovods(opt: object) -> bool:
     Args:
         opt: The optimizer that may be wrapped.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> called_by_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
         False

@@ -37,7 +37,7 @@ def current_distribution(is_distributed: bool) -> Distribution:
         NotImplementedError: The active strategy is not supported, or Horovod runs several processes at the same time.
         RuntimeError: A strategy is active, but the call is in its cross-replica context and not on its replicas.
 
-    Example:
+    Examples:
         >>> current_distribution(is_distributed=False)
         SingleProcess()
     """

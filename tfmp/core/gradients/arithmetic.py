@@ -30,7 +30,7 @@ def scale(loss: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
     Raises:
         TypeError: The loss does not have a floating-point dtype.
 
-    Example:
+    Examples:
         >>> float(scale(tf.constant(2.0, tf.float16), tf.constant(2.0**17)))
         262144.0
     """
@@ -52,7 +52,7 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
         The unscaled gradients: in float64 if they were in float64, otherwise in float32. If the scale is above 2**126,
         the gradients become 0, because the reciprocal of the scale is denormal and CPU kernels replace it by 0.
 
-    Example:
+    Examples:
         >>> grads = [tf.constant([8.0, 16.0], tf.float16), None]
         >>> [None if g is None else g.numpy() for g in unscale(grads, tf.constant(8.0))]
         [array([1., 2.], dtype=float32), None]
@@ -76,7 +76,7 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
     Returns:
         The smaller gradient; None stays None.
 
-    Example:
+    Examples:
         >>> shrink(tf.constant([2.0**127]), tf.constant(2.0**-130, tf.float64)).numpy()
         array([0.125], dtype=float32)
     """
@@ -106,7 +106,7 @@ def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
     Returns:
         The gradient in that dtype; None stays None.
 
-    Example:
+    Examples:
         >>> cast(tf.constant([1e6]), tf.float16).numpy()
         array([inf], dtype=float16)
     """
@@ -126,7 +126,7 @@ def pad_rows(grad: Gradient) -> Gradient:
         An `IndexedSlices` whose new rows have the index of the first row, or 0 if there was no row. A gradient of
         another form is returned unchanged.
 
-    Example:
+    Examples:
         >>> slices = tf.IndexedSlices(tf.ones([3]), tf.constant([4, 5, 5]))
         >>> pad_rows(slices).indices.numpy()
         array([4, 5, 5, 4], dtype=int32)
@@ -156,7 +156,7 @@ def densify(grad: Gradient) -> tf.Tensor | None:
     Returns:
         A dense tensor; None stays None.
 
-    Example:
+    Examples:
         >>> slices = tf.IndexedSlices(tf.constant([1.0, 2.0]), tf.constant([1, 1]), tf.constant([3]))
         >>> densify(slices).numpy()
         array([0., 3., 0.], dtype=float32)
@@ -173,7 +173,7 @@ def widen(values: tf.Tensor) -> tf.Tensor:
     Returns:
         The tensor in float32, or in float64 if it was in float64.
 
-    Example:
+    Examples:
         >>> widen(tf.constant(1.5, tf.bfloat16)).dtype.name
         'float32'
     """
@@ -190,7 +190,7 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
     Returns:
         A gradient of the same form: None, dense, or an `IndexedSlices` with the same indices.
 
-    Example:
+    Examples:
         >>> map_values(tf.negative, None) is None
         True
     """
@@ -218,7 +218,7 @@ def map_parts(
     Returns:
         A gradient of the same form: None, dense, or an `IndexedSlices`.
 
-    Example:
+    Examples:
         >>> slices = tf.IndexedSlices(tf.constant([2.0]), tf.constant([1]))
         >>> map_parts(tf.identity, tf.negative, lambda indices: indices + 1, slices).indices.numpy()
         array([2], dtype=int32)
@@ -234,7 +234,7 @@ def is_sparse(grad: Gradient) -> bool:
     Args:
         grad: A gradient of any form.
 
-    Example:
+    Examples:
         >>> is_sparse(tf.IndexedSlices(tf.ones([1]), tf.constant([2]))), is_sparse(None)
         (True, False)
     """
@@ -247,7 +247,7 @@ def rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
     Args:
         values: A tensor with at least one dimension.
 
-    Example:
+    Examples:
         >>> rows_not_zero(tf.constant([[0.0], [2.0], [0.0]])).indices.numpy()
         array([1])
     """
@@ -269,7 +269,7 @@ def forms(grads: Gradients) -> tf.Tensor:
     Returns:
         A boolean tensor of shape `[number of gradients, 2]`.
 
-    Example:
+    Examples:
         >>> forms([tf.constant(1.0), None]).numpy().tolist()
         [[True, False], [False, False]]
     """
@@ -282,7 +282,7 @@ def values_of(grads: Gradients) -> list[tf.Tensor]:
     Args:
         grads: Gradients of any form. Those that are None are left out.
 
-    Example:
+    Examples:
         >>> slices = tf.IndexedSlices(tf.constant([2.0]), tf.constant([1]))
         >>> [values.numpy().tolist() for values in values_of([tf.constant([1.0]), None, slices])]
         [[1.0], [2.0]]
@@ -301,7 +301,7 @@ def without(grads: Gradients, others: Gradients) -> list[Gradient]:
         grads: The gradients; None is left out.
         others: The gradients to leave out.
 
-    Example:
+    Examples:
         >>> grads = [tf.constant(1.0), None, tf.constant(2.0)]
         >>> [float(grad) for grad in without(grads, grads[:1])]
         [2.0]

@@ -38,7 +38,7 @@ def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) 
         TypeError: `grads` is neither a list of gradients nor a gradient, or a bound is not a number.
         ValueError: `grads` contains no gradient, a bound is not finite, or the lower bound is above the upper one.
 
-    Example:
+    Examples:
         >>> clip_by_value([tf.constant([3.0, -0.5, float("inf")]), None], -1, 1)[0].numpy().tolist()
         [1.0, -0.5, inf]
         >>> clip_by_value(tf.constant([3.0, -0.5]), -1, 1).numpy().tolist()
@@ -94,7 +94,7 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
         TypeError: `grads` is neither a list of gradients nor a gradient, or `clip_norm` is not a number.
         ValueError: `grads` contains no gradient, or `clip_norm` is not finite or not greater than 0.
 
-    Example:
+    Examples:
         >>> clipped = clip_by_norm([tf.constant([3.0, 4.0]), tf.constant([1.0, float("inf")])], 2.5)
         >>> [grad.numpy().tolist() for grad in clipped]
         [[1.5, 2.0], [1.0, inf]]
@@ -134,7 +134,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
         TypeError: `grads` is not a list of gradients, or `clip_norm` is not a number.
         ValueError: `grads` contains no gradient, or `clip_norm` is not finite or not greater than 0.
 
-    Example:
+    Examples:
         >>> clipped, norm = clip_by_global_norm([tf.constant([3.0]), None, tf.constant([4.0])], 2.5)
         >>> [None if grad is None else grad.numpy().tolist() for grad in clipped], float(norm)
         ([[1.5], None, [2.0]], 5.0)

@@ -46,7 +46,7 @@ def exponent_counts(tensors: Gradients) -> tf.Tensor:
     Raises:
         TypeError: A tensor does not have a floating-point dtype.
 
-    Example:
+    Examples:
         >>> counts = exponent_counts([tf.constant([0.0, -3.0, 2.0, 1e-40]), None])
         >>> counts.shape.as_list(), int(counts[0, 1 - LOWEST_EXPONENT]), int(counts[0, -133 - LOWEST_EXPONENT])
         ([2, 283], 2, 1)

@@ -52,7 +52,7 @@ def origin_of(grad: Gradient) -> Origin | None:
     Args:
         grad: The gradient.
 
-    Example:
+    Examples:
         >>> @tf.function
         ... def is_known(scaled):
         ...     grad = scaled / 8

@@ -40,7 +40,7 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
     Returns:
         A boolean scalar.
 
-    Example:
+    Examples:
         >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
         False
         >>> bool(all_finite([tf.constant(3e38)])), bool(all_finite([tf.constant(3e38)], addends=2))
@@ -63,7 +63,7 @@ def max_abs(grads: Gradients) -> tf.Tensor:
     Returns:
         A float32 scalar: 0 if there is no value, NaN if any value is NaN.
 
-    Example:
+    Examples:
         >>> float(max_abs([tf.constant([1.0, -3.0]), None]))
         3.0
     """
@@ -81,7 +81,7 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
     Returns:
         An int64 matrix with a row for each gradient and a column for each predicate.
 
-    Example:
+    Examples:
         >>> counts([tf.constant([1.0, -2.0]), None], [lambda values: values > 0, lambda values: values < 3])
         <tf.Tensor: shape=(2, 2), dtype=int64, numpy=
         array([[1, 2],
@@ -130,7 +130,7 @@ def suspects(grads: Gradients, squares: tf.Tensor) -> list[Gradient]:
         The gradients; the large ones as matrices, which share the memory of the gradients. A matrix has no rows if the
         square is finite.
 
-    Example:
+    Examples:
         >>> finite, infinite = tf.ones([100, 1000]), tf.fill([100, 1000], float("inf"))
         >>> found = suspects([finite, infinite], large_squares([finite, infinite]))
         >>> [each.shape.as_list() for each in found]
@@ -168,7 +168,7 @@ def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
     Returns:
         A boolean tensor of the shape of the values.
 
-    Example:
+    Examples:
         >>> overflows_in_sum(tf.constant([3e38, 1.0, float("inf")]), addends=2).numpy().tolist()
         [True, False, False]
     """
@@ -189,7 +189,7 @@ def half_squares(grads: Gradients) -> tf.Tensor:
         A float64 vector. The sums are computed in the gradients' dtypes (half precision in float32), so squares can
         overflow there.
 
-    Example:
+    Examples:
         >>> half_squares([tf.constant([3.0]), tf.constant([4.0]), None]).numpy()
         array([12.5])
     """
@@ -208,7 +208,7 @@ def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor
         A float64 scalar: 0 if there is no gradient, infinite or NaN if a value is. It is correct even if squares
         overflow in float32.
 
-    Example:
+    Examples:
         >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
         5.0
         >>> float(global_norm([tf.constant([2.0**100])])) == 2.0**100
@@ -231,7 +231,7 @@ def norms(grads: Gradients) -> tf.Tensor:
     Returns:
         A float64 vector with an element for each gradient.
 
-    Example:
+    Examples:
         >>> norms([tf.constant([3.0, 4.0]), None, tf.constant(-2.0**100)]).numpy() == [5, 0, 2.0**100]
         array([ True,  True,  True])
     """

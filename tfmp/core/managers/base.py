@@ -35,7 +35,7 @@ class LossScaleManager(tf.Module, abc.ABC):
     because the methods may be called only once, while a graph or a `tf.function` is built. This class counts the
     applied and skipped steps. Override `get_config` too if Keras is to save the manager with a model.
 
-    Example:
+    Examples:
         >>> class AlwaysEight(LossScaleManager):
         ...     def get_loss_scale(self):
         ...         return tf.constant(8.0)
@@ -87,7 +87,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         Returns:
             The numbers by name; an empty dict if the manager keeps no state.
 
-        Example:
+        Examples:
             >>> import tfmp
             >>> tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2).state_dict()
             {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
@@ -156,7 +156,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         Returns:
             A `LossScaleStatus`, a NamedTuple of scalar tensors.
 
-        Example:
+        Examples:
             >>> import tfmp
             >>> status = tfmp.FixedLossScaleManager(128.0).get_status()
             >>> {tag: value.numpy().item() for tag, value in status._asdict().items()}

@@ -101,7 +101,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         TypeError: A setting is not a number.
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=2, decr_ratio=0.5)
         >>> for finite in [True, True, False, False, False, False]:
         ...     _ = manager.update_loss_scale(tf.constant(finite))
@@ -214,7 +214,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             ValueError: The scale is not finite or not within the bounds. If the scale is a tensor of a graph whose
                 value is not known yet, running the op raises `tf.errors.InvalidArgumentError` instead.
 
-        Example:
+        Examples:
             >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=2)
             >>> manager.set_loss_scale(4096)
             >>> float(manager.get_loss_scale())
@@ -258,7 +258,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             TypeError: An argument is not a number.
             ValueError: A number of steps is out of range.
 
-        Example:
+        Examples:
             >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=2)
             >>> manager.continue_from(4096, good_steps=1)
             >>> _ = manager.update_loss_scale(tf.constant(True))

@@ -22,7 +22,7 @@ class FixedLossScaleManager(LossScaleManager):
         TypeError: The scale is not a number.
         ValueError: The scale is out of range.
 
-    Example:
+    Examples:
         >>> float(FixedLossScaleManager(1024).get_loss_scale())
         1024.0
 

@@ -71,7 +71,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
         TypeError: `spec` is none of these values, or a setting has the wrong type.
         ValueError: A mode or a setting is unknown; or a setting is given twice, missing or out of range.
 
-    Example:
+    Examples:
         >>> manager = get_loss_scale_manager({"init_scale": 512.0, "mode": "dynamic"})
         >>> float(manager.get_loss_scale()), manager.get_config()["incr_every_n_steps"]
         (512.0, 2000)
@@ -113,7 +113,7 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
         TypeError: `spec` describes no manager, or a setting has the wrong type.
         ValueError: A mode or a setting is unknown; or a setting is given twice, missing or out of range.
 
-    Example:
+    Examples:
         >>> manager_of_wrapper("dynamic").get_config()["init_loss_scale"]
         32768.0
     """
@@ -142,7 +142,7 @@ def dynamic_manager(
         TypeError: An argument is not a number.
         ValueError: An argument is out of range.
 
-    Example:
+    Examples:
         >>> dynamic_manager()
         <ExponentialUpdateLossScaleManager(init_loss_scale=32768.0, incr_every_n_steps=2000,
         decr_every_n_nan_or_inf=1, decr_ratio=0.5): loss_scale=32768.0, good_steps=0, bad_steps=0>

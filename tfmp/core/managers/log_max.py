@@ -99,7 +99,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         TypeError: A setting is not a number.
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> manager = LogMaxLossScaleManager(init_loss_scale=2**20)
         >>> for max_abs in [math.inf, 4.0, 4.0, 0.0]:
         ...     finite = tf.constant(math.isfinite(max_abs))
@@ -217,7 +217,7 @@ class LogMaxLossScaleManager(LossScaleManager):
             TypeError: An argument is not a number.
             ValueError: A number of steps is infinite or NaN.
 
-        Example:
+        Examples:
             >>> manager = LogMaxLossScaleManager()
             >>> manager.continue_from(3000)
             >>> float(manager.get_loss_scale())

@@ -33,7 +33,7 @@ def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
         counters: The counters before the step.
         applied: A boolean scalar: was the step applied?
 
-    Example:
+    Examples:
         >>> zero = tf.constant(0, tf.int64)
         >>> [int(count) for count in next_counters(StepCounters(zero, zero, zero, True), tf.constant(False))]
         [0, 1, 1, 0]
@@ -94,7 +94,7 @@ def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_drop: LastDrop
         counters: The counters.
         last_drop: When micro-batches were last dropped.
 
-    Example:
+    Examples:
         >>> status = status_of(8.0, StepCounters(5, 3, 0, tf.constant(True)), LastDrop(8))
         >>> status.attempted_steps, bool(status.last_step_applied), bool(status.last_step_finite)
         (8, True, False)

@@ -23,7 +23,7 @@ class OverflowDetector(abc.ABC):
     To write a detector of your own, derive it from this class and override `all_finite`. AutoGraph does not convert
     that method, so use `tf.where` or `tf.cond` instead of an `if` on a tensor.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> class AtMostOne(tfmp.OverflowDetector):
         ...     def all_finite(self, grads, loss_scale):
@@ -62,7 +62,7 @@ class OverflowDetector(abc.ABC):
             An int64 matrix with a row for each gradient. The columns are the numbers of values that are infinite, that
             are NaN, and that are saturated.
 
-        Example:
+        Examples:
             >>> import tfmp
             >>> grads = [tf.constant([1.0, float("nan")]), None, tf.constant([float("-inf")])]
             >>> tfmp.NonFiniteDetector().counts(grads, tf.constant(8.0)).numpy().tolist()
@@ -78,7 +78,7 @@ class NonFiniteDetector(OverflowDetector):
     This is correct wherever arithmetic follows IEEE 754, which turns a value that is too large into an infinity. Use
     `tfmp.SaturationDetector` where it becomes the largest finite value instead.
 
-    Example:
+    Examples:
         >>> bool(NonFiniteDetector().all_finite([tf.constant([1.0, float("nan")])], tf.constant(8.0)))
         False
     """
@@ -115,7 +115,7 @@ class SaturationDetector(OverflowDetector):
         TypeError: `limit` is not a number, or `dtype` is not a floating-point dtype.
         ValueError: `limit` is not finite or not greater than 0, or both arguments are given.
 
-    Example:
+    Examples:
         >>> detector = SaturationDetector()
         >>> bool(detector.all_finite([tf.constant([65504.0 / 1024])], tf.constant(1024.0)))
         False

@@ -38,7 +38,7 @@ class GradientCheck:
         overwritten: Indices of gradients that are the next values of their variables (Keras' float8 scales). They are
             never scaled, and are checked only for infinities and NaN.
 
-    Example:
+    Examples:
         >>> check = GradientCheck(NonFiniteDetector(), tf.constant(8.0), Scaling.UNSCALE_FIRST)
         >>> grads = check.checked_form([tf.constant([16.0, float("nan")]), None])
         >>> bool(check.all_finite(grads)), check.counts(grads).numpy().tolist()

@@ -34,7 +34,7 @@ class OverflowCounts(tf.Module):
     Args:
         names: The names of the variables.
 
-    Example:
+    Examples:
         >>> counts = OverflowCounts(["kernel", "bias"])
         >>> for last in [[[2, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]]:
         ...     counts.record(tf.constant(last, tf.int64))
@@ -86,7 +86,7 @@ class AllOverflowCounts(NotCheckpointed):
     An optimizer or scaler that TensorFlow tracks keeps this object in an attribute, so that a function that takes steps
     can be exported in a SavedModel. Checkpoints do not contain the counts, because these describe one run of a program.
 
-    Example:
+    Examples:
         >>> counts = AllOverflowCounts()
         >>> counts.of(["kernel"]) is counts.of(["kernel"])
         True

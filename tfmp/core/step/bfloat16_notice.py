@@ -25,7 +25,7 @@ class Bfloat16Notice:
     Args:
         manager: Decides the loss scale. With a fixed scale of 1 there is nothing to say.
 
-    Example:
+    Examples:
         >>> Bfloat16Notice(FixedLossScaleManager(8)).look_at(tf.constant(2.0))  # a loss in bfloat16 would be logged
     """
 

@@ -35,7 +35,7 @@ class GradientRanges(NotCheckpointed):
 
     A step is recorded if `request` was called before it. On other steps nothing is computed.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> w = tf.Variable([1.0, 2.0], name="w")
         >>> opt = tfmp.LossScaleOptimizer(

@@ -94,7 +94,7 @@ def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> N
 def losses_of_graph() -> list[RecordedLoss]:
     """Return the losses that were scaled in the current graph, in the order of building.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> manager = tfmp.FixedLossScaleManager(8)
         >>> with tf.Graph().as_default():
@@ -114,7 +114,7 @@ def gradients_of_graph() -> list[RecordedGradients]:
 def managers_of_graph() -> list[LossScaleManager]:
     """Return the managers whose steps were built in the current graph, each once, in the order of building.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default():
         ...     managers_of_graph()
         []
@@ -137,7 +137,7 @@ def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]
     Args:
         manager: The manager that decides the loss scale of the steps.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> with tf.Graph().as_default():
         ...     overflow_reports_of_graph(tfmp.FixedLossScaleManager(8))

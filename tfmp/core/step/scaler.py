@@ -104,7 +104,7 @@ class LossScaler:
         is_distributed: True if the user states that several processes train together.
         aggregation_dtype: The dtype in which gradients are sent between Horovod's workers; by default their own.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> from tfmp.core.distribute import SingleProcess
         >>> manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)

@@ -84,7 +84,7 @@ class StepProperties:
             that were infinite, NaN and saturated on the last step with an overflow. `steps` has a number for each
             variable: on how many steps its gradient had such values.
 
-        Example:
+        Examples:
             >>> import tfmp
             >>> w = tf.Variable([1.0, 2.0], name="w")
             >>> opt = tfmp.LossScaleOptimizer(
@@ -106,7 +106,7 @@ class StepProperties:
         Returns:
             The object through which steps are requested and read, the same at each call.
 
-        Example:
+        Examples:
             >>> import tfmp
             >>> scaler = tfmp.GradScaler()
             >>> ranges = scaler.record_gradient_ranges()

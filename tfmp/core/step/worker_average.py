@@ -23,7 +23,7 @@ class WorkerAverage:
         is_distributed: True if the user states that several processes train together.
         dtype: The dtype in which gradients are sent between the workers; by default their own.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> from tfmp.core.distribute import SingleProcess
         >>> average = WorkerAverage(tfmp.FixedLossScaleManager(8), is_distributed=False)

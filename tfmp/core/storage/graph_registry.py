@@ -22,7 +22,7 @@ class OncePerGraph(Generic[Kept]):
     Args:
         make: Makes the object. It is called in the graph, outside control dependencies, conditionals and functions.
 
-    Example:
+    Examples:
         >>> answer = OncePerGraph(lambda: tf.constant(42.0))
         >>> with tf.Graph().as_default():
         ...     answer.get() is answer.get()
@@ -61,7 +61,7 @@ class GraphList(Generic[Kept]):
     Args:
         name: The name of the list; a graph may have several lists.
 
-    Example:
+    Examples:
         >>> losses = GraphList("example")
         >>> with tf.Graph().as_default():
         ...     losses.append("a loss")

@@ -22,7 +22,7 @@ def can_be_compiled() -> bool:
     It cannot be one if XLA compiles the whole step already, or if the replicas of a `tf.distribute` strategy update
     variables together.
 
-    Example:
+    Examples:
         >>> can_be_compiled(), bool(tf.function(lambda: tf.constant(can_be_compiled()), jit_compile=True)())
         (True, False)
     """
@@ -39,7 +39,7 @@ def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
     Args:
         variables: The variables that the update changes.
 
-    Example:
+    Examples:
         >>> worth_compiling([tf.Variable(tf.zeros([10]))])
         False
         >>> worth_compiling([tf.Variable(tf.zeros([1024, 1024]))])
@@ -70,7 +70,7 @@ def view_of(optimizer: Any, **attributes: Any) -> Any:  # noqa: ANN401 - of any 
         optimizer: An optimizer of Keras.
         **attributes: The attributes that differ.
 
-    Example:
+    Examples:
         >>> import keras
         >>> optimizer = keras.optimizers.SGD(0.5, clipvalue=1.0)
         >>> view = view_of(optimizer, clipvalue=None)

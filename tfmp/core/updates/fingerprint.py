@@ -23,7 +23,7 @@ class Fingerprint:
     Attributes:
         key: Equal for two fingerprints if all settings are the same.
 
-    Example:
+    Examples:
         >>> import keras
         >>> optimizer = keras.optimizers.SGD(0.5)
         >>> before = Fingerprint([optimizer])
@@ -80,7 +80,7 @@ def is_of_keras(value: object) -> bool:
     Args:
         value: Any object.
 
-    Example:
+    Examples:
         >>> import keras
         >>> is_of_keras(keras.optimizers.SGD(0.5)), is_of_keras(0.5)
         (True, False)

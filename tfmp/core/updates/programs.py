@@ -36,7 +36,7 @@ def run_compiled(update: _Update, grads: Gradients, tensors: Sequence[tf.Tensor]
         grads: The gradients.
         tensors: Further tensors that the update needs, such as the learning rate.
 
-    Example:
+    Examples:
         >>> w = tf.Variable([1.0, 2.0])
         >>> @tf.function
         ... def step():
@@ -57,7 +57,7 @@ class KeptPrograms:
 
     Copies of this object are empty.
 
-    Example:
+    Examples:
         >>> programs, w = KeptPrograms(), tf.Variable([1.0, 2.0])
         >>> traced = []
         >>> def update(grads, tensors):

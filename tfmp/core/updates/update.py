@@ -165,7 +165,7 @@ class Updates:
     Args:
         jit_compile: Whether to compile updates: True, False or "auto".
 
-    Example:
+    Examples:
         >>> import keras
         >>> updates, optimizer = Updates("auto"), keras.optimizers.SGD(0.5)
         >>> updates.of(optimizer) is updates.of(optimizer)

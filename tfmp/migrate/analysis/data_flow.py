@@ -36,7 +36,7 @@ class DataFlow:
     Attributes:
         conditions: Tells which nodes never run together.
 
-    Example:
+    Examples:
         >>> script = Script('''
         ... loss = f(x)
         ... loss = loss * 8

@@ -17,7 +17,7 @@ _Made = TypeVar("_Made")
 class Script(Tree):
     """A parsed script. It is never modified: rules return edits instead.
 
-    Example:
+    Examples:
         >>> script = Script('''import tensorflow.compat.v1 as tf
         ... opt = tf.contrib.mixed_precision.LossScaleOptimizer(a, b)''')
         >>> use, = script.uses

@@ -151,7 +151,7 @@ class Tree:
     def is_use(self, name: cst.Name) -> bool:
         """Tell whether a word is used as a variable: not in an import, as a parameter, or as a label.
 
-        Example:
+        Examples:
             >>> tree = Tree("import tf; make = lambda opt, module=tf: opt(name=module.x)")
             >>> [name.value for name in tree.nodes(cst.Name) if tree.is_use(name)]
             ['make', 'tf', 'opt', 'module']

@@ -54,7 +54,7 @@ exit status:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, by default those of the process; return the exit status.
 
-    Example:
+    Examples:
         >>> main(["--check", "missing.py"])
         1
     """

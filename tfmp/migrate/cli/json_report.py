@@ -15,7 +15,7 @@ def json_document(reports: Sequence[FileReport], *, written: bool) -> str:
 
     Lines are counted from 1 in the file as it is now. Bytes of a path that are not UTF-8 are written as `\xff`.
 
-    Example:
+    Examples:
         >>> json.loads(json_document([FileReport("a.py", error="no", error_line=2)], written=False))["files"]
         [{'path': 'a.py', 'changed': False, 'edits': [], 'findings': [], 'error': 'no', 'error_line': 2}]
     """

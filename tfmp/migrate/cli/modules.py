@@ -28,7 +28,7 @@ class Module(NamedTuple):
 def read(tree: ast.Module) -> Module:
     """Return the imports of a file, and the evidence that the file is run as a script.
 
-    Example:
+    Examples:
         >>> read(ast.parse('''from a import b
         ... if __name__ == "__main__":
         ...     b()'''))

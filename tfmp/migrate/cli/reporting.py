@@ -54,7 +54,7 @@ def left_lines(reports: Sequence[FileReport], levels: Iterable[Level], style: St
     A message of one place is a line `file:line: rule: message`. For a message of several places, lines `file:line:
     rule: ...` follow it. They end with what is special to the place, or with its code.
 
-    Example:
+    Examples:
         >>> print(*left_lines([FileReport("a.py", error="it is read-only")], Level, Style()), sep="\n")
         Fails, or was not processed: 1 place
         <BLANKLINE>
@@ -108,7 +108,7 @@ def summary_lines(reports: Sequence[FileReport], *, written: bool) -> Iterator[s
 def files_line(reports: Sequence[FileReport], *, written: bool) -> str:
     """Return a line with the numbers of files, and of those that were `written` or would be.
 
-    Example:
+    Examples:
         >>> files_line([FileReport("a.py"), FileReport("b.py", error="it is read-only")], written=False)
         '2 files: 0 to be rewritten, 1 unchanged, 1 not done'
     """

@@ -11,7 +11,7 @@ def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
     As in these programs, only a newline ends a line: carriage returns and a byte order mark are part of the lines. The
     diff is made of bytes in the file's own encoding, because these programs compare bytes.
 
-    Example:
+    Examples:
         >>> print(unified_diff("./a.py", b"x = 1\ny = 2\n", b"x = 1\ny = 3").decode(), end="")
         --- a.py
         +++ a.py

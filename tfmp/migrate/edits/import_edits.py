@@ -13,7 +13,7 @@ from tfmp.migrate.edits.results import Edit, MovedNames, NeededImport
 def move_names(script: Script, every: Iterable[MovedNames]) -> Iterator[Edit]:
     """Yield one edit for each `from` import that names move out of, whichever rules move them.
 
-    Example:
+    Examples:
         >>> script = Script("from a.b import X as Y, Z")
         >>> edit, = move_names(script, [MovedNames("R3", script.imports[0].node, {"X": ("tfmp", "X")})])
         >>> print(edit.text)
@@ -33,7 +33,7 @@ def add_imports(script: Script, needed: Sequence[NeededImport], edits: Sequence[
 
     The new import is below the first import of TensorFlow if that is alone on its line at the top level of the script.
 
-    Example:
+    Examples:
         >>> script = Script("import tensorflow as tf\nopt = tf.contrib.X(opt)")
         >>> edit, = add_imports(script, [NeededImport("R2", "tfmp")], [Edit("R2", 30, 42, "tfmp.X")])
         >>> edit.start, edit.text

@@ -57,7 +57,7 @@ def rewrite(text: str, tensorflow: int | None = None) -> Rewritten:
         libcst.ParserSyntaxError: It is not Python 3. A script that has nothing to do with TensorFlow is not parsed.
         RewritingError: The script cannot be rewritten: it is mostly data, or this package or LibCST has a defect.
 
-    Example:
+    Examples:
         >>> done = rewrite('''import tensorflow.compat.v1 as tf
         ... opt = tf.contrib.mixed_precision.LossScaleOptimizer(opt, manager)
         ... ''')

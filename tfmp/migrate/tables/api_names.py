@@ -36,7 +36,7 @@ def standing(name: str) -> Standing:
     Args:
         name: The words after `tf.`, such as `train.AdamOptimizer.minimize`.
 
-    Example:
+    Examples:
         >>> standing("train.AdamOptimizer.minimize"), standing("train.AdamOptimiser")
         (<Standing.OLD: '1'>, <Standing.MISSING: ''>)
     """
@@ -53,7 +53,7 @@ def standing(name: str) -> Standing:
 def differs(name: str) -> bool:
     """Tell whether a name, or a name below a module, is a different object in `tf.compat.v1` than in `tf`.
 
-    Example:
+    Examples:
         >>> differs("train"), differs("train.AdamOptimizer"), differs("bitwise"), differs("float32")
         (True, True, False, False)
     """
@@ -65,7 +65,7 @@ def differs(name: str) -> bool:
 def successor(name: str) -> str:
     """Return the name that has taken the place of a missing one, or that is nearest to it; empty if there is none.
 
-    Example:
+    Examples:
         >>> successor("train.AdamOptimiser"), successor("io.gfile.Open"), successor("mul"), successor("nn.zzz")
         ('train.AdamOptimizer', 'gfile.Open', 'multiply', '')
     """
@@ -82,7 +82,7 @@ def successor(name: str) -> str:
 def public_name(word: str) -> str:
     """Return the shortest public name with this last word; empty if there is none.
 
-    Example:
+    Examples:
         >>> public_name("NewCheckpointReader"), public_name("zzz")
         ('train.NewCheckpointReader', '')
     """

@@ -63,7 +63,7 @@ ADVICE: Mapping[str, str] = {
 def find_successor(name: str) -> tuple[str, Successor] | None:
     """Return the longest part of a dotted name that has a successor, with the successor; None without one.
 
-    Example:
+    Examples:
         >>> find_successor("tpu.InputPipelineConfig.PER_HOST_V2")[0]
         'tpu.InputPipelineConfig'
     """

@@ -34,7 +34,7 @@ _OF_THE_BRIDGE = re.compile("(?<![A-Za-z])(?i:npu)|(?<=[a-z])N(PU|pu)|(?i:hccl)|
 def advice(name: str) -> str:
     """Return the advice for a name of the bridge: the end of a sentence, without a full stop.
 
-    Example:
+    Examples:
         >>> advice("shutdown_resource")
         'leave it out'
     """
@@ -47,7 +47,7 @@ def advice(name: str) -> str:
 def is_of_bridge(name: str) -> bool:
     """Tell whether an unbound name must come from the bridge.
 
-    Example:
+    Examples:
         >>> is_of_bridge("npu_config_proto"), is_of_bridge("KerasNPUModel"), is_of_bridge("get_group_rank_of")
         (True, True, True)
         >>> is_of_bridge("numpy"), is_of_bridge("input_data"), is_of_bridge("INPUT_SIZE"), is_of_bridge("low_rank_dim")
@@ -61,7 +61,7 @@ def target(name: str) -> str | None:
 
     The module is empty if `import name` imports the name.
 
-    Example:
+    Examples:
         >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
         ('tfmp.npu', None)
     """
@@ -77,7 +77,7 @@ def target(name: str) -> str | None:
 def import_lines(names: Iterable[str]) -> list[str]:
     """Return the imports that replace the star import of the bridge.
 
-    Example:
+    Examples:
         >>> import_lines(["os", "NPULossScaleOptimizer", "FixedLossScaleManager"])
         ['import os', 'from tfmp.npu import FixedLossScaleManager, NPULossScaleOptimizer']
     """
@@ -91,7 +91,7 @@ def import_lines(names: Iterable[str]) -> list[str]:
 def advised(names: Mapping[str, Sequence[int]]) -> str:
     """Return the advice for several names of the bridge.
 
-    Example:
+    Examples:
         >>> advised({"shutdown_resource": [3, 9]})
         'shutdown_resource (lines 3, 9): leave it out'
     """

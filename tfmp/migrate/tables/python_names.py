@@ -24,7 +24,7 @@ def missing_part(name: str) -> str:
     Args:
         name: The words after `tensorflow.python.`.
 
-    Example:
+    Examples:
         >>> missing_part("util.nest.is_sequence"), missing_part("util.nest.flatten"), missing_part("ops.old.f")
         ('util.nest.is_sequence', '', 'ops.old')
     """
@@ -36,7 +36,7 @@ def missing_part(name: str) -> str:
 def replacement(name: str) -> str:
     """Return what to write for a missing name; empty if that is not known.
 
-    Example:
+    Examples:
         >>> replacement("pywrap_tensorflow.NewCheckpointReader"), replacement("distribute.all_reduce")
         ('tf.compat.v1.train.NewCheckpointReader', 'tensorflow.python.distribute.v1.all_reduce')
     """

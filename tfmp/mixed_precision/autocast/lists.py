@@ -91,7 +91,7 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
     Raises:
         ValueError: `dtype` is no half-precision type.
 
-    Example:
+    Examples:
         >>> "Einsum" in autocast_lists().allow, "Mean" in autocast_lists("bfloat16").infer
         (True, True)
 

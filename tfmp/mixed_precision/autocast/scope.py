@@ -48,7 +48,7 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         RuntimeError: When it is entered: this TensorFlow is not known. Within it: a `tf.function` is traced that would
             keep the types of the scope, or `strategy.run` is called.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> w = tf.Variable(tf.ones([4, 2]))
         >>> with tf.GradientTape() as tape:

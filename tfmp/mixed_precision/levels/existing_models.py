@@ -94,7 +94,7 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
         ValueError: There is no such level; the model has no layers yet; a pattern is no regular expression, or matches
             no layer; layers are quantized; or the weights have another type than the level stores them in.
 
-    Example:
+    Examples:
         >>> import keras
         >>> import tfmp
         >>> layers = [keras.layers.Dense(4, name="body"), keras.layers.Dense(2, name="head")]

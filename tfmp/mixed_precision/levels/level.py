@@ -40,7 +40,7 @@ def level_of(name: object) -> Level:
         TypeError: `name` is no string.
         ValueError: There is no such level.
 
-    Example:
+    Examples:
         >>> level_of("O2-bfloat16").policy
         'mixed_bfloat16'
     """

@@ -56,7 +56,7 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
         TypeError: `level` is no string; or a decorated object is a generator or a coroutine.
         ValueError: There is no such level.
 
-    Example:
+    Examples:
         >>> import keras
         >>> import tfmp
         >>> with tfmp.precision("O2"):
@@ -90,7 +90,7 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
             The same structure: in float32 at O0, in the half-precision type at O2 and O3. At O1 it is unchanged, since
             autocast casts what needs it.
 
-        Example:
+        Examples:
             >>> import tfmp
             >>> with tfmp.precision("O2") as precision:
             ...     inputs = precision.cast({"image": tf.ones([2, 3]), "label": tf.constant([1, 2])})

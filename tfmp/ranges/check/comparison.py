@@ -22,7 +22,7 @@ class GradientAgreement(NamedTuple):
 class GradientComparison:
     """Sums, over batches, what the agreement of each layer is computed from.
 
-    Example:
+    Examples:
         >>> comparison = GradientComparison()
         >>> comparison.add({"dense": [np.array([3.0, 4.0])]}, {"dense": [np.array([3.0, 4.5])]})
         >>> comparison.agreement("dense").relative_error

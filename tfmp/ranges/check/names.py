@@ -13,7 +13,7 @@ def told_apart(names: Iterable[str]) -> list[str]:
     Args:
         names: Names, some of which may be the same.
 
-    Example:
+    Examples:
         >>> told_apart(["kernel", "bias", "kernel"])
         ['kernel', 'bias', 'kernel (2)']
     """
@@ -31,7 +31,7 @@ def by_name(named: Iterable[tuple[str, Any]]) -> Named:
     Args:
         named: Names with tensors.
 
-    Example:
+    Examples:
         >>> by_name([("a", 1), ("b", 2), ("a", 3)])
         {'a': [1, 3], 'b': [2]}
     """

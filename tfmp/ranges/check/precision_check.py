@@ -91,7 +91,7 @@ def check_precision(
             the model of Keras is not built, has no loss, or has layers that compute in integers; an argument is given
             that does not belong to such a model; or a setting is out of range.
 
-    Example:
+    Examples:
         >>> import keras, tfmp
         >>> keras.utils.set_random_seed(1)
         >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])

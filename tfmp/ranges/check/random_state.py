@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 def global_seed_unchanged() -> Iterator[None]:
     """Give eager code that draws random numbers afterwards the same ones as if the block had not run.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> tf.random.set_seed(1)
         >>> first = float(tf.random.uniform([]))

@@ -27,7 +27,7 @@ def suggested_loss_scale(gradients: RangeHistogram) -> float:
     Args:
         gradients: All gradients, of activations and of weights.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> suggested_loss_scale(RangeHistogram.of(tf.constant([1.5, 1e-6])))
         4096.0

@@ -12,7 +12,7 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
         values: The losses, of any shape.
         weights: A weight for each of the first dimensions of the losses; None for 1.
 
-    Example:
+    Examples:
         >>> float(weighted_mean(tf.constant([1.0, 3.0]), tf.constant([[1.0], [0.0]])))
         0.5
     """

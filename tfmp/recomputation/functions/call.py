@@ -24,7 +24,7 @@ class Call:
         name: The function's name, for messages.
         inputs: The floating-point tensors of the arguments.
 
-    Example:
+    Examples:
         >>> call = Call(lambda x, power: {"y": x**power}, (tf.constant(3.0), 2), {})
         >>> float(call.results(call.inputs).packed([tf.constant(9.0)])["y"])
         9.0

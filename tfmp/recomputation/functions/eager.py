@@ -19,7 +19,7 @@ class EagerCalls:
     The function is traced once for each kind of call, only to look at its ops and at what it captures. If it captures
     tensors, it is traced at each call, because these may be others each time.
 
-    Example:
+    Examples:
         >>> x = tf.constant(3.0)
         >>> with tf.GradientTape() as tape:
         ...     tape.watch(x)

@@ -50,7 +50,7 @@ def recompute(function: Callable[Parameters, Returned]) -> Callable[Parameters, 
         TypeError: If it is not callable.
         ValueError: If it is recomputed already; when it is called, if it cannot be computed a second time.
 
-    Example:
+    Examples:
         >>> import tfmp
         >>> w = tf.Variable([[2.0]])
         >>> @tfmp.recompute

@@ -26,7 +26,7 @@ def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function ret
     Raises:
         ValueError: If it cannot be computed a second time.
 
-    Example:
+    Examples:
         >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         ...     x = tf.constant(3.0)
         ...     y = results_in_graph(Call(lambda x: x**2, (x,), {}))

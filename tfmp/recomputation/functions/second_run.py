@@ -21,7 +21,7 @@ class VariablesOfFirstRun:
     Attributes:
         initializers: The names of the ops that only give the variables of the first call their initial values.
 
-    Example:
+    Examples:
         >>> def ask():
         ...     with tf.compat.v1.variable_scope(None, default_name="layer"):
         ...         return tf.compat.v1.get_variable("w", [])

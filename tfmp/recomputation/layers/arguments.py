@@ -15,7 +15,7 @@ def with_training(signature: inspect.Signature) -> inspect.Signature:
     Args:
         signature: The signature of the layer's `call`.
 
-    Example:
+    Examples:
         >>> with_training(inspect.signature(lambda x, **options: x))
         <Signature (x, *, training=None, **options)>
     """
@@ -36,7 +36,7 @@ def masked(tensor: tf.Tensor, like: Any) -> tf.Tensor:  # noqa: ANN401 - a tenso
         tensor: The copy.
         like: What it is a copy of.
 
-    Example:
+    Examples:
         >>> original = tf.constant([1.0])
         >>> original._keras_mask = tf.constant([True])
         >>> masked(tf.identity(original), original)._keras_mask.numpy()

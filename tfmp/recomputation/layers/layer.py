@@ -36,7 +36,7 @@ class Recompute:
         TypeError: `layer` is not a Keras layer.
         ValueError: `layer` is a `Recompute` itself.
 
-    Example:
+    Examples:
         >>> import keras
         >>> import tfmp
         >>> block = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(2)], name="block")

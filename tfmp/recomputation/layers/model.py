@@ -31,7 +31,7 @@ def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # no
             regular expression.
         ValueError: There is no pattern, or one matches no layer.
 
-    Example:
+    Examples:
         >>> import keras
         >>> layers = [keras.layers.Dense(4, "relu", name=f"hidden_{index}") for index in range(3)]
         >>> model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(1, name="head")])

@@ -21,7 +21,7 @@ def operands(
 ) -> tuple[cst.BaseExpression, cst.BaseExpression] | tuple[()]:
     """Return the operands of `a * b`, `a *= b` or `tf.multiply(a, b)`, for one operator; empty for any other node.
 
-    Example:
+    Examples:
         >>> script = Script("import tensorflow as tf; tf.multiply(a, b)")
         >>> [script.code(each) for each in operands(script, script.nodes(cst.Call)[0], cst.Multiply)]
         ['a', 'b']
