@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 import tfmp
 from estimator_examples import arguments, digits_session
+from estimator_examples.digits_keras_picture import StepRecorder, accuracy_of, draw, loss_scale_of
 
 CLASSES = 10
 # Keras' own wrapper has this rule. tfmp's wrapper gets the same one here, so that the two differ only in how they
@@ -80,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keras.mixed_precision.set_global_policy("mixed_float16")
     strategy = cpu_strategy(options.replicas)
     outcomes = {}
+    recorders = {}
     for stock in (True, False) if options.compare else (options.stock,):
         name = f"Keras {keras.__version__}" if stock else "tfmp"
         if options.compare:
@@ -87,8 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         keras.utils.set_random_seed(options.seed)
         with strategy.scope():
             model = build(options, stock)
-        train(model, training, options)
+        recorders[name] = StepRecorder(test)
+        train(model, training, options, [recorders[name]] if options.plot else [])
         outcomes[name] = outcome_of(model, test, strategy)
+    if options.plot:
+        draw(recorders, options.plot)
     print(comparison_text(outcomes) if options.compare else summary_text(*outcomes.values()))
     return 0
 
@@ -151,7 +157,12 @@ def stock_optimizer(inner: keras.optimizers.Optimizer, init_loss_scale: float) -
     )
 
 
-def train(model: keras.Model, digits: digits_session.Digits, options: argparse.Namespace) -> None:
+def train(
+    model: keras.Model,
+    digits: digits_session.Digits,
+    options: argparse.Namespace,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> None:
     """Train the net; Keras prints the progress."""
     first_images = with_overflow(digits.images, options.batch_size) if options.inject_overflow else digits.images
     first_epoch = _batches(first_images, digits.labels, options.batch_size)
@@ -162,7 +173,10 @@ def train(model: keras.Model, digits: digits_session.Digits, options: argparse.N
         steps_per_epoch=len(digits.labels) // options.batch_size,
         shuffle=False,
         verbose=2,
-        callbacks=[tfmp.LossScaleCallback()] if isinstance(model.optimizer, tfmp.LossScaleOptimizer) else [],
+        callbacks=[
+            *([tfmp.LossScaleCallback()] if isinstance(model.optimizer, tfmp.LossScaleOptimizer) else []),
+            *callbacks,
+        ],
     )
 
 
@@ -179,15 +193,12 @@ def with_overflow(images: np.ndarray, batch_size: int) -> np.ndarray:
 
 def outcome_of(model: keras.Model, test: digits_session.Digits, strategy: tf.distribute.Strategy) -> Outcome:
     """Test the net, and return the accuracy with the final state of the training."""
-    # `evaluate` is not used: in Keras 3.15 it fails if the images cannot be split evenly over the replicas.
-    accuracy = np.mean(np.argmax(model(test.images), axis=-1) == test.labels)
     optimizer = model.optimizer
-    # Keras 3's wrapper names the scale `dynamic_scale`; the wrappers of tfmp and Keras 2 name it `loss_scale`.
-    scale = optimizer.loss_scale if hasattr(optimizer, "loss_scale") else optimizer.dynamic_scale
     steps = None
     if isinstance(optimizer, tfmp.LossScaleOptimizer):
         steps = int(optimizer.applied_steps), int(optimizer.skipped_steps)
-    return Outcome(float(accuracy), float(tf.convert_to_tensor(scale)), steps, weights_of_replicas(model, strategy))
+    weights = weights_of_replicas(model, strategy)
+    return Outcome(accuracy_of(model, test), loss_scale_of(optimizer), steps, weights)
 
 
 def weights_of_replicas(model: keras.Model, strategy: tf.distribute.Strategy) -> list[list[np.ndarray]]:
@@ -255,6 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     scaling = parser.add_mutually_exclusive_group()
     scaling.add_argument("--stock", action="store_true", help="use Keras' own loss scaling, not tfmp's")
     scaling.add_argument("--compare", action="store_true", help="train with both, and print the results side by side")
+    parser.add_argument("--plot", type=Path, help="an image file to draw accuracy and loss scale in, step by step")
     parser.add_argument(
         "--epochs", type=arguments.positive_int, default=10, help="number of passes over the training images"
     )

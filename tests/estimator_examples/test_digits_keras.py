@@ -68,8 +68,12 @@ def test_overflow_on_the_last_replica_is_skipped_by_all() -> None:
 
 
 @pytest.mark.skipif(not KERAS_3, reason="the defect is of Keras 3")
-def test_overflow_on_the_last_replica_ends_the_training_of_stock_keras_3_and_not_that_of_tfmp() -> None:
-    comparison = _comparison("--epochs=3")
+def test_overflow_on_the_last_replica_ends_the_training_of_stock_keras_3_and_not_that_of_tfmp(
+    tmp_path: pathlib.Path,
+) -> None:
+    picture = tmp_path / "picture.png"
+    comparison = _comparison("--epochs=3", f"--plot={picture}")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     stock, ours = (float(accuracy.removesuffix("%")) for accuracy in comparison.pop("test accuracy"))
     assert stock < 30
     assert ours > 80

@@ -1,7 +1,7 @@
 """A hook of MkDocs: runs the tutorials as notebooks, and shows their output below their code.
 
-A tutorial is a Markdown file whose Python blocks are the cells of a notebook. Each one is run when the site is built, by
-a Jupyter kernel of its own; a cell that raises an error ends the build. The site also has the notebook to download.
+A tutorial is a Markdown file whose Python blocks are the cells of a notebook. Each one is run when the site is built,
+by a Jupyter kernel of its own; a cell that raises an error ends the build. The site also has the notebook to download.
 """
 
 import tempfile
@@ -56,7 +56,10 @@ def with_output(tutorial: str) -> nbformat.NotebookNode:
     notebook = jupytext.reads(tutorial, fmt="md")
     with tempfile.TemporaryDirectory() as directory:
         resources = {"metadata": {"path": directory}}
-        NotebookClient(notebook, timeout=_SECONDS_FOR_A_CELL, kernel_name="python3", resources=resources).execute()
+        client = NotebookClient(
+            notebook, timeout=_SECONDS_FOR_A_CELL, kernel_name="python3", resources=resources, coalesce_streams=True
+        )
+        client.execute()
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         # TensorFlow logs to stderr about the machine and its own build.
         cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
