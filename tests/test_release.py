@@ -1,0 +1,27 @@
+"""What a release states in several files is the same in all of them."""
+
+import re
+from pathlib import Path
+
+import tfmp
+
+_ROOT = Path(__file__).parent.parent
+
+
+def test_version_is_that_of_the_changelog_and_the_citation() -> None:
+    newest = re.search(r"(?m)^## (\S+)$", (_ROOT / "docs" / "changelog.md").read_text())
+    cited = re.search(r"(?m)^version: (\S+)$", (_ROOT / "CITATION.cff").read_text())
+    assert newest is not None
+    assert cited is not None
+    assert newest.group(1) == cited.group(1) == tfmp.__version__
+
+
+def test_workflow_runs_every_environment_with_tests() -> None:
+    settings = (_ROOT / "pyproject.toml").read_text()
+    [by_default] = re.findall(r"(?m)^env_list = \[(.*)\]$", settings)
+    environments = set(re.findall(r"(?m)^\[tool\.tox\.env\.(\w+)\]$", settings))
+    workflow = (_ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    each_change, each_week = (names.split(", ") for names in re.findall(r"environment: \[(.*)\]", workflow))
+    assert each_change == by_default.replace('"', "").split(", ")
+    # These train an example.
+    assert {*each_change, *each_week} == environments - {"digits", "ranges", "bert"}
