@@ -24,7 +24,7 @@ def exponent_counts(tensors: Gradients, is_distributed: bool = False, *, name: s
     Returns:
         An int64 tensor of shape `[len(tensors), 283]`. Its columns are the numbers of values from `2**e` to below
         `2**(e + 1)` for the exponents -150 to 127, then the numbers of zeros, of infinities, of NaN, and of float64
-        values between 0 and 2**-150, and finite ones from 2**128 on.
+        values between 0 and `2**-150`, and finite ones from `2**128` on.
 
     Raises:
         TypeError: A tensor does not have a floating-point dtype.

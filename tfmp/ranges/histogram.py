@@ -94,7 +94,7 @@ class RangeHistogram:
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """The numbers of values with the exponents -150 to 127, that is, from 2**e to below 2**(e + 1)."""
+        """The numbers of values with the exponents -150 to 127, that is, from `2**e` to below `2**(e + 1)`."""
         return self._counts[:_NUM_EXPONENTS]
 
     @property
