@@ -1,5 +1,6 @@
 """GradScaler: loss scaling for hand-written training loops, with the methods of torch.amp."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,6 @@ from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_tog
 from tfmp.grad_scaler.pending_update import PendingUpdate
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.types import Gradient, Gradients, GradsAndVars
-
-#: The settings of torch.amp.GradScaler with their defaults there.
-_RULE_OF_TORCH = {"init_scale": 2.0**16, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
 class GradScaler(StepProperties, tf.Module):
@@ -95,10 +93,10 @@ class GradScaler(StepProperties, tf.Module):
 
     def __init__(
         self,
-        init_scale: float = _RULE_OF_TORCH["init_scale"],
-        growth_factor: float = _RULE_OF_TORCH["growth_factor"],
-        backoff_factor: float = _RULE_OF_TORCH["backoff_factor"],
-        growth_interval: int = int(_RULE_OF_TORCH["growth_interval"]),
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
         enabled: bool = True,
         *,
         manager: Specification = None,
@@ -113,7 +111,8 @@ class GradScaler(StepProperties, tf.Module):
             "backoff_factor": backoff_factor,
             "growth_interval": growth_interval,
         }
-        if manager is not None and rule != _RULE_OF_TORCH:
+        parameters = inspect.signature(GradScaler).parameters
+        if manager is not None and any(value != parameters[name].default for name, value in rule.items()):
             raise ValueError("manager decides the scale by settings of its own: leave out init_scale and the like.")
         self._enabled = settings.flag("enabled", enabled)
         manager = get_loss_scale_manager(rule if manager is None else manager)
