@@ -36,12 +36,13 @@ def on_files(files: Files, config: Any) -> Files:  # noqa: ANN401 - MkDocs ships
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:  # noqa: ANN401 - further arguments of MkDocs
-    """Return the text of a tutorial with its output, and with a link to the notebook below the title."""
+    """Return the text of a tutorial with its output; the line below the title becomes a link to the notebook."""
     if page.file.src_uri not in _texts:
         return markdown
     notebook = PurePosixPath(page.file.src_uri).with_suffix(".ipynb").name
-    title, rest = _texts[page.file.src_uri].lstrip().split("\n", 1)
-    return f"{title}\n\nThis page is also a notebook: [download {notebook}]({notebook}).\n{rest}"
+    lines = _texts[page.file.src_uri].lstrip().split("\n")
+    lines[2] = f"This page is also a notebook: [download {notebook}]({notebook})."
+    return "\n".join(lines)
 
 
 def with_output(tutorial: str) -> nbformat.NotebookNode:
