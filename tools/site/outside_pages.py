@@ -1,12 +1,15 @@
 """A hook of MkDocs: takes pages that stand outside docs/ into the site, and turns the links between them and docs/."""
 
+from __future__ import annotations
+
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).parents[2]
 
@@ -20,6 +23,8 @@ OUTSIDE = {
 
 def on_files(files: Files, config: Any) -> Files:  # noqa: ANN401 - MkDocs ships no type for its configuration
     """Add the pages from outside docs/."""
+    from mkdocs.structure.files import File
+
     for path, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(_ROOT / path).read_text()))
     return files
