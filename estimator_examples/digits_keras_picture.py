@@ -1,4 +1,4 @@
-"""Draws the trainings of `digits_keras`: the accuracy and the loss scale after each step."""
+"""Draws what `digits_keras` trained: the accuracy and the loss scale after each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from estimator_examples.digits_session import Digits
 
-#: The colors of the trainings, in their order.
+#: The colors of the training runs, in their order.
 _COLORS = ("#c0392b", "#00897b")
 # A loss scale of 0 has no place on a logarithmic axis: it is drawn at the lower end.
 _LOWEST_SCALE = 2.0**-40
@@ -55,10 +55,10 @@ def loss_scale_of(optimizer: Any) -> float:  # noqa: ANN401 - a wrapper of tfmp 
 
 
 def draw(recorders: Mapping[str, StepRecorder], path: Path) -> None:
-    """Draw the accuracies and the loss scales of trainings side by side.
+    """Draw the accuracies and the loss scales of training runs side by side.
 
     Args:
-        recorders: What each training recorded, by the name of the library that scaled the loss.
+        recorders: What each run recorded, by the name of the library that scaled the loss.
         path: The image file to write.
     """
     from matplotlib.figure import Figure

@@ -37,6 +37,10 @@ print(float(weight))
 """
 
 
+class FailedCheckError(Exception):
+    """What should hold of the package does not."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Build and check; print what was checked, with the sizes of both files.
 
@@ -55,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run([sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel)], "twine accepts both")
         check_installation(f"{sdist}[migrate]", trains=False)
         check_installation(f"{wheel}[migrate,tensorflow-cpu]", trains=True)
-    except (AssertionError, subprocess.CalledProcessError) as error:
+    except (FailedCheckError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -71,7 +75,7 @@ def build(directory: Path) -> tuple[Path, Path]:
         The sdist and the wheel.
 
     Raises:
-        AssertionError: The two wheels differ.
+        FailedCheckError: The two wheels differ.
     """
     for old in [*directory.glob("*.tar.gz"), *directory.glob("*.whl")]:
         old.unlink()
@@ -117,7 +121,7 @@ def check_completeness(names: Iterable[str]) -> None:
         names: The paths of its files.
 
     Raises:
-        AssertionError: It lacks a file, or has another one.
+        FailedCheckError: It lacks a file, or has another one.
     """
     listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
     expected = {*listed, *ADDED} - LEFT_OUT
@@ -130,7 +134,7 @@ def check_description(wheel: Path) -> None:
     """Check that the long description has no link that leads nowhere outside of the repository.
 
     Raises:
-        AssertionError: There is one.
+        FailedCheckError: There is one.
     """
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -146,7 +150,7 @@ def check_installation(requirement: str, *, trains: bool) -> None:
         trains: Whether TensorFlow is among it; then one step is taken.
 
     Raises:
-        AssertionError: A command does not print what it should.
+        FailedCheckError: A command does not print what it should.
     """
     with tempfile.TemporaryDirectory() as directory:
         venv.create(directory, with_pip=True)
@@ -172,7 +176,7 @@ def check_installation(requirement: str, *, trains: bool) -> None:
 
 def _require(holds: bool, claim: str, found: object) -> None:
     if not holds:
-        raise AssertionError(f"this does not hold: {claim}. Found: {found}")
+        raise FailedCheckError(f"this does not hold: {claim}. Found: {found}")
     print(f"ok: {claim}", flush=True)
 
 

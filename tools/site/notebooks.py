@@ -11,38 +11,28 @@ from typing import Any
 import jupytext
 import nbformat
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
 
 _FOLDER = "tutorials"
 _SECONDS_FOR_A_CELL = 300
 
-#: The text of each tutorial with its output, by its path in the site.
-_texts: dict[str, str] = {}
-
 
 def on_files(files: Files, config: Any) -> Files:  # noqa: ANN401 - MkDocs ships no type for its configuration
-    """Run the tutorials, and add their notebooks and pictures."""
+    """Replace each tutorial by its text with output, and add its notebook and pictures."""
     for page in [file for file in files.documentation_pages() if file.src_uri.startswith(f"{_FOLDER}/")]:
         name = PurePosixPath(page.src_uri).stem
         notebook = with_output(page.content_string)
         text, resources = MarkdownExporter().from_notebook_node(notebook, {"output_files_dir": f"{name}_files"})
-        _texts[page.src_uri] = text
-        files.append(File.generated(config, f"{_FOLDER}/{name}.ipynb", content=nbformat.writes(notebook)))
-        for path, picture in resources["outputs"].items():
-            files.append(File.generated(config, f"{_FOLDER}/{path}", content=picture))
+        pictures = {f"{_FOLDER}/{path}": content for path, content in resources["outputs"].items()}
+        files.remove(page)
+        for path, content in {
+            page.src_uri: with_link(text, f"{name}.ipynb"),
+            f"{_FOLDER}/{name}.ipynb": nbformat.writes(notebook),
+            **pictures,
+        }.items():
+            files.append(File.generated(config, path, content=content))
     return files
-
-
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:  # noqa: ANN401 - further arguments of MkDocs
-    """Return the text of a tutorial with its output; the line below the title becomes a link to the notebook."""
-    if page.file.src_uri not in _texts:
-        return markdown
-    notebook = PurePosixPath(page.file.src_uri).with_suffix(".ipynb").name
-    lines = _texts[page.file.src_uri].lstrip().split("\n")
-    lines[2] = f"This page is also a notebook: [download {notebook}]({notebook})."
-    return "\n".join(lines)
 
 
 def with_output(tutorial: str) -> nbformat.NotebookNode:
@@ -65,3 +55,15 @@ def with_output(tutorial: str) -> nbformat.NotebookNode:
         # TensorFlow logs to stderr about the machine and its own build.
         cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
+
+
+def with_link(text: str, notebook: str) -> str:
+    """Return the text of a tutorial, in which the line below the title becomes a link to the notebook.
+
+    Args:
+        text: The text. The line below the title says where readers of the repository find the notebook.
+        notebook: The name of the notebook's file.
+    """
+    lines = text.lstrip().split("\n")
+    lines[2] = f"This page is also a notebook: [download {notebook}]({notebook})."
+    return "\n".join(lines)

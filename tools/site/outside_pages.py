@@ -45,7 +45,7 @@ def with_links_of_the_site(markdown: str, page: str) -> str:
     Returns:
         The text, with links that hold in the site. What the site does not have stays as it is.
 
-    Example:
+    Examples:
         >>> with_links_of_the_site("[ranges](docs/howto/ranges.md#the-example)", "index.md")
         '[ranges](howto/ranges.md#the-example)'
         >>> with_links_of_the_site("[examples](../../estimator_examples/README.md)", "howto/keras.md")
