@@ -1,7 +1,10 @@
-"""Checks the numbers that users pass as settings; every error message names the setting and shows its value."""
+"""The settings that users pass; every error message about one names it and shows its value."""
 
+import inspect
 import math
 import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -187,3 +190,19 @@ def loss_scale_bounds(
             f"init_loss_scale must not be greater than max_loss_scale, got {init_loss_scale!r} and {max_loss_scale!r}."
         )
     return first, lowest, highest
+
+
+def not_default(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings whose values differ from the defaults of a function's or a class's parameters.
+
+    Args:
+        function: What takes the settings.
+        given: The settings by their names. The default of one that is no parameter is None.
+
+    Examples:
+        >>> def train(scale=8, steps=10): ...
+        >>> not_default(train, {"scale": 8, "steps": 20})
+        {'steps': 20}
+    """
+    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    return {name: value for name, value in given.items() if value != defaults.get(name)}

@@ -1,6 +1,5 @@
 """GradScaler: loss scaling for hand-written training loops, with the methods of torch.amp."""
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,8 +110,7 @@ class GradScaler(StepProperties, tf.Module):
             "backoff_factor": backoff_factor,
             "growth_interval": growth_interval,
         }
-        parameters = inspect.signature(GradScaler).parameters
-        if manager is not None and any(value != parameters[name].default for name, value in rule.items()):
+        if manager is not None and settings.not_default(GradScaler, rule):
             raise ValueError("manager decides the scale by settings of its own: leave out init_scale and the like.")
         self._enabled = settings.flag("enabled", enabled)
         manager = get_loss_scale_manager(rule if manager is None else manager)
@@ -477,8 +475,8 @@ class GradScaler(StepProperties, tf.Module):
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def _settings_to_show(self) -> list[str]:
-        shown = {"enabled": (self._enabled, True), "is_distributed": (self._is_distributed, False)}
-        return [f"{name}={value!r}" for name, (value, default) in shown.items() if value != default]
+        shown = {"enabled": self._enabled, "is_distributed": self._is_distributed}
+        return [f"{name}={value!r}" for name, value in settings.not_default(GradScaler, shown).items()]
 
     def _distribution(self) -> Distribution | None:
         """Return how replicas act together; None where nothing asks, so that a disabled scaler works everywhere."""

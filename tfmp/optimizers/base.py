@@ -1,7 +1,6 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
 import importlib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.settings import not_default
 from tfmp.core.step.status import StepProperties
 from tfmp.core.tracing import without_autograph
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
@@ -364,9 +364,8 @@ def settings_to_show(opt: object, settings: Mapping[str, Any]) -> list[str]:
         opt: The wrapped optimizer.
         settings: The settings, by the names of the constructor's arguments.
     """
-    parameters = inspect.signature(LossScaleOptimizer).parameters
-    own = (f"{name}={value!r}" for name, value in settings.items() if value != parameters[name].default)
-    return [type(opt).__name__, *own]
+    shown = not_default(LossScaleOptimizer, settings)
+    return [type(opt).__name__, *(f"{name}={value!r}" for name, value in shown.items())]
 
 
 def refuse_wrapped(opt: object) -> None:

@@ -2,13 +2,13 @@
 
 import abc
 import functools
-import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core import settings
 from tfmp.core.managers.step_counters import (
     NO_DROP,
     NO_STEPS,
@@ -219,9 +219,7 @@ class LossScaleManager(tf.Module, abc.ABC):
             config = self.get_config()
         except NotImplementedError:
             return []
-        parameters = inspect.signature(type(self)).parameters
-        defaults = {name: parameter.default for name, parameter in parameters.items()}
-        return [f"{name}={value!r}" for name, value in config.items() if value != defaults.get(name)]
+        return [f"{name}={value!r}" for name, value in settings.not_default(type(self), config).items()]
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Move the state of eager mode into variables of a Keras optimizer, so that Keras saves them with the model.
