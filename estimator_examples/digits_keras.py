@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 import tfmp
 from estimator_examples import arguments, digits_session
-from estimator_examples.digits_keras_picture import StepRecorder, accuracy_of, draw, loss_scale_of
+from estimator_examples.digits_keras_picture import draw
 
 CLASSES = 10
 # Keras' own wrapper has this rule. tfmp's wrapper gets the same one here, so that the two differ only in how they
@@ -60,6 +61,29 @@ class Outcome:
         )
 
 
+class StepRecorder(keras.callbacks.Callback):
+    """Records the accuracy on the test images and the loss scale after each step of `fit`.
+
+    Args:
+        test: The test images.
+
+    Attributes:
+        accuracies: The accuracies, from 0 to 1.
+        scales: The loss scales.
+    """
+
+    def __init__(self, test: digits_session.Digits) -> None:
+        super().__init__()
+        self._test = test
+        self.accuracies: list[float] = []
+        self.scales: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401 - Keras' logs
+        """Record both."""
+        self.accuracies.append(accuracy_of(self.model, self._test))
+        self.scales.append(loss_scale_of(self.model.optimizer))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train and test the net, and print the results.
 
@@ -82,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keras.mixed_precision.set_global_policy("mixed_float16")
     strategy = cpu_strategy(options.replicas)
     outcomes = {}
-    recorders = {}
+    recorded = {}
     for stock in (True, False) if options.compare else (options.stock,):
         name = f"Keras {keras.__version__}" if stock else "tfmp"
         if options.compare:
@@ -90,11 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         keras.utils.set_random_seed(options.seed)
         with strategy.scope():
             model = build(options, stock)
-        recorders[name] = StepRecorder(test)
-        train(model, training, options, [recorders[name]] if options.plot else [])
+        recorder = StepRecorder(test)
+        train(model, training, options, [recorder] if options.plot else [])
+        recorded[name] = recorder.accuracies, recorder.scales
         outcomes[name] = outcome_of(model, test, strategy)
     if options.plot:
-        draw(recorders, options.plot)
+        draw(recorded, options.plot)
     print(comparison_text(outcomes) if options.compare else summary_text(*outcomes.values()))
     return 0
 
@@ -199,6 +224,19 @@ def outcome_of(model: keras.Model, test: digits_session.Digits, strategy: tf.dis
         steps = int(optimizer.applied_steps), int(optimizer.skipped_steps)
     weights = weights_of_replicas(model, strategy)
     return Outcome(accuracy_of(model, test), loss_scale_of(optimizer), steps, weights)
+
+
+def accuracy_of(model: keras.Model, test: digits_session.Digits) -> float:
+    """Return the accuracy on images, from 0 to 1."""
+    # `evaluate` is not used: in Keras 3.15 it fails if the images cannot be split evenly over the replicas.
+    return float(np.mean(np.argmax(model(test.images), axis=-1) == test.labels))
+
+
+def loss_scale_of(optimizer: Any) -> float:  # noqa: ANN401 - a wrapper of tfmp or of any Keras
+    """Return the loss scale of tfmp's wrapper or of Keras' own."""
+    # Keras 3's wrapper names the scale `dynamic_scale`; the wrappers of tfmp and Keras 2 name it `loss_scale`.
+    scale = optimizer.loss_scale if hasattr(optimizer, "loss_scale") else optimizer.dynamic_scale
+    return float(tf.convert_to_tensor(scale))
 
 
 def weights_of_replicas(model: keras.Model, strategy: tf.distribute.Strategy) -> list[list[np.ndarray]]:
