@@ -52,9 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     directory = parser.parse_args(argv).directory
     try:
         sdist, wheel = build(directory)
-        for archive, names in ((sdist, names_of_sdist(sdist)), (wheel, names_of_wheel(wheel))):
-            print(f"{archive.name}: {archive.stat().st_size:,} bytes, {len(names)} files: {contents(names)}")
-        check_completeness(names_of_sdist(sdist))
+        names = {sdist: names_of_sdist(sdist), wheel: names_of_wheel(wheel)}
+        for archive, inside in names.items():
+            print(f"{archive.name}: {archive.stat().st_size:,} bytes, {len(inside)} files: {contents(inside)}")
+        check_completeness(names[sdist])
         check_description(wheel)
         _run([sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel)], "twine accepts both")
         check_installation(f"{sdist}[migrate]", trains=False)

@@ -17,6 +17,12 @@ from nbconvert import MarkdownExporter
 _FOLDER = "tutorials"
 _SECONDS_FOR_A_CELL = 300
 
+#: What a tutorial says to readers of the repository, who see neither its output nor the notebook.
+_WHERE_IT_IS_SHOWN = (
+    "The [site](../../CONTRIBUTING.md#run-less-than-everything) shows this page with its output, "
+    "and has it as a notebook."
+)
+
 
 def on_files(files: Files, config: Any) -> Files:  # noqa: ANN401 - MkDocs ships no type for its configuration
     """Replace each tutorial by its text with output, and add its notebook and pictures."""
@@ -58,12 +64,15 @@ def with_output(tutorial: str) -> nbformat.NotebookNode:
 
 
 def with_link(text: str, notebook: str) -> str:
-    """Return the text of a tutorial, in which the line below the title becomes a link to the notebook.
+    """Return the text of a tutorial, with a link to the notebook in the place of what only the repository needs.
 
     Args:
-        text: The text. The line below the title says where readers of the repository find the notebook.
+        text: The text.
         notebook: The name of the notebook's file.
+
+    Raises:
+        ValueError: The text does not say where the notebook is.
     """
-    lines = text.lstrip().split("\n")
-    lines[2] = f"This page is also a notebook: [download {notebook}]({notebook})."
-    return "\n".join(lines)
+    if _WHERE_IT_IS_SHOWN not in text:
+        raise ValueError(f"the tutorial of {notebook} must have this sentence: {_WHERE_IT_IS_SHOWN}")
+    return text.replace(_WHERE_IT_IS_SHOWN, f"This page is also a notebook: [download {notebook}]({notebook}).")
