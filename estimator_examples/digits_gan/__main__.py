@@ -73,8 +73,8 @@ def check_packages() -> None:
         ImportError: A package is missing; the message says how to install it.
     """
     try:
-        import matplotlib  # noqa: F401
-        import tqdm  # noqa: F401
+        import matplotlib  # noqa: F401 - only whether it is there
+        import tqdm  # noqa: F401 - the same
     except ImportError as error:
         raise ImportError(
             "this example needs matplotlib and tqdm: install tfmp with its extra, "

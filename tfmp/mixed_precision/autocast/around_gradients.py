@@ -61,7 +61,7 @@ def _gradient_in_scope(gradient: _Function, scope: state.Scope, inputs: Sequence
             return _as_types_of(grads, inputs)
 
     # TensorFlow looks whether it takes `variables`.
-    replaced.__signature__ = inspect.signature(gradient)  # type: ignore[attr-defined]
+    replaced.__signature__ = inspect.signature(gradient)  # type: ignore[attr-defined] # `inspect` reads it
     return replaced
 
 

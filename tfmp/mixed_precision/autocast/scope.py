@@ -106,8 +106,8 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
                 return function(*args, **kwargs)
 
         # Keras 2 looks at the arguments, and not at what was wrapped.
-        within.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        return within  # type: ignore[return-value]
+        within.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # `inspect` reads it
+        return within  # type: ignore[return-value] # it has the signature of the function
 
 
 @functools.cache

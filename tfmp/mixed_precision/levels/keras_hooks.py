@@ -79,7 +79,7 @@ def _with_policy(keras: ModuleType, init: Callable[..., Any]) -> Callable[..., A
         init(self, *args, **kwargs)
 
     # Keras 3 looks at the arguments, and not at what was wrapped.
-    with_policy.__signature__ = signature  # type: ignore[attr-defined]
+    with_policy.__signature__ = signature  # type: ignore[attr-defined] # `inspect` reads it
     return with_policy
 
 
