@@ -82,6 +82,11 @@ def one_tensorflow(name: str) -> str:
     return name
 
 
+def is_tensorflow(name: str) -> bool:
+    """Tell whether a full name is of the package tensorflow."""
+    return one_tensorflow(name).partition(".")[0] == "tensorflow"
+
+
 def argument(call: cst.Call, position: int, keyword: str) -> cst.BaseExpression | None:
     """Return an argument of a call; None if the call does not give it, or if `*args` may contain it.
 
@@ -105,5 +110,5 @@ def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
 
 def literal_text(node: cst.BaseExpression) -> str:
     """Return the value of a string literal; empty for any other expression."""
-    value = node.evaluated_value if isinstance(node, cst.SimpleString) else ""
+    value = node.evaluated_value if isinstance(node, cst.SimpleString | cst.ConcatenatedString) else ""
     return value if isinstance(value, str) else ""

@@ -125,16 +125,27 @@ def is_explicit_v1(use: Use, words: set[str]) -> bool:
 
 
 def v1_aliases(script: Script) -> set[str]:
-    """Return the names that imports of a script bind to `tf.compat.v1`."""
-    return {one.bound for one in script.imports if one.module == V1_MODULE}
+    """Return the names that imports and assignments of a script bind to `tf.compat.v1`."""
+    assigned = {word for alias in script.aliases if alias.module == V1_MODULE for word in alias.words}
+    return assigned | {one.bound for one in script.imports if one.module == V1_MODULE}
 
 
 def v1_alias(script: Script, bound: str) -> str:
     """Return the expression for `tf.compat.v1` after the rewrite, given the script's name for TensorFlow."""
-    plain = any(one.raw == "tensorflow" and one.bound == bound for one in script.imports)
-    is_free = bound != "tensorflow" or not imports_rebinding_tensorflow(script)
+    imported = imported_word(script, bound)
+    plain = any(one.raw == "tensorflow" and one.bound == imported for one in script.imports)
+    is_free = imported != "tensorflow" or not imports_rebinding_tensorflow(script)
     moved = plain and is_free and script.cached(detect_version).version is TfVersion.V1
     return bound if moved or bound in script.cached(v1_aliases) else f"{bound}.compat.v1"
+
+
+def imported_word(script: Script, word: str) -> str:
+    """Return the word from which a word has its meaning, by one or several assignments; the word itself if by none."""
+    assigned = {each: alias.of for alias in script.aliases for each in alias.words if alias.of}
+    chain = [word]
+    while chain[-1] in assigned and assigned[chain[-1]] not in chain:
+        chain.append(assigned[chain[-1]])
+    return chain[-1]
 
 
 def imports_rebinding_tensorflow(script: Script) -> list[Imported]:

@@ -1,5 +1,6 @@
 """Applies all rules to one script."""
 
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -8,9 +9,15 @@ from tfmp.migrate.analysis.project_role import ProjectRole, project_role
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
 from tfmp.migrate.rules import RULES
+from tfmp.migrate.tables.api_names import Standing, standing
+from tfmp.migrate.tables.contrib_successors import is_package
 
 # A script without any of these words is not parsed.
 _WORDS = ("tensorflow", "npu_bridge", "hccl", "TF_ENABLE_AUTO_MIXED_PRECISION")
+# Another file may bind `tf`, or another name, to TensorFlow. Then one of these is behind it.
+_BEHIND_TF = re.compile(r"\btf\s*\.\s*(\w[\w.]*)")
+_OF_CONTRIB = re.compile(r"\bcontrib\s*\.\s*(\w+)")
+_OF_TRAIN = re.compile(r"\.\s*(train\s*\.\s*\w+Optimizer)\b")
 # An item of a list takes LibCST a tenth of a millisecond and five kilobytes. People write less than 10,000 commas.
 _MOST_COMMAS = 100_000
 _HIDING = (
@@ -97,8 +104,13 @@ def rewrite(text: str, tensorflow: int | None = None) -> Rewritten:
 
 
 def concerns(text: str) -> bool:
-    """Tell whether a script has a word that can concern a rule. A star import may bind `tf`."""
-    return any(word in text for word in _WORDS) or ("import *" in text and "tf." in text)
+    """Tell whether a script has a word that can concern a rule. Its `tf` may come from another file."""
+    old = (name for pattern in (_BEHIND_TF, _OF_TRAIN) for name in pattern.findall(text))
+    return (
+        any(word in text for word in _WORDS)
+        or any(standing(name) is Standing.OLD for name in old)
+        or any(map(is_package, _OF_CONTRIB.findall(text)))
+    )
 
 
 def _check_positions(script: Script) -> None:

@@ -8,7 +8,13 @@ from tfmp.migrate.rules import misuse
 from tfmp.migrate.rules.contrib import mixed_precision, other_contrib
 from tfmp.migrate.rules.loss_scaling import advised_names, graph_rewrite, keras_experimental, manual_loss_scaling
 from tfmp.migrate.rules.npu import npu_bridge
-from tfmp.migrate.rules.tensorflow1 import unclear_imports, unknown_names, v1_behavior, without_estimator
+from tfmp.migrate.rules.tensorflow1 import (
+    hidden_modules,
+    unclear_imports,
+    unknown_names,
+    v1_behavior,
+    without_estimator,
+)
 from tfmp.migrate.rules.training import fetches, step_counter
 
 #: A rule reads a script and yields edits and findings. It is named `rewrite` if it may edit, else `report`.
@@ -18,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     v1_behavior.rewrite,
     mixed_precision.rewrite,
     unclear_imports.report,
+    hidden_modules.report,
     npu_bridge.rewrite,
     graph_rewrite.report,
     keras_experimental.rewrite,

@@ -50,6 +50,29 @@ def standing(name: str) -> Standing:
     return Standing.OLD if _signs_below(name) == {Standing.OLD} else Standing.UNTOLD
 
 
+def is_module(name: str) -> bool:
+    """Tell whether the words after `tf.` name a module; no words name TensorFlow itself.
+
+    Examples:
+        >>> is_module("train"), is_module(""), is_module("contrib.slim"), is_module("train.AdamOptimizer")
+        (True, True, True, False)
+    """
+    is_contrib = name.partition(".")[0] == "contrib" and (name.count(".") < 2 and name.islower())
+    return is_contrib or name in ("", "compat", "compat.v2") or _table().get(name) is Standing.UNTOLD
+
+
+def is_mostly_old(module: str) -> bool:
+    """Tell whether most names of a module, or all names of TensorFlow, are only in `tf.compat.v1`.
+
+    Examples:
+        >>> is_mostly_old(""), is_mostly_old("train"), is_mostly_old("nn"), is_mostly_old("keras")
+        (True, True, False, False)
+    """
+    signs = [sign for name, sign in _table().items() if name.rpartition(".")[0] == module]
+    told = [sign for sign in signs if sign is not Standing.UNTOLD]
+    return 2 * told.count(Standing.OLD) > len(told)
+
+
 def differs(name: str) -> bool:
     """Tell whether a name, or a name below a module, is a different object in `tf.compat.v1` than in `tf`.
 

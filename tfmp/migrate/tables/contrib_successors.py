@@ -5,6 +5,7 @@ The successors are below `tf.compat.v1` and take the arguments that the names to
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from tfmp.migrate.tables import starts, table_lines
@@ -60,6 +61,16 @@ ADVICE: Mapping[str, str] = {
 }
 
 
+def is_package(word: str) -> bool:
+    """Tell whether a word names a package of `tf.contrib`.
+
+    Examples:
+        >>> is_package("mixed_precision"), is_package("layers"), is_package("auth")
+        (True, True, False)
+    """
+    return word in _packages()
+
+
 def find_successor(name: str) -> tuple[str, Successor] | None:
     """Return the longest part of a dotted name that has a successor, with the successor; None without one.
 
@@ -77,3 +88,9 @@ def advice(name: str) -> str:
     if found or successor is None:
         return found.format(name=name.rpartition(".")[2])
     return f"write tf.{successor.name}{', its arguments without their names' if successor.keywords is not None else ''}"
+
+
+@cache
+def _packages() -> frozenset[str]:
+    names = (name.partition(".")[0] for name in (*SUCCESSORS, *ADVICE))
+    return frozenset(names) - {"contrib"} | {"mixed_precision"}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, Use, method
+from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import (
     V1_MODULE,
@@ -12,7 +12,9 @@ from tfmp.migrate.analysis.tf_version import (
     TfVersion,
     asks_for_main,
     detect_version,
+    imported_word,
     imports_rebinding_tensorflow,
+    is_explicit_v1,
     is_run,
     name_in_tensorflow,
     uses_and_imports,
@@ -87,14 +89,26 @@ def _stars(script: Script, detected: DetectedVersion) -> Iterator[Finding]:
         if one.bound or not f"{one.raw}.".startswith("tensorflow."):
             continue
         module, is_plain = name_in_tensorflow(one.name), not one.raw.startswith(V1_MODULE)
-        full = {name: f"{module}.{name}".lstrip(".") for name in script.unbound_names}
+        full = {name: f"{module}.{name}".lstrip(".") for name in _unbound(script)}
         names = [
-            each for each, name in full.items() if name == "contrib" or (is_plain and standing(name) is Standing.OLD)
+            each
+            for each, name in full.items()
+            if each.partition(".")[0] == "contrib" or (is_plain and standing(name) is Standing.OLD)
         ]
         if names or (is_plain and detected.version is TfVersion.V1 and (not module or differs(module))):
-            shown = [f"{name} in line {script.unbound_names[name][0]}" for name in names]
+            shown = [f"{name} in line {_unbound(script)[name]}" for name in names]
             detail = f"The script uses {', '.join(shown)}." if shown else ""
             yield Finding(RULE, script.line(one.node), Level.FAILS, _STAR, detail)
+
+
+def _unbound(script: Script) -> dict[str, int]:
+    """Return the dotted names that start at a word which only a star import may bind, each with its first line."""
+    nodes = [script.whole_name(root) for root in script.scopes.unbound()]
+    places = sorted((script.line(node), dotted(node)) for node in nodes)
+    found: dict[str, int] = {}
+    for line, name in places:
+        found.setdefault(name, line)
+    return found
 
 
 def _of_tensorflow_2(script: Script, detected: DetectedVersion) -> Finding:
@@ -126,6 +140,7 @@ def _means_two_things(script: Script, use: Use) -> bool:
 
 def _imports(script: Script) -> Iterator[Result]:
     """Replace the imports whose names differ between TensorFlow 1 and 2."""
+    yield from _only_submodules(script)
     for one in script.imports:
         name = name_in_tensorflow(one.raw)
         if one.raw == "tensorflow" and one.bound not in ("", *script.cached(v1_aliases)):
@@ -139,6 +154,21 @@ def _imports(script: Script) -> Iterator[Result]:
             yield MovedNames(RULE, one.node, {word: (target, word)})
         elif one.alias.asname is not None:
             yield Edit(RULE, *script.span(one.alias.name), f"{V1_MODULE}.{name}")
+
+
+def _only_submodules(script: Script) -> Iterator[Finding]:
+    """Report names of TensorFlow 1 behind a `tensorflow` that only imports of submodules bind."""
+    others = imports_rebinding_tensorflow(script)
+    if not others or any(one.raw == "tensorflow" and one.bound == "tensorflow" for one in script.imports):
+        return
+    words = script.cached(v1_aliases)
+    for use in script.uses:
+        is_plain = use.root == "tensorflow" and not is_explicit_v1(use, words)
+        is_of_it = is_plain and imported_word(script, first_word(use.node)) == "tensorflow"
+        if is_of_it and standing(name_in_tensorflow(use.name)) is Standing.OLD:
+            detail = f"It is `import {others[0].raw}` in line {script.line(others[0].node)}."
+            yield Finding(RULE, script.line(use.node), Level.FAILS, _REBOUND, detail)
+            return
 
 
 def _of_tensorflow(script: Script, one: Imported) -> Edit | Finding:
@@ -201,4 +231,6 @@ def _statement(script: Script, imported: Imported) -> cst.CSTNode | None:
 
 
 def _first_import(script: Script) -> int:
-    return next(script.line(one.node) for one in script.imports if f"{one.name}.".startswith("tensorflow."))
+    """Return the line of the first import of TensorFlow; of its first use if only a call imports it."""
+    named = (one for one in uses_and_imports(script) if f"{one.name}.".startswith("tensorflow."))
+    return min(script.line(one.node) for one in named)
