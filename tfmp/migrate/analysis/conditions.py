@@ -6,10 +6,13 @@ from typing import TypeAlias
 
 import libcst as cst
 
+from tfmp.migrate.analysis.comparisons import Comparison, can_all_hold, comparison
 from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import children, once_per_argument
 
+#: Conditions, each with the answer that it has where a node runs.
+Conditional: TypeAlias = Sequence[tuple[cst.BaseExpression, bool]]
 Branches: TypeAlias = Sequence[tuple[cst.If, bool]]
 _Question: TypeAlias = tuple[str, tuple[int, ...]]
 _CONDS = ("cond", "smart_cond")
@@ -35,16 +38,17 @@ class Conditions:
     def __init__(self, script: Script, assigned: Callable[[cst.BaseExpression], int]) -> None:
         self._script = script
         self._assigned = assigned
+        self._comparisons: dict[_Question, Comparison] = {}
 
     def is_exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether no run of the code, or of the graph, executes both of two nodes."""
         arms = self._arms(one)
         if any(arms.get(call, arm) is not arm for call, arm in self._arms(other).items()):
             return True
-        return self._is_contradiction(one, other) or self._is_left(one, other) or self._is_left(other, one)
+        return self.contradict(self.of(one), self.of(other)) or self._is_left(one, other) or self._is_left(other, one)
 
     @once_per_argument
-    def of(self, node: cst.CSTNode) -> Sequence[tuple[cst.BaseExpression, bool]]:
+    def of(self, node: cst.CSTNode) -> Conditional:
         """Return the conditions that hold where a node stands, each with True or False.
 
         `not` is removed. For an `and` that is true and an `or` that is false, the operands are returned too.
@@ -56,7 +60,7 @@ class Conditions:
             elif isinstance(above, cst.IndentedBlock | cst.Module):
                 start = self._script.span(part)[0]
                 found += [(test, answer) for end, test, answer in self._known(above) if end <= start]
-        return [each for test, answer in found for each in _parts(test, answer)]
+        return [each for test, answer in found for each in parts_of(test, answer)]
 
     @once_per_argument
     def branches(self, node: cst.CSTNode) -> Branches:
@@ -64,17 +68,15 @@ class Conditions:
         around = ((above, part) for above, part in self._script.around(node) if isinstance(above, cst.If))
         return [(above, part is above.body) for above, part in around if part is not above.test][::-1]
 
-    @once_per_argument
-    def _answers(self, node: cst.CSTNode) -> Mapping[_Question, bool]:
-        """Return the conditions that hold at a node, in a form that can be compared."""
-        return {self._question(test): answer for test, answer in self.of(node)}
-
-    def _is_contradiction(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
-        """Tell whether no values of the parts of `and` and `or` make the conditions of both nodes hold."""
-        known = dict(self._answers(one))
-        if any(known.setdefault(question, answer) != answer for question, answer in self._answers(other).items()):
+    def contradict(self, one: Conditional, other: Conditional) -> bool:
+        """Tell whether no values of what they compare, and of the parts of `and` and `or`, make all conditions hold."""
+        known: dict[_Question, bool] = {}
+        for test, answer in (*one, *other):
+            if known.setdefault(self._question(test), answer) != answer:
+                return True
+        if not self._can_hold(known):
             return True
-        tests = [pair for pair in (*self.of(one), *self.of(other)) if isinstance(pair[0], cst.BooleanOperation)]
+        tests = [pair for pair in (*one, *other) if isinstance(pair[0], cst.BooleanOperation)]
         parts = dict.fromkeys(self._question(part) for test, _ in tests for part in _operands(test))
         unknown = [part for part in parts if part not in known]
         if not tests or len(unknown) > _MOST_PARTS:
@@ -82,7 +84,17 @@ class Conditions:
         cases = (
             {**known, **dict(zip(unknown, case, strict=True))} for case in product((True, False), repeat=len(unknown))
         )
-        return not any(all(self._value(test, case) is answer for test, answer in tests) for case in cases)
+        return not any(
+            all(self._value(test, case) is answer for test, answer in tests) and self._can_hold(case) for case in cases
+        )
+
+    def _can_hold(self, answers: Mapping[_Question, bool]) -> bool:
+        """Tell whether comparisons of the same expressions with constants can have these answers together."""
+        by_subject: dict[_Question, list[tuple[Comparison, bool]]] = {}
+        for question, answer in answers.items():
+            compared = self._comparisons[question]
+            by_subject.setdefault(self._question(compared.subject), []).append((compared, answer))
+        return all(len(each) == 1 or can_all_hold(each) for each in by_subject.values())
 
     def _value(self, test: cst.BaseExpression, case: Mapping[_Question, bool]) -> bool:
         """Return the value of a condition, given those of its parts."""
@@ -93,6 +105,7 @@ class Conditions:
             return all(both) if isinstance(test.operator, cst.And) else any(both)
         return case[self._question(test)]
 
+    @once_per_argument
     def _question(self, test: cst.BaseExpression) -> _Question:
         """Return a condition in a form that can be compared: its code, and how often its names were assigned before."""
         versions: list[int] = []
@@ -103,7 +116,9 @@ class Conditions:
                 versions.append(self._assigned(node))
             else:
                 stack.extend(children(node))
-        return self._script.text[slice(*self._script.span(test))], tuple(versions)
+        question = self._script.text[slice(*self._script.span(test))], tuple(versions)
+        self._comparisons.setdefault(question, comparison(self._script.code, test))
+        return question
 
     @once_per_argument
     def _known(self, block: cst.IndentedBlock | cst.Module) -> Sequence[tuple[int, cst.BaseExpression, bool]]:
@@ -136,15 +151,15 @@ class Conditions:
         return {call: arg for call, arg in conds if isinstance(arg.value, cst.Lambda)}
 
 
-def _parts(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:
+def parts_of(test: cst.BaseExpression, answer: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:
     """Yield the conditions that follow from one condition: without `not`, and for the operands of `and` and `or`."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        yield from _parts(test.expression, not answer)
+        yield from parts_of(test.expression, not answer)
         return
     yield test, answer
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And if answer else cst.Or):
-        yield from _parts(test.left, answer)
-        yield from _parts(test.right, answer)
+        yield from parts_of(test.left, answer)
+        yield from parts_of(test.right, answer)
 
 
 def _operands(test: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

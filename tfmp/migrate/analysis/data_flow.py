@@ -8,6 +8,7 @@ only for a function that is nested in another function.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import libcst as cst
@@ -19,6 +20,7 @@ from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.scopes import Scope
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import children, once_per_argument
+from tfmp.migrate.tables import starts
 
 _CLIPS = ("clip_by_value", "clip_by_norm", "clip_by_average_norm", "clip_by_global_norm")
 
@@ -106,9 +108,22 @@ class DataFlow:
 
     def _assigned_before(self, name: cst.BaseExpression) -> int:
         """Return how often a name was assigned in its function before the place where it is read."""
-        found, here = self._visible(name, dotted(name))
-        start = self._script.span(name)[0]
-        return sum(each.value is not None and each.place <= start for each in found) if here else 0
+        start, function, assigned = self._script.span(name)[0], self._script.function_of(name), 0
+        for part in starts(dotted(name)):
+            found, here = self._visible(name, part)
+            assigned += sum(each.value is not None and each.place <= start for each in found) if here else 0
+            written = (each for each in self._written.get(part, ()) if self._script.span(each)[1] <= start)
+            assigned += sum(self._script.function_of(each) is function for each in written)
+        return assigned
+
+    @cached_property
+    def _written(self) -> Mapping[str, Sequence[cst.CSTNode]]:
+        """The assignments to attributes of objects other than self, by the whole name of the attribute."""
+        found: dict[str, list[cst.CSTNode]] = defaultdict(list)
+        for target in self._script.nodes(cst.AssignTarget):
+            if isinstance(target.target, cst.Attribute) and not dotted(target.target).startswith("self."):
+                found[dotted(target.target)].append(target)
+        return found
 
     def _given(self, binding: Binding) -> Iterator[cst.BaseExpression]:
         """Yield the arguments that calls give to a parameter of a nested function."""

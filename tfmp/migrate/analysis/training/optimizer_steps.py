@@ -1,6 +1,6 @@
 """Finds the optimizer steps with which a script increments the global step itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import partial
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import libcst as cst
 
 from tfmp.migrate.analysis.expressions import argument, dotted
+from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.global_step_updates import (
     GlobalStepUpdate,
@@ -15,6 +16,7 @@ from tfmp.migrate.analysis.training.global_step_updates import (
     is_run_with,
     is_same_counter,
 )
+from tfmp.migrate.analysis.training.increment_guards import IncrementGuards
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.optimizer_classes import counts, is_berts
 
@@ -54,10 +56,11 @@ class OptimizerStep:
         self.update = update
         self.call = call
         self.optimizer = optimizer
+        self._guards = IncrementGuards(script, update, optimizer)
         self.given = _given(script, update, call)
         self.wrapping = self._known.wrapping(optimizer)
         calls = self.wrapping.calls if self.wrapping is not None else ()
-        self.wrappers = [each for each in calls if not self._is_apart(each) and not self._is_asked_for(each)]
+        self.wrappers = [each for each in calls if not self._guards.exclude(each) and not self._is_without(each)]
         self.optimizers = self._optimizers()
 
     def is_run_with_update(self) -> bool | None:
@@ -65,51 +68,74 @@ class OptimizerStep:
         together = is_run_with(self._script, self.update, self.call)
         return together if together is not None or _is_beside(self._script, self.update, self.call) else False
 
-    def _is_apart(self, node: cst.CSTNode) -> bool:
-        """Tell whether the increment and a node never run together."""
-        return self.update.is_everywhere(partial(self._known.flow.conditions.is_exclusive, node))
-
-    def _is_asked_for(self, wrapper: cst.Call) -> bool:
-        """Tell whether the script increments only where the optimizer is no instance of a wrapper's class."""
-        flow, class_name = self._known.flow, self._script.last_word(wrapper)
-
-        def asks(test: cst.BaseExpression) -> bool:
-            if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
-                return False
-            tested, of_class = (arg.value for arg in test.args)
-            is_it = flow.is_same_name(tested, self.optimizer) and flow.bindings(tested) == flow.bindings(self.optimizer)
-            return is_it and (self._script.name_of(of_class) or dotted(of_class)).split(".")[-1] == class_name
-
-        return self.update.is_everywhere(
-            lambda move: any(not answer and asks(test) for test, answer in flow.conditions.of(move))
-        )
+    def _is_without(self, wrapper: cst.Call) -> bool:
+        """Tell whether the script increments only where the optimizer is of another class than a wrapper."""
+        return self._guards.exclude_class(wrapper)
 
     def _optimizers(self) -> list[Optimizer]:
         """Return the optimizers that may be constructed where the counter is incremented; empty if one is not known."""
         found: list[Optimizer] = []
-        stack: list[tuple[cst.BaseExpression | None, bool]] = [(self.optimizer, False)]
+        stack = [_Candidate(self.optimizer)]
         seen = set()
         while stack:
-            node, is_wrapped = stack.pop()
+            one = stack.pop()
+            node = one.node
             if node is None:
                 return []
-            if (node, is_wrapped) in seen or self._is_apart(node):
+            is_seen = (node, one.is_wrapped) in seen
+            seen.add((node, one.is_wrapped))
+            if is_seen or self._guards.exclude(node, one.local):
                 continue
-            seen.add((node, is_wrapped))
             if isinstance(node, cst.IfExp):
-                stack += [(node.body, is_wrapped), (node.orelse, is_wrapped)]
+                stack += [one._replace(node=node.body), one._replace(node=node.orelse)]
             elif not isinstance(node, cst.Call):
                 values = self._known.flow.values(node)
-                stack += [(each, is_wrapped) for each in (*values.nodes, *([] if values.complete else [None]))]
-            elif node in self._known.constructions:
-                stack.append((self._known.inner(node), True))
-            elif self._script.last_word(node) in _AROUND:
-                stack.append((argument(node, 0, "opt"), is_wrapped))
-            elif (inner := self._known.distributed_optimizer(node)) is not None:
-                stack.append((inner, is_wrapped))
+                stack += [one._replace(node=each) for each in (*values.nodes, *([] if values.complete else [None]))]
+            elif returned := self._returned(node):
+                stack += [one._replace(node=each, local=one.local | self._local(node, each)) for each in returned]
+            elif one.is_outer and self._guards.exclude_class(node):
+                continue
+            elif (inside := self._inside(node)) is not None:
+                stack.append(inside._replace(is_wrapped=inside.is_wrapped or one.is_wrapped, local=one.local))
             else:
-                found.append(Optimizer(counts(self._script, node.func), is_berts(self._script, node), is_wrapped))
+                found.append(Optimizer(counts(self._script, node.func), is_berts(self._script, node), one.is_wrapped))
         return found
+
+    def _inside(self, call: cst.Call) -> "_Candidate | None":
+        """Return the optimizer that another one is constructed around; None if a call constructs no such optimizer."""
+        if call in self._known.constructions:
+            return _Candidate(self._known.inner(call), is_wrapped=True, is_outer=False)
+        if self._script.last_word(call) in _AROUND:
+            return _Candidate(argument(call, 0, "opt"), is_outer=False)
+        inner = self._known.distributed_optimizer(call)
+        return _Candidate(inner, is_outer=False) if inner is not None else None
+
+    def _returned(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
+        """Return the values that a function of the script may return."""
+        return () if self._known.flow.bindings(call.func) else returned_by(self._script, call)
+
+    def _local(self, call: cst.Call, returned: cst.BaseExpression) -> frozenset[str]:
+        """Return the names in a called function that are of other variables than in the caller.
+
+        A parameter is of the same variable if the call gives it a variable of its name, as FLAGS in `make(FLAGS)`.
+        """
+        function, scopes = self._script.function_of(returned), self._script.scopes
+        if function is None:
+            return frozenset()
+        params = function.params.params[int(isinstance(call.func, cst.Attribute)) :]
+        names = [param.name.value for param in params]
+        same = {name for index, name in enumerate(names) if dotted(argument(call, index, name)) == name}
+        own = {word: len(scopes.bound(word).get(function, ())) for word in scopes.words}
+        return frozenset(word for word, count in own.items() if count > int(word in same))
+
+
+class _Candidate(NamedTuple):
+    """An expression that may be the optimizer of a step; None if it is not known."""
+
+    node: cst.BaseExpression | None
+    is_wrapped: bool = False
+    is_outer: bool = True  #: Whether no other optimizer is around it.
+    local: frozenset[str] = frozenset()  #: Names that are of other variables than at the increment.
 
 
 def optimizer_steps(script: Script) -> Iterator[OptimizerStep]:
