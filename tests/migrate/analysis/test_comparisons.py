@@ -59,3 +59,7 @@ def test_a_condition_without_a_constant_is_its_own_subject() -> None:
     for text in ("x < y", "0 < x < 1", "f(x)"):
         test = cst.parse_expression(text)
         assert comparison(_CODE, test).subject is test
+
+
+def test_odd_escapes_are_the_scripts_own_matter() -> None:
+    assert not _can_hold(r"x == '\d'", r"x == '\w'")

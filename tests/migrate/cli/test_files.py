@@ -3,6 +3,7 @@
 import ast
 import codecs
 import gc
+import json
 import os
 import re
 import stat
@@ -48,6 +49,30 @@ def test_files_of_others_are_left_out_unless_named(name: str, tmp_path: Path) ->
     _make(tmp_path, name, "own.py")
     assert _names(files.find([str(tmp_path)]), tmp_path) == ["own.py"]
     assert _names(files.find([str(tmp_path / name)]), tmp_path) == [name]
+
+
+def test_a_directory_stands_for_its_notebooks_too(tmp_path: Path) -> None:
+    _make(tmp_path, "b.py", "a.ipynb", "deeper/c.IPYNB", ".ipynb_checkpoints/a.ipynb", ".d.ipynb")
+    assert _names(files.find([str(tmp_path)]), tmp_path) == ["a.ipynb", "b.py", "deeper/c.IPYNB"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "code"),
+    [
+        ([{"cell_type": "code", "source": ["x = 1\n", "y"]}, {"cell_type": "code", "source": "z"}], "x = 1\ny\nz"),
+        ([{"cell_type": "markdown", "source": ["tensorflow"]}], ""),
+        ([{"cell_type": "code", "input": ["x"], "outputs": [{"text": "tensorflow"}]}], "x"),
+    ],
+)
+def test_the_code_of_a_notebook_is_that_of_its_code_cells(cells: list[object], code: str) -> None:
+    assert files.notebook_code(json.dumps({"cells": cells})) == code
+    assert files.notebook_code(json.dumps({"worksheets": [{"cells": cells}]})) == code
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"cells": 1}', '{"cells": [{"source": "x"}]}', "import tensorflow"])
+def test_what_is_no_notebook_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(files.UnusableFileError, match="it is no notebook, though it is named as one"):
+        files.notebook_code(text)
 
 
 def test_a_named_file_needs_no_python_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """One file is rewritten, and the lines that no rule changes keep their bytes."""
 
 import codecs
+import json
 import re
 import sys
 from pathlib import Path
@@ -36,6 +37,45 @@ def test_what_python_does_not_parse_is_left_alone_and_named_if_it_is_of_tensorfl
         report = _written(tmp_path / "a.py", content)
         assert (report.error is None) == (content == text.encode())
         assert (tmp_path / "a.py").read_bytes() == content
+
+
+def _notebook(code: str) -> bytes:
+    return json.dumps({"cells": [{"cell_type": "code", "source": [code], "outputs": ["tensorflow"]}]}).encode()
+
+
+def test_a_notebook_of_tensorflow_is_refused_with_advice_and_left_alone(tmp_path: Path) -> None:
+    content = _notebook("%matplotlib inline\nimport tensorflow as tf")
+    report = _written(tmp_path / "a.ipynb", content)
+    assert re.search("it is a notebook, and its cells are not read. .*jupytext.*nbconvert", str(report.error))
+    assert (tmp_path / "a.ipynb").read_bytes() == content
+
+
+def test_a_notebook_of_anything_else_is_nobodys_task(tmp_path: Path) -> None:
+    assert _written(tmp_path / "a.ipynb", _notebook("import torch")).error is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("requirements.txt", "tensorflow==1.15\n", "its name is not that of a script, and it imports nothing"),
+        ("config.json", '{"backend": "tensorflow"}', "its name is not that of a script, and it imports nothing"),
+        ("config.yaml", "backend: torch\n", "its name is not that of a script, and it imports nothing"),
+        ("README.md", "# Title\n\nSome words.\n", "Its name is not that of a script either"),
+        ("a.py", "import tensorflow as tf\n%matplotlib inline\n", "If the line is a command of IPython"),
+        ("a.py", "import tensorflow as tf\nnames = !ls\n", "If the line is a command of IPython"),
+        ("a.py", "import tensorflow as tf\nprint 1\n", "If it is Python 2"),
+    ],
+)
+def test_a_file_that_is_no_script_is_refused_with_advice(name: str, text: str, message: str, tmp_path: Path) -> None:
+    report = _written(tmp_path / name, text.encode())
+    assert message in str(report.error)
+    assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.parametrize("name", ["train", "train.txt", "train.py.bak", "train.pyw"])
+def test_a_script_of_another_name_is_rewritten(name: str, tmp_path: Path) -> None:
+    assert _written(tmp_path / name, _SCRIPT).error is None
+    assert (tmp_path / name).read_bytes() == _REWRITTEN
 
 
 def test_odd_escapes_are_the_scripts_own_matter(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Decides whether several comparisons of one expression with constants can hold together."""
 
-import ast
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import libcst as cst
+
+from tfmp.migrate.analysis.expressions import literal
 
 #: A value that a script writes as a literal.
 Constant: TypeAlias = object
@@ -50,10 +51,10 @@ def comparison(code: Callable[[cst.BaseExpression], str], test: cst.BaseExpressi
     if isinstance(test, cst.Comparison) and compare is not None:
         left, right = test.left, compared[0].comparator
         for subject, other, is_first in ((left, right, True), (right, left, False)):
-            try:
-                constant = ast.literal_eval(code(other))
-            except (ValueError, SyntaxError, TypeError):
+            found = literal(code(other))
+            if found is None:
                 continue
+            (constant,) = found
             values = tuple(constant) if isinstance(constant, tuple | list | set | dict) else (constant,)
             return Comparison(subject, values, _comparing(compare, constant, is_first=is_first))
     return Comparison(test, (), bool)

@@ -1,5 +1,8 @@
 """Reads single expressions: dotted names, the parts of a call, literal strings, and the names that imports bind."""
 
+import ast
+import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -110,5 +113,30 @@ def method(call: cst.Call) -> tuple[cst.BaseExpression, str]:
 
 def literal_text(node: cst.BaseExpression) -> str:
     """Return the value of a string literal; empty for any other expression."""
-    value = node.evaluated_value if isinstance(node, cst.SimpleString | cst.ConcatenatedString) else ""
+    if not isinstance(node, cst.SimpleString | cst.ConcatenatedString):
+        return ""
+    with _without_warnings():
+        value = node.evaluated_value
     return value if isinstance(value, str) else ""
+
+
+def literal(code: str) -> tuple[object] | None:
+    """Return the value of a literal in a tuple; None for the code of any other expression.
+
+    Examples:
+        >>> literal("-1.5"), literal("('a', None)"), literal("x")
+        ((-1.5,), (('a', None),), None)
+    """
+    try:
+        with _without_warnings():
+            return (ast.literal_eval(code),)
+    except (ValueError, SyntaxError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Ignore Python's warnings about a literal, such as an invalid escape: they are the script's own matter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -35,7 +35,8 @@ long lines are wrapped and colours are used, unless NO_COLOR or TERM=dumb is set
 A directory stands for all *.py below it, except hidden files, hidden directories, __pycache__, build, node_modules,
 site-packages and links; a link to a file that is not among the others is listed. A file that is given by its name is
 always taken; of a link, --write edits the target. A hard link is broken: the other names of the file keep the old
-content. A file that cannot be read or parsed is listed.
+content. A file that cannot be read or parsed is listed, and so is a notebook whose code names TensorFlow: notebooks
+are not read, so make scripts of them.
 A second run changes nothing more. Lines that are not rewritten keep every byte: line ends, tabs, encoding.
 
 --json prints {"files": [FILE, ...], "summary": {"files", "changed", "unchanged", "not_done", "written", "rules": {"R1":

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import signal
 import stat
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 # Names of directories that hold code of others, or files made by tools.
 _LEFT_OUT = ("__pycache__", "build", "node_modules", "site-packages")
+_NOTEBOOK = ".ipynb"
+_PYTHONS = frozenset((".py", ".pyw", ".pyi", ""))
 _NO_FILES = f"it has no Python file (hidden ones and those in {', '.join(_LEFT_OUT)} do not count)"
 # The target may belong to somebody else.
 _LINK = "it is a link to a file that is not among those to process: give it by name to have it followed"
@@ -33,8 +36,8 @@ class Found(NamedTuple):
 def find(paths: Iterable[str]) -> list[Found]:
     """Find the files below the given paths, each once.
 
-    A file is taken whatever its name is. A directory stands for all `*.py` below it, sorted, except what is hidden or
-    in the directories of `_LEFT_OUT`. A link is followed only if it is given itself.
+    A file is taken whatever its name is. A directory stands for all `*.py` and all notebooks below it, sorted, except
+    what is hidden or in the directories of `_LEFT_OUT`. A link is followed only if it is given itself.
     """
     every = [found for path in paths for found in _found_in(path)]
     # A file may be reached by two paths or by a link, and must be edited only once. An entry without an error is
@@ -83,6 +86,36 @@ def encode(text: str, encoding: str) -> bytes:
         return text.encode(encoding)
     except (LookupError, ValueError) as error:
         raise UnusableFileError(f"its new text cannot be encoded as {encoding}") from error
+
+
+def is_notebook(path: str) -> bool:
+    """Tell whether a file is a notebook, by its name."""
+    return path.lower().endswith(_NOTEBOOK)
+
+
+def is_named_as_python(path: str) -> bool:
+    """Tell whether the name of a file may be that of a script."""
+    return os.path.splitext(path)[1].lower() in _PYTHONS
+
+
+def notebook_code(text: str) -> str:
+    """Return the code of a notebook: that of all cells that hold code.
+
+    Raises:
+        UnusableFileError: The text is not that of a notebook.
+
+    Examples:
+        >>> notebook_code('{"cells": [{"cell_type": "code", "source": ["x = 1"]}, {"cell_type": "markdown"}]}')
+        'x = 1'
+    """
+    try:
+        content = json.loads(text)
+        # The cells of format 3 are in worksheets, with their code as `input`.
+        sheets = [content, *content.get("worksheets", ())]
+        cells = [cell for sheet in sheets for cell in sheet.get("cells", ()) if cell["cell_type"] == "code"]
+        return "\n".join("".join(cell.get("source", cell.get("input", ""))) for cell in cells)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UnusableFileError("it is no notebook, though it is named as one") from error
 
 
 def replace(path: str, before: bytes, after: bytes) -> None:
@@ -164,7 +197,8 @@ def _below(top: str) -> list[Found]:
     found: list[Found] = []
     for directory, below, names in os.walk(top, onerror=unreadable.append):
         below[:] = (name for name in below if not name.startswith(".") and name not in _LEFT_OUT)
-        paths = (os.path.join(directory, name) for name in names if name.endswith(".py") and not name.startswith("."))
+        own = (name for name in names if not name.startswith(".") and (name.endswith(".py") or is_notebook(name)))
+        paths = (os.path.join(directory, name) for name in own)
         found += (Found(path, _LINK) if os.path.islink(path) else Found(path) for path in paths)
     found += (Found(str(error.filename), f"it cannot be read: {error.strerror}") for error in unreadable)
     return sorted(found, key=lambda found: Path(found.path).parts)

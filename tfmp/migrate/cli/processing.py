@@ -17,6 +17,13 @@ from tfmp.migrate.edits.rewriting import Change, RewritingError, Rewritten, conc
 
 # LibCST visits a tree recursively in Python: 400 chained calls need 3,000 levels. A stack of 8 MB holds more.
 _DEEPEST_CALLS = 5000
+_NOTEBOOK = (
+    "it is a notebook, and its cells are not read. Make a script of it with `jupytext --to py:percent` or `jupyter "
+    "nbconvert --to script`, and run this on the script; `jupytext --to ipynb` makes a notebook of it again"
+)
+_NO_SCRIPT = "its name is not that of a script, and it imports nothing: if it is one, give it a name that ends in .py"
+_IPYTHON = "If the line is a command of IPython, such as %matplotlib or !pip, remove it, or make it a comment"
+_OF_IPYTHON = re.compile(r"\s*([%!?]|\w+\s*=\s*[%!])")
 
 
 class Job(NamedTuple):
@@ -59,8 +66,8 @@ def process(found: files.Found, job: Job) -> FileReport:
         return _process(found.path, job)
     except SyntaxError as error:
         version = ".".join(map(str, sys.version_info[:2]))
-        message = f"Python {version} cannot parse it ({error.msg}). If it is Python 2, run 2to3 or futurize first"
-        line = error.lineno
+        advice = _advice(found.path, error.text or "")
+        message, line = f"Python {version} cannot parse it ({error.msg}). {advice}", error.lineno
     except cst.ParserSyntaxError as error:
         message = "LibCST, which edits it, cannot parse this line, though Python can"
         # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
@@ -75,9 +82,20 @@ def process(found: files.Found, job: Job) -> FileReport:
     return FileReport(found.path, error=message, error_line=line)
 
 
+def _advice(path: str, line: str) -> str:
+    """Return what to do with a file that Python cannot parse, from the line that it stops at."""
+    if not files.is_named_as_python(path):
+        return "Its name is not that of a script either"
+    return _IPYTHON if _OF_IPYTHON.match(line) else "If it is Python 2, run 2to3 or futurize first"
+
+
 def _process(path: str, job: Job) -> FileReport:
     text, encoding = files.read(path)
-    module = _module(text)
+    if files.is_notebook(path):
+        if concerns(files.notebook_code(text)):
+            raise files.UnusableFileError(_NOTEBOOK)
+        return FileReport(path, encoding=encoding, module=modules.Module())
+    module = _module(text, must_be_code=not files.is_named_as_python(path))
     # LibCST drops form feeds at the start of a file.
     script = text.lstrip("\f")
     lead = text.removesuffix(script)
@@ -92,20 +110,24 @@ def _process(path: str, job: Job) -> FileReport:
     changes = tuple(change._replace(line=change.written_line) for change in done.changes)
     # The findings of the written file, so that all lines, also those in messages, are lines of the file as it is now.
     findings = _rewrite(done.text, job.tensorflow).findings
-    return report._replace(changes=changes, findings=findings, module=_module(done.text))
+    return report._replace(changes=changes, findings=findings, module=_module(done.text, must_be_code=False))
 
 
-def _module(text: str) -> modules.Module:
+def _module(text: str, *, must_be_code: bool) -> modules.Module:
     try:
         with warnings.catch_warnings():
             # Warnings about the script's own code, such as invalid escapes, must not appear.
             warnings.simplefilter("ignore")
-            return modules.read(ast.parse(text))
+            module = modules.read(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # LibCST accepts some of Python 2, and deeply nested expressions end its process.
-        if concerns(text):
+        if must_be_code or concerns(text):
             raise
         return modules.Module()
+    # Much of what is JSON, YAML or a list of packages is an expression of Python too.
+    if must_be_code and not module.imports:
+        raise files.UnusableFileError(_NO_SCRIPT)
+    return module
 
 
 def _rewrite(text: str, tensorflow: int | None) -> Rewritten:

@@ -9,7 +9,7 @@ from tfmp.migrate.rules.contrib import mixed_precision, other_contrib
 from tfmp.migrate.rules.loss_scaling import advised_names, graph_rewrite, keras_experimental, manual_loss_scaling
 from tfmp.migrate.rules.npu import npu_bridge
 from tfmp.migrate.rules.tensorflow1 import (
-    hidden_modules,
+    out_of_sight,
     unclear_imports,
     unknown_names,
     v1_behavior,
@@ -24,7 +24,7 @@ RULES: tuple[Rule, ...] = (
     v1_behavior.rewrite,
     mixed_precision.rewrite,
     unclear_imports.report,
-    hidden_modules.report,
+    out_of_sight.report,
     npu_bridge.rewrite,
     graph_rewrite.report,
     keras_experimental.rewrite,

@@ -1,6 +1,5 @@
 """Tells for which optimizers a script does not increment the global step, by the conditions around the increment."""
 
-import ast
 from collections.abc import Iterator, Sequence
 
 import libcst as cst
@@ -8,7 +7,7 @@ import libcst as cst
 from tfmp.migrate.analysis.comparisons import Comparison, can_all_hold, comparison
 from tfmp.migrate.analysis.conditions import Conditional, parts_of
 from tfmp.migrate.analysis.data_flow import DataFlow
-from tfmp.migrate.analysis.expressions import dotted
+from tfmp.migrate.analysis.expressions import dotted, literal
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.global_step_updates import GlobalStepUpdate
 from tfmp.migrate.analysis.training.optimizer_types import class_answer
@@ -102,11 +101,8 @@ class IncrementGuards:
 
     def _may_answer(self, compared: Comparison, value: cst.BaseExpression | None, answer: bool) -> bool:
         """Tell whether a condition may have an answer after its variable was set to a value."""
-        try:
-            constant = ast.literal_eval(self._script.code(value)) if value is not None else None
-        except (ValueError, SyntaxError, TypeError):
-            return True
-        return value is None or can_all_hold([(compared, answer)], [constant])
+        constant = literal(self._script.code(value)) if value is not None else None
+        return constant is None or can_all_hold([(compared, answer)], constant)
 
 
 def _is_condition(value: cst.BaseExpression) -> bool:
