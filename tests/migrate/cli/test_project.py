@@ -187,3 +187,22 @@ def test_the_diff_has_the_rewrites_of_a_file_without_a_version(tmp_path: Path) -
     path.write_text(f"{_LAYERS}tf.keras.mixed_precision.experimental.set_policy('mixed_float16')\n")
     (report,), _ = process_run([files.Found(str(path))], Job(diff=True))
     assert b"+tf.keras.mixed_precision.set_global_policy(" in report.diff
+
+
+@pytest.mark.parametrize(
+    ("base", "text", "is_reported"),
+    [
+        ("import tensorflow as T\n", "from base import T\nT.placeholder(x)\n", True),
+        ("import tensorflow as T\n", "from base import *\nT.placeholder(x)\n", True),
+        ("import tensorflow as T\n", "from base import *\nx = 1\n", False),
+        ("import tensorflow as T\n", "from base import other\n", False),
+        ("import tensorflow as T\n", f"from base import T\n{_NEW_MODEL}", False),
+        ("import tensorflow as T\nT.Session()\n", "from base import T\nT.placeholder(x)\n", False),
+    ],
+)
+def test_tensorflow_of_another_file_under_a_name_of_its_own_is_reported(
+    base: str, text: str, is_reported: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write({"base.py": base, "model.py": text})
+    found = [one for one in _found(capsys, "base.py", "model.py") if one[3].startswith("TensorFlow comes from another")]
+    assert [(path, line, level) for path, line, level, _ in found] == [("model.py", 1, "fails")] * is_reported

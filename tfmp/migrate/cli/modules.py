@@ -23,25 +23,45 @@ class Module(NamedTuple):
     imports: tuple[Import, ...] = ()
     has_main: bool = False
     calls: bool = False  #: Whether a call at top level does a script's own work.
+    #: The words other than `tf` and `tensorflow` that the file binds to TensorFlow. Other files may import them.
+    tensorflow: frozenset[str] = frozenset()
+    starred: frozenset[str] = frozenset()  #: All words of a file that imports a star, which may be from there.
 
 
 def read(tree: ast.Module) -> Module:
     """Return the imports of a file, and the evidence that the file is run as a script.
 
     Examples:
-        >>> read(ast.parse('''from a import b
+        >>> found = read(ast.parse('''from a import b
         ... if __name__ == "__main__":
         ...     b()'''))
-        Module(imports=(Import(level=0, names=('a.b', 'a'), line=1),), has_main=True, calls=False)
+        >>> found.imports, found.has_main, found.calls
+        ((Import(level=0, names=('a.b', 'a'), line=1),), True, False)
     """
     nodes = [node for node in _statements(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     bound = {(alias.asname or alias.name).partition(".")[0] for node in nodes for alias in node.names}
     calls = (node.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+    has_star = any(alias.name == "*" for node in nodes for alias in node.names)
+    words = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) if has_star else ()
     return Module(
         tuple(_import(node, alias.name) for node in nodes for alias in node.names),
         any(map(_asks_for_main, tree.body)),
         any(_works(call.func, bound) for call in calls),
+        _tensorflow_words(tree),
+        frozenset(words),
     )
+
+
+def _tensorflow_words(tree: ast.Module) -> frozenset[str]:
+    """Return the words that the top level of a file binds to TensorFlow, apart from those that R4 knows."""
+    found: set[str] = set()
+    for node in _statements(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.asname for alias in node.names if alias.name == "tensorflow" and alias.asname)
+            found.update("tensorflow" for alias in node.names if alias.name == "tensorflow" and not alias.asname)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in found:
+            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return frozenset(found - {"tf", "tensorflow"})
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:

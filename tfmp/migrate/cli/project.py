@@ -21,6 +21,11 @@ _LIBRARY = (
     "These files work only with the behavior of TensorFlow 1, and no script that imports them is among the given "
     "files. A script that imports them must first call `tensorflow.compat.v1.disable_v2_behavior()`."
 )
+_HIDDEN = (
+    "TensorFlow comes from another file here, under a name that the rewriter does not follow; names of TensorFlow 1 "
+    "may be used through it. Write `import tensorflow.compat.v1 as tf` and tf. before them in this file, and run the "
+    "rewriter again."
+)
 # Files without a version of their own take the version of the files that import them. Other files pass theirs on.
 _FOLLOWING = frozenset((TfVersion.AMBIGUOUS, TfVersion.NEUTRAL))
 _NO_ROLE = ProjectRole(TfVersion.NEUTRAL, needs_behavior=False, settles_behavior=False, line=0)
@@ -61,6 +66,7 @@ class Project:
     def __init__(self, reports: Sequence[FileReport]) -> None:
         self._paths = [os.path.abspath(report.path) for report in reports]
         self._known = {*self._paths}
+        self._numbers = {path: number for number, path in enumerate(self._paths)}
         self._reports = reports
         self._modules = [report.module or Module() for report in reports]
         self._roles = [report.role or _NO_ROLE for report in reports]
@@ -99,10 +105,35 @@ class Project:
                 line = next(line for target, line in self._edges[number] if self._reached([target]) & {*needing})
                 detail = f"It imports {self._reports[needing[0]].path}{_others(needing)}."
                 yield number, Finding(RULE, line, Level.FAILS, _LEFT, detail)
+        yield from self._hidden()
         needing = self._needing(self._files) if is_library else []
         if needing:
             detail = f"This file{_others(needing)}." if needing[1:] else ""
             yield needing[0], Finding(RULE, self._roles[needing[0]].line, Level.NOTE, _LIBRARY, detail)
+
+    def _hidden(self) -> Iterator[tuple[int, Finding]]:
+        """Yield a finding for each import of TensorFlow, under a name of their own, from files that stay as they are.
+
+        A file of TensorFlow 1 imports `tensorflow.compat.v1` after the rewrite, which has the names.
+        """
+        for number in self._files:
+            if self._roles[number].version is TfVersion.V2:
+                continue
+            for target, one in self._imports(number):
+                words = self._modules[target].tensorflow if self._roles[target].version in _FOLLOWING else frozenset()
+                word = one.names[0].rpartition(".")[2]
+                taken = words & (self._modules[number].starred if word == "*" else {word})
+                if taken:
+                    detail = f"It is {', '.join(sorted(taken))} of {self._reports[target].path}."
+                    yield number, Finding("R4", one.line, Level.FAILS, _HIDDEN, detail)
+
+    def _imports(self, number: int) -> Iterator[tuple[int, Import]]:
+        """Yield the files that a file imports names from, with the imports."""
+        for one in self._modules[number].imports:
+            if len(one.names) > 1:
+                yield from (
+                    (target, one) for target in _targets(os.path.dirname(self._paths[number]), one, self._numbers)
+                )
 
     def _files_of(self, version: TfVersion) -> list[int]:
         return [number for number in self._files if self._roles[number].version is version]
