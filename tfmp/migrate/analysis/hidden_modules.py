@@ -37,7 +37,7 @@ _OWN_NAMES = (".__name__", ".__package__")
 _LEFT_OUT = ("contrib", "compat", "keras")
 # `import_module`, `__import__`, `importorskip`, `lazy_import`, `LazyLoader`, but not `can_import` and `is_importable`.
 _IMPORTS = re.compile(r"(?!_*(is|has|can|check)_)\w*(import|lazy)\w*|resolve_name|locate", re.IGNORECASE)
-_MODULE = re.compile(r"(?<![\w/-])tensorflow(?!\.keras)(?![\w/-])")
+_MODULE = re.compile(r"([\w.]+\.)?tensorflow(?!\.keras\b)([.:][\w.:]*)?")
 _CONTRIB = re.compile(r"tensorflow\.contrib(\.\w+)*")
 _RUNNING = frozenset(("exec", "eval", "compile"))
 _CELLS = frozenset(("run_cell_magic", "run_line_magic", "run_cell", "timeit", "Timer"))
@@ -75,7 +75,7 @@ def imported_as_text(script: Script) -> Iterator[Hidden]:
     told = {node for alias in script.aliases if alias.module == V1_MODULE for node in _values(alias.node)}
     for node, given in _imports(script):
         texts = [*_texts(script, given)]
-        if node not in told and not _is_tested(script, node) and any(map(_MODULE.search, texts)):
+        if node not in told and not _is_tested(script, node) and any(map(_MODULE.fullmatch, texts)):
             told.add(node)
             yield Hidden(node, script.code(node))
     for text in script.nodes(cst.SimpleString):

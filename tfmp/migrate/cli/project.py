@@ -116,24 +116,19 @@ class Project:
 
         A file of TensorFlow 1 imports `tensorflow.compat.v1` after the rewrite, which has the names.
         """
+        given = {word for module in self._modules for word in module.tensorflow}
         for number in self._files:
-            if self._roles[number].version is TfVersion.V2:
-                continue
-            for target, one in self._imports(number):
-                words = self._modules[target].tensorflow if self._roles[target].version in _FOLLOWING else frozenset()
-                word = one.names[0].rpartition(".")[2]
-                taken = words & (self._modules[number].starred if word == "*" else {word})
-                if taken:
-                    detail = f"It is {', '.join(sorted(taken))} of {self._reports[target].path}."
-                    yield number, Finding("R4", one.line, Level.FAILS, _HIDDEN, detail)
-
-    def _imports(self, number: int) -> Iterator[tuple[int, Import]]:
-        """Yield the files that a file imports names from, with the imports."""
-        for one in self._modules[number].imports:
-            if len(one.names) > 1:
-                yield from (
-                    (target, one) for target in _targets(os.path.dirname(self._paths[number]), one, self._numbers)
-                )
+            module = self._modules[number]
+            # The star, or the last word of `base.T` for `from base import T`.
+            words = ((one, one.names[0].rpartition(".")[2]) for one in module.imports if len(one.names) > 1)
+            mine = [(one, module.starred if word == "*" else {word}) for one, word in words if word in given | {"*"}]
+            for one, read in mine if given and self._roles[number].version is not TfVersion.V2 else ():
+                for target in _targets(os.path.dirname(self._paths[number]), one, self._numbers):
+                    is_left = self._roles[target].version in _FOLLOWING
+                    taken = self._modules[target].tensorflow & read if is_left else frozenset()
+                    if taken:
+                        detail = f"It is {', '.join(sorted(taken))} of {self._reports[target].path}."
+                        yield number, Finding("R4", one.line, Level.FAILS, _HIDDEN, detail)
 
     def _files_of(self, version: TfVersion) -> list[int]:
         return [number for number in self._files if self._roles[number].version is version]

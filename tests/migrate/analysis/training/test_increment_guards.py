@@ -121,3 +121,10 @@ def test_an_optimizer_that_a_function_makes_is_judged_by_the_flags_that_it_is_gi
     assert _is_wrong("optimizer = make(other)", count, _MADE)
     assert _is_wrong("optimizer = make(FLAGS)", _COUNT, _MADE)
     assert _is_wrong("optimizer = make(FLAGS)", count, _MADE.replace(":\n", ":\n    FLAGS = defaults\n", 1))
+
+
+def test_a_guard_asks_for_the_class_of_the_outermost_optimizer() -> None:
+    count = f"if isinstance(optimizer, hvd.DistributedOptimizer):\n    {_COUNT}"
+    above = "import horovod.tensorflow as hvd"
+    assert _is_wrong(f"{_WRAPPED}\noptimizer = hvd.DistributedOptimizer(optimizer)", count, above)
+    assert not _is_wrong(_WRAPPED, count, above)

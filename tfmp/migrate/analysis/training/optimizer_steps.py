@@ -60,28 +60,26 @@ class OptimizerStep:
         self.given = _given(script, update, call)
         self.wrapping = self._known.wrapping(optimizer)
         calls = self.wrapping.calls if self.wrapping is not None else ()
-        self.wrappers = [each for each in calls if not self._guards.exclude(each) and not self._is_without(each)]
+        self._of_other_class: set[cst.Call] = set()  # the outermost ones that a guard leaves out by their class
         self.optimizers = self._optimizers()
+        self.wrappers = [each for each in calls if not self._guards.exclude(each) and each not in self._of_other_class]
 
     def is_run_with_update(self) -> bool | None:
         """Tell whether one run of the graph executes the step and the increment; None if that is not known."""
         together = is_run_with(self._script, self.update, self.call)
         return together if together is not None or _is_beside(self._script, self.update, self.call) else False
 
-    def _is_without(self, wrapper: cst.Call) -> bool:
-        """Tell whether the script increments only where the optimizer is of another class than a wrapper."""
-        return self._guards.exclude_class(wrapper)
-
     def _optimizers(self) -> list[Optimizer]:
         """Return the optimizers that may be constructed where the counter is incremented; empty if one is not known."""
         found: list[Optimizer] = []
         stack = [_Candidate(self.optimizer)]
-        seen = set()
+        seen, is_known = set(), True
         while stack:
             one = stack.pop()
             node = one.node
             if node is None:
-                return []
+                is_known = False
+                continue
             is_seen = (node, one.is_wrapped) in seen
             seen.add((node, one.is_wrapped))
             if is_seen or self._guards.exclude(node, one.local):
@@ -94,12 +92,12 @@ class OptimizerStep:
             elif returned := self._returned(node):
                 stack += [one._replace(node=each, local=one.local | self._local(node, each)) for each in returned]
             elif one.is_outer and self._guards.exclude_class(node):
-                continue
+                self._of_other_class.add(node)
             elif (inside := self._inside(node)) is not None:
                 stack.append(inside._replace(is_wrapped=inside.is_wrapped or one.is_wrapped, local=one.local))
             else:
                 found.append(Optimizer(counts(self._script, node.func), is_berts(self._script, node), one.is_wrapped))
-        return found
+        return found if is_known else []
 
     def _inside(self, call: cst.Call) -> "_Candidate | None":
         """Return the optimizer that another one is constructed around; None if a call constructs no such optimizer."""
