@@ -72,9 +72,7 @@ def recomputed(
             # TensorFlow expects two lists only if the function read variables.
             return (grads[: len(tensors)], grads[len(tensors) :]) if variables else grads
 
-        # Eager code: what a tape of the user recorded, it would keep.
-        with unrecorded():
-            return (first or function)(inputs), gradient
+        return (first or function)(_unwatched(inputs)), gradient
 
     values = [tf.convert_to_tensor(each) for each in captured]
     return list(tf.custom_gradient(with_gradient)(*inputs, *values))
@@ -130,6 +128,17 @@ def all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]
         [1.0, 2.0]
     """
     return tf.tuple(grads) if any(grad is not None for grad in grads) else grads
+
+
+def _unwatched(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return copies of the inputs in eager code, such that a tape outside does not record, and keep, what uses them.
+
+    It cannot be stopped instead: a tape that the function itself opens would be stopped too.
+    """
+    if not tf.executing_eagerly():
+        return list(inputs)
+    with unrecorded():
+        return [tf.identity(tensor) for tensor in inputs]
 
 
 def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,23 +1,24 @@
 """Recomputation in eager code, where the ops of a function are known only from a trace of it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.tracing import is_watched
+from tfmp.core.tracing import gradients_may_be_recorded
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.second_run import no_new_variables
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.stateful_ops import refuse_state
-from tfmp.recomputation.structure import is_differentiable
+from tfmp.recomputation.structure import Differentiable
+from tfmp.recomputation.trace import Trace
 
 
 class EagerCalls:
     """The eager calls of one recomputed function.
 
-    The function is traced once for each kind of call, only to look at its ops and at what it captures. If it captures
-    tensors, it is traced at each call, because these may be others each time.
+    While a tape records, the function is traced at each call, because it may capture something else each time, and the
+    first run is that of the trace. Otherwise it is traced once for each kind of call, only to look at its ops.
 
     Examples:
         >>> x = tf.constant(3.0)
@@ -29,7 +30,7 @@ class EagerCalls:
     """
 
     def __init__(self) -> None:
-        self._capture_nothing: set[Hashable] = set()
+        self._checked: set[Hashable] = set()
 
     def results(self, call: Call) -> Any:  # noqa: ANN401 - what the function returns
         """Return the results of a call, whose gradients compute it again.
@@ -37,41 +38,32 @@ class EagerCalls:
         Raises:
             ValueError: If it cannot be computed a second time.
         """
+        if not gradients_may_be_recorded():
+            self._check(call)
+            return call.results(call.inputs).structure
+        trace = _checked_trace(call)
+
+        def first(inputs: Sequence[tf.Tensor]) -> Differentiable:
+            return Differentiable(trace.run(inputs))
 
         def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             with no_new_variables(call.name):
                 return call.tensors(inputs)
 
-        results, outputs = recomputed_results(call.results, again, call.inputs, self._watched(call))
+        results, outputs = recomputed_results(first, again, call.inputs, trace.captured())
         return results.packed(outputs)
 
-    def _watched(self, call: Call) -> list[tf.Tensor | tf.Variable]:
-        """Return what the function captures and a gradient may be asked for, and check that it can be recomputed."""
+    def _check(self, call: Call) -> None:
         kind = call.kind()
-        if kind is not None and kind in self._capture_nothing:
-            return []
-        traced = _traced(call)
-        refuse_state(traced.graph.get_operations(), call.name)
-        tensors = [tensor for tensor in traced.captured_inputs if is_differentiable(tensor)]
-        # The tape of the gradient finds the trainable ones itself.
-        constants = [each for each in traced.variables if not each.trainable and each.dtype.is_floating]
-        if kind is not None and not tensors and not constants:
-            self._capture_nothing.add(kind)
-        return [
-            *(tensor for tensor in tensors if is_watched(tensor)),
-            *(variable for variable in constants if is_watched(variable.handle)),
-        ]
+        if kind is None or kind not in self._checked:
+            _checked_trace(call)
+            if kind is not None:
+                self._checked.add(kind)
 
 
-def _traced(call: Call) -> Any:  # noqa: ANN401 - a concrete function of TensorFlow
-    def twice(*inputs: tf.Tensor) -> None:
-        call.results(inputs)
-        with no_new_variables(call.name):
-            call.results(inputs)
-
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in call.inputs]
+def _checked_trace(call: Call) -> Trace:
     try:
-        return tf.function(twice).get_concrete_function(*specs)
+        trace = Trace(_making_variables_once(call), call.inputs)
     except Exception as error:
         if "on its second run" in str(error):
             raise
@@ -80,3 +72,19 @@ def _traced(call: Call) -> Any:  # noqa: ANN401 - a concrete function of TensorF
             f"whether it computes the same twice: {error} Leave out what only eager code can do, such as .numpy() or "
             "float(tensor)."
         ) from error
+    refuse_state(trace.operations, call.name)
+    return trace
+
+
+def _making_variables_once(call: Call) -> Callable[[Sequence[tf.Tensor]], object]:
+    runs: list[None] = []
+
+    def run(inputs: Sequence[tf.Tensor]) -> object:
+        runs.append(None)
+        if len(runs) == 1:
+            return call.results(inputs).structure
+        # A `tf.function` traces again what makes variables.
+        with no_new_variables(call.name):
+            return call.results(inputs).structure
+
+    return run

@@ -42,8 +42,39 @@ def masked(tensor: tf.Tensor, like: Any) -> tf.Tensor:  # noqa: ANN401 - a tenso
         >>> masked(tf.identity(original), original)._keras_mask.numpy()
         array([ True])
     """
-    # A private attribute: Keras has no public way to hand on a mask beside a tensor.
-    mask = getattr(like, "_keras_mask", None)
+    mask = mask_of(like)
     if mask is not None:
-        tensor._keras_mask = mask
+        set_mask(tensor, mask)
     return tensor
+
+
+# A private attribute: Keras has no public way to hand on a mask beside a tensor.
+
+
+def mask_of(tensor: Any) -> tf.Tensor | None:  # noqa: ANN401 - a tensor or a variable of any kind
+    """Return the mask that Keras gave a tensor.
+
+    Args:
+        tensor: The tensor.
+
+    Examples:
+        >>> mask_of(tf.constant([1.0])) is None
+        True
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
+    """Give a tensor a mask, as Keras does.
+
+    Args:
+        tensor: The tensor.
+        mask: The mask.
+
+    Examples:
+        >>> tensor = tf.constant([1.0])
+        >>> set_mask(tensor, tf.constant([True]))
+        >>> mask_of(tensor).numpy()
+        array([ True])
+    """
+    tensor._keras_mask = mask

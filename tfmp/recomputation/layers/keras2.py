@@ -11,8 +11,9 @@ import tensorflow as tf
 from tfmp.core.tracing import converted_as_here, gradients_may_be_recorded, without_autograph
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
-from tfmp.recomputation.layers.arguments import masked, with_training
+from tfmp.recomputation.layers.arguments import mask_of, masked, set_mask, with_training
 from tfmp.recomputation.layers.changed_variables import ChangedVariable, ChangedVariables
+from tfmp.recomputation.trace import Trace
 
 
 class RecomputeKeras2(front_door.Recompute):
@@ -171,7 +172,12 @@ class _LayerCall:
             _assign(changed, current)
             return tensors
 
-        results, replaced = recomputed_results(self._results, again, list(filter(_is_float, self.flat)))
+        inputs = list(filter(_is_float, self.flat))
+        if tf.executing_eagerly():
+            trace = Trace(self._results_and_masks, inputs)
+            results, replaced = recomputed_results(functools.partial(_run, trace), again, inputs, trace.captured())
+        else:
+            results, replaced = recomputed_results(self._results, again, inputs)
         values = iter(replaced)
         outputs = _replaced(results.outputs, values)
         for inner in _layers_in(self._layer):
@@ -191,6 +197,18 @@ class _LayerCall:
             inner._eager_losses.extend(before.get(id(inner), []))
         return _Results(outputs, added)
 
+    def _results_and_masks(self, inputs: Sequence[tf.Tensor]) -> "tuple[_Results, list[tf.Tensor | None]]":
+        results = self._results(inputs)
+        return results, list(map(mask_of, results.flat_outputs))
+
+
+def _run(trace: Trace, inputs: Sequence[tf.Tensor]) -> "_Results":
+    results, masks = trace.run(inputs)
+    for tensor, mask in zip(results.flat_outputs, masks, strict=True):
+        if mask is not None:
+            set_mask(tensor, mask)
+    return results
+
 
 class _Results(NamedTuple):
     """What a call of the layer returned and added.
@@ -204,9 +222,12 @@ class _Results(NamedTuple):
     losses: dict[int, list[tf.Tensor]]
 
     @property
+    def flat_outputs(self) -> list[Any]:
+        return tf.nest.flatten(self.outputs, expand_composites=True)
+
+    @property
     def tensors(self) -> list[tf.Tensor]:
-        flat = tf.nest.flatten(self.outputs, expand_composites=True)
-        return [*filter(_is_float, flat), *itertools.chain.from_iterable(self.losses.values())]
+        return [*filter(_is_float, self.flat_outputs), *itertools.chain.from_iterable(self.losses.values())]
 
 
 def _take_losses(layer: Any) -> dict[int, list[tf.Tensor]]:  # noqa: ANN401 - of either package

@@ -1,0 +1,66 @@
+"""A call in eager code that runs as a graph, so that it is known what it does before it runs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.tracing import is_watched, unrecorded
+from tfmp.recomputation.structure import Tensors, is_differentiable
+
+
+class Trace:
+    """A function of tensors that is traced anew, and runs unseen by the tapes of eager code.
+
+    Only tapes outside of the function are stopped. In eager code no tape could be told from another; but a tape that
+    the function itself opens records the graph while it is traced.
+
+    Args:
+        function: The function. It may make variables in its first run.
+        inputs: Tensors of the types and shapes that it will be called with.
+
+    Examples:
+        >>> w = tf.Variable(3.0)
+        >>> def slope(inputs):
+        ...     with tf.GradientTape() as tape:
+        ...         y = w**2 * inputs[0]
+        ...     return {"slope": tape.gradient(y, w), "name": "w"}
+        >>> trace = Trace(slope, [tf.constant(2.0)])
+        >>> [op.type for op in trace.operations][-1]
+        'Identity'
+        >>> results = trace.run([tf.constant(2.0)])
+        >>> float(results["slope"]), results["name"]
+        (12.0, 'w')
+    """
+
+    def __init__(self, function: Callable[[Sequence[tf.Tensor]], object], inputs: Sequence[tf.Tensor]) -> None:
+        def tensors_of(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            self._results = Tensors(function(tensors))
+            return self._results.tensors
+
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
+        self._traced = tf.function(tensors_of).get_concrete_function(*specs)
+
+    @property
+    def operations(self) -> list[tf.Operation]:
+        """The ops of the graph."""
+        operations: list[tf.Operation] = self._traced.graph.get_operations()
+        return operations
+
+    def captured(self) -> list[tf.Tensor | tf.Variable]:
+        """Return what the function uses beside its inputs and a tape watches, except for trainable variables."""
+        tensors = [each for each in self._traced.captured_inputs if is_differentiable(each)]
+        constants = [each for each in self._traced.variables if not each.trainable and each.dtype.is_floating]
+        return [*filter(is_watched, tensors), *(each for each in constants if is_watched(each.handle))]
+
+    def run(self, inputs: Sequence[tf.Tensor]) -> Any:  # noqa: ANN401 - what the function returns
+        """Return what the function returns, with tensors of eager code.
+
+        Args:
+            inputs: The tensors.
+        """
+        for variable in self._traced.trainable_variables:
+            # For what notes variables: a graph does not tell which it reads.
+            tf.convert_to_tensor(variable)
+        with unrecorded():
+            return self._results.packed(self._traced(*inputs))
