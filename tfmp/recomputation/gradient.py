@@ -6,7 +6,9 @@ from typing import Protocol, TypeAlias, TypeVar
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
-from tfmp.core.tracing import unrecorded, within_xla
+from tfmp.core.tracing import is_watched, unrecorded, within_xla
+from tfmp.recomputation.captures import captured_tensors, refuse_watched
+from tfmp.recomputation.trace import Trace
 
 #: A function of floating-point tensors with floating-point results. It is called twice, and must return the same values
 #: both times; whatever else it needs, it captures.
@@ -93,6 +95,9 @@ def recomputed_results(
         inputs: As for `recomputed`.
         captured: As for `recomputed`.
 
+    Raises:
+        ValueError: If a tape watches something else that the first call uses, except for trainable variables.
+
     Returns:
         What the first call returned, and the tensors to take in place of its floating-point tensors.
 
@@ -106,8 +111,16 @@ def recomputed_results(
     returned: list[FirstResults] = []
 
     def first_tensors(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
         returned.append(first(tensors))
-        return returned[0].tensors
+        results = returned[0].tensors
+        if not tf.executing_eagerly():
+            refuse_watched(captured_tensors(graph, graph.get_operations()[known:], tensors, results))
+        elif any(map(is_watched, results)):
+            # The inputs are not, so there is something else: variables, which do no harm, or what only a trace tells.
+            refuse_watched(Trace(lambda inputs: first(inputs).tensors, tensors).captured())
+        return results
 
     tensors = recomputed(again, inputs, captured, first_tensors)
     return returned[0], tensors

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
 from tfmp.core.tracing import variables_used_by, within_loop_of_tf1
+from tfmp.recomputation.captures import captured_tensors
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.second_run import VariablesOfFirstRun, collections_unchanged
 from tfmp.recomputation.gradient import TensorFunction, all_at_once, recomputed
 from tfmp.recomputation.stateful_ops import refuse_state
-from tfmp.recomputation.structure import is_differentiable
 
 
 def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function returns
@@ -52,11 +52,11 @@ def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function ret
     if tf.inside_function():
         refuse_state([op for op in added if op.name not in variables.initializers], call.name)
         constants = _constant_variables(graph, added)
-        captured = [*_captured(graph, added, call.inputs, results.tensors), *tape.watched_variables(), *constants]
+        captured = [*captured_tensors(graph, added, call.inputs, results.tensors), *tape.watched_variables(), *constants]
         return results.packed(recomputed(again, call.inputs, captured, lambda _: results.tensors))
     needed = _needed(added, results.tensors)
     refuse_state(needed, call.name)
-    sources = [*_captured(graph, needed, call.inputs, results.tensors), *_variables_of(needed)]
+    sources = [*captured_tensors(graph, needed, call.inputs, results.tensors), *_variables_of(needed)]
     return results.packed(_recomputed_in_v1(again, call.inputs, results.tensors, sources))
 
 
@@ -99,24 +99,6 @@ def _needed(added: Sequence[tf.Operation], outputs: Sequence[tf.Tensor]) -> list
     return list(found.values())
 
 
-def _captured(
-    graph: tf.Graph, operations: Iterable[tf.Operation], inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Return the floating-point tensors that a function used beside its inputs, as the function itself knows them."""
-    own = {op.name for op in operations}
-    # The graph of a function has copies of tensors from outside.
-    originals = {copy.name: original for original, copy in getattr(graph, "captures", ())}
-    captured = {}
-    for tensor in (*(tensor for op in operations for tensor in op.inputs), *outputs):
-        if not is_differentiable(tensor):
-            continue
-        original = originals.get(tensor.name, tensor) if _is_of(graph, tensor) else tensor
-        if original is not tensor or not _is_of(graph, tensor) or tensor.op.name not in own:
-            captured[original.ref()] = original
-    given = {tensor.ref() for tensor in inputs}
-    return [tensor for reference, tensor in captured.items() if reference not in given]
-
-
 def _constant_variables(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[tf.Variable]:
     """Return the variables that ops of a function's graph read and that no tape watches by itself."""
     read = {tensor.name for op in operations for tensor in op.inputs}
@@ -125,10 +107,6 @@ def _constant_variables(graph: tf.Graph, operations: Iterable[tf.Operation]) -> 
         variable for variable in variables_used_by(graph) if not variable.trainable and variable.dtype.is_floating
     ]
     return [variable for variable in constants if variable.handle.ref() in handles]
-
-
-def _is_of(graph: tf.Graph, tensor: tf.Tensor) -> bool:
-    return getattr(tensor, "graph", None) is graph
 
 
 def _variables_of(operations: Iterable[tf.Operation]) -> list[tf.Tensor]:
