@@ -24,5 +24,7 @@ def test_what_no_tape_watches_is_not_refused() -> None:
     with tf.GradientTape() as tape:
         refuse_watched([x, v])
         tape.watch(v)
-        with pytest.raises(ValueError, match=r"uses a variable \(float32, shape \(\)\) that is not among its arguments"):
+        with pytest.raises(
+            ValueError, match=r"uses a variable \(float32, shape \(\)\) that is not among its arguments"
+        ):
             refuse_watched([x, v])

@@ -14,6 +14,10 @@ Case = tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[], None], Callable[[], 
 _GLOBAL: dict[str, Any] = {}
 
 
+def _variable(weight: Any) -> tf.Variable:
+    return weight if isinstance(weight, tf.Variable) else weight.value
+
+
 def _closure() -> Case:
     """A tensor that is captured later."""
     factor: tf.Tensor | None = None
@@ -69,7 +73,7 @@ def _layer_that_is_unfrozen() -> Case:
     def thaw() -> None:
         layer.trainable = True
 
-    return lambda x: layer(x[:, None])[:, 0] ** 2, thaw, lambda: getattr(layer.kernel, "value", layer.kernel)
+    return lambda x: layer(x[:, None])[:, 0] ** 2, thaw, lambda: _variable(layer.kernel)
 
 
 _CASES = [_closure, _untrainable_attribute, _replaced_global, _method, _inner_function, _layer_that_is_unfrozen]
@@ -116,5 +120,4 @@ def test_layer_that_is_built_by_a_later_call_is_trained() -> None:
         recomputed(tf.ones([1, 2]))
         layers.append(keras.layers.Dense(1, kernel_initializer="ones"))
         y = recomputed(tf.ones([1, 2]))
-    kernel = getattr(layers[0].kernel, "value", layers[0].kernel)
-    assert tape.gradient(y, kernel).numpy().tolist() == [[1.0], [1.0]]
+    assert tape.gradient(y, _variable(layers[0].kernel)).numpy().tolist() == [[1.0], [1.0]]

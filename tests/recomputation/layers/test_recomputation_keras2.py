@@ -181,6 +181,7 @@ def _many(keras: ModuleType) -> Any:
 
 @pytest.mark.parametrize("compiled", [_eager, tf.function], ids=["eager", "graph"])
 @for_every_keras2
+@pytest.mark.usefixtures("same_rounding")
 def test_nested_arguments_and_results(keras: ModuleType, compiled: Any) -> None:
     many = _many(keras)
     plain, wrapped = many(name="many"), tfmp.Recompute(many(name="many"))

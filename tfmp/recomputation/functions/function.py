@@ -36,8 +36,10 @@ def recompute(function: Callable[Parameters, Returned]) -> Callable[Parameters, 
     variables and tables, `tf.print` and assertions are allowed. You must see to it that Python code does the same both
     times, and that the variables keep their values between the call and its gradients.
 
-    In eager code the function is traced to see its ops: once for each kind of call (types and ranks of the arguments,
-    and Python values), and at each call if it captures tensors. So it must be one that `tf.function` can trace.
+    In eager code the function must be one that `tf.function` can trace. While a tape records, each call is traced anew,
+    to see its ops and what it captures this time, and the first computation is that of the trace. This takes longer
+    than the same ops in eager code: put the step into a `tf.function` where that matters. While no tape records, one
+    trace for each kind of call (types and ranks of the arguments, and Python values) only checks its ops.
 
     Args:
         function: A function of any arguments. They, and the results, may be nested structures, also with composite

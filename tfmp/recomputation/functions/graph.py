@@ -52,7 +52,11 @@ def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function ret
     if tf.inside_function():
         refuse_state([op for op in added if op.name not in variables.initializers], call.name)
         constants = _constant_variables(graph, added)
-        captured = [*captured_tensors(graph, added, call.inputs, results.tensors), *tape.watched_variables(), *constants]
+        captured = [
+            *captured_tensors(graph, added, call.inputs, results.tensors),
+            *tape.watched_variables(),
+            *constants,
+        ]
         return results.packed(recomputed(again, call.inputs, captured, lambda _: results.tensors))
     needed = _needed(added, results.tensors)
     refuse_state(needed, call.name)
