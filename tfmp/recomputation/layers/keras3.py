@@ -26,7 +26,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     The layer is called as a pure function of its inputs and of the values of its variables, in a
     `keras.StatelessScope`. The second call gets the values that the variables had before the first one. The updates of
     the first call, such as moving statistics and the next seeds, are assigned afterwards; those of the second call are
-    dropped.
+    dropped. This holds for every variable of Keras that the call uses, whether the layer owns it or not.
 
     Args:
         layer: The layer or model.
@@ -69,9 +69,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         recomputation.
         """
         if any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten([args, kwargs])):
-            # New symbolic tensors, so that the call is not taken for a part of the user's model.
-            args, kwargs = keras.tree.map_structure(_symbolic, (args, kwargs))
-            self.layer(*args, **kwargs)
+            self._called_symbolically(args, kwargs)
         else:
             # This call changes no state, because the scope drops the updates.
             with keras.StatelessScope():
@@ -100,9 +98,17 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
             *args: What the layer takes.
             **kwargs: What the layer takes.
         """
+        # Not the `compute_output_spec` of the layer: it knows nothing of what Keras does around a call, such as casting
+        # the inputs and the variables. Masks of the results belong to the symbolic tensors of that call: Keras computes
+        # them again for those of the user's model.
+        return keras.tree.map_structure(_symbolic, self._called_symbolically(args, kwargs))
+
+    def _called_symbolically(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Any:
+        # New symbolic tensors, so that the call is not taken for a part of the user's model.
+        args, kwargs = keras.tree.map_structure(_symbolic, (args, kwargs))
         if not _takes_training(self.layer):
             kwargs.pop("training", None)
-        return self.layer.compute_output_spec(*args, **kwargs)
+        return self.layer(*args, **kwargs)
 
     def compute_output_shape(self, *args: _Any, **kwargs: _Any) -> _Any:
         """Return the shape of what the layer returns.
@@ -143,15 +149,15 @@ class _Results(NamedTuple):
         outputs: The flat results; some may be None, or of an integer type.
         structure: The results as the layer returned them, for their structure.
         losses: What the layer added by `add_loss`.
-        state: The new values of the variables that are not trained.
-        changed_weights: The paths of the trained weights that were assigned to.
+        updates: The variables that were assigned to, each with its new value.
+        borrowed: The variables that were used and are not the layer's own.
     """
 
     outputs: Sequence[Any]
     structure: Any
     losses: Sequence[tf.Tensor]
-    state: Sequence[tf.Tensor]
-    changed_weights: Sequence[str]
+    updates: Sequence[tuple[keras.Variable, tf.Tensor]]
+    borrowed: Sequence[keras.Variable]
 
     @property
     def tensors(self) -> list[tf.Tensor]:
@@ -176,11 +182,11 @@ class _Call:
         self._layer = layer
         self._arguments = (args, kwargs)
         self._flat = tf.nest.flatten(self._arguments)
-        self._trained = layer.trainable_variables
-        trained = {id(variable) for variable in self._trained}
-        others = {id(variable): variable for variable in [*layer.variables, *layer.metrics_variables]}
-        self._others = [variable for key, variable in others.items() if key not in trained]
-        self._values_of_others = [tf.convert_to_tensor(variable.value) for variable in self._others]
+        own = {id(variable): variable for variable in [*layer.variables, *layer.metrics_variables]}.values()
+        # Not `trainable_variables`, which is empty if `layer.trainable` is False: of a model, Keras trains each variable
+        # that is trainable itself.
+        self._trained = [variable for variable in own if variable.trainable]
+        self._others = [(variable, _value(variable)) for variable in own if not variable.trainable]
 
     def run(self, wrapper: keras.layers.Layer) -> _Any:
         """Call the layer, apply its updates, and return its results.
@@ -195,19 +201,24 @@ class _Call:
         known = len(_ops_of_graph())
         results, values = recomputed_results(self._results, again, self._inputs())
         refuse_state(_ops_of_graph()[known:], f"the layer {self._layer.name!r}")
-        if results.changed_weights:
-            raise ValueError(
-                f"the layer {self._layer.name!r} cannot be recomputed: its call assigns to weights that are trained "
-                f"({', '.join(results.changed_weights)}), so that the second call would start from other weights. "
-                "Leave the layer that does so outside of tfmp.Recompute."
-            )
+        self._refuse_changed_weights(results)
         results = results.with_tensors(values)
-        for variable, before, after in zip(self._others, self._values_of_others, results.state, strict=True):
-            if after is not before:
-                variable.assign(after)
+        # Nothing is assigned yet. Gradients of a variable that is trained are those of the variable itself.
+        self._others += [(variable, _value(variable)) for variable in results.borrowed if not variable.trainable]
+        for variable, value in results.updates:
+            variable.assign(value)
         for loss in results.losses:
             wrapper.add_loss(loss)
         return tf.nest.pack_sequence_as(results.structure, results.outputs)
+
+    def _refuse_changed_weights(self, results: _Results) -> None:
+        changed = [variable.path for variable, _ in results.updates if variable.trainable]
+        if changed:
+            raise ValueError(
+                f"the layer {self._layer.name!r} cannot be recomputed: its call assigns to weights that are trained "
+                f"({', '.join(changed)}), so that the second call would start from other weights. "
+                "Leave the layer that does so outside of tfmp.Recompute."
+            )
 
     def refuse_state_of_trace(self) -> None:
         """Trace the call only to look at its ops, which eager code does not show.
@@ -233,17 +244,52 @@ class _Call:
         weights, inputs = tensors[: len(self._trained)], iter(tensors[len(self._trained) :])
         flat = [masked(next(inputs), given) if is_differentiable(given) else given for given in self._flat]
         args, kwargs = tf.nest.pack_sequence_as(self._arguments, flat)
-        state = [*zip(self._trained, weights, strict=True), *zip(self._others, self._values_of_others, strict=True)]
-        with keras.StatelessScope(state, collect_losses=True) as scope:
+        state = [*zip(self._trained, weights, strict=True), *self._others]
+        with _Scope(state) as scope:
             structure = _called(self._layer, args, kwargs)
-        updated = [scope.get_current_value(variable) for variable in self._others]
-        weights_after = (scope.get_current_value(variable) for variable in self._trained)
-        changed = [
-            variable.path
-            for variable, before, after in zip(self._trained, weights, weights_after, strict=True)
-            if after is not before
-        ]
-        return _Results(tf.nest.flatten(structure), structure, scope.losses, updated, changed)
+        return _Results(tf.nest.flatten(structure), structure, scope.losses, scope.updates, list(scope.borrowed.values()))
+
+
+class _Scope(keras.StatelessScope):
+    """A scope that knows which variables were used and assigned to in it; Keras' own only knows their values.
+
+    Args:
+        state: Variables and the values that they have in the scope.
+    """
+
+    def __init__(self, state: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
+        super().__init__(state, collect_losses=True)
+        #: The variables that are not among the given ones, by their `id`.
+        self.borrowed: dict[int, keras.Variable] = {}
+        self._assigned: dict[int, keras.Variable] = {}
+
+    @property
+    def updates(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """The variables that were assigned to, each with its new value."""
+        return [(variable, self.get_current_value(variable)) for variable in self._assigned.values()]
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Note an assignment, which Keras passes on.
+
+        Args:
+            update: The variable and its new value.
+        """
+        variable, value = update
+        self.get_current_value(variable)
+        self._assigned[id(variable)] = variable
+        # Where the layer reads the variable again, no gradient flows to what was assigned to it.
+        super().add_update((variable, tf.stop_gradient(value)))
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Return the value that a variable has in the scope; None if it is the one outside of the scope.
+
+        Args:
+            variable: The variable.
+        """
+        value = super().get_current_value(variable)
+        if value is None:
+            self.borrowed[id(variable)] = variable
+        return value
 
 
 class _TrainingContext(keras.layers.Layer):
@@ -272,7 +318,15 @@ def _takes_training(layer: keras.layers.Layer) -> bool:
 
 
 def _symbolic(value: _Any) -> _Any:
-    return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
+    if not isinstance(value, keras.KerasTensor):
+        return value
+    # Older versions of Keras do not know ragged tensors.
+    kind = {name: True for name in ("sparse", "ragged") if getattr(value, name, False)}
+    return keras.KerasTensor(value.shape, value.dtype, **kind)
+
+
+def _value(variable: keras.Variable) -> tf.Tensor:
+    return tf.convert_to_tensor(variable.value)
 
 
 def _ops_of_graph() -> list[tf.Operation]:
