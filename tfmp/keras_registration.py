@@ -41,6 +41,13 @@ def _recompute(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases o
     return recompute_class(keras)
 
 
+def _recomputed_model(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
+    # Not at the top of the file, for the same reason.
+    from tfmp.recomputation.layers.same_class import recomputed_class
+
+    return recomputed_class(keras, keras.Model)
+
+
 def _half_state(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
     # Not at the top of the file, for the same reason.
     from tfmp.optimizer_state.half_state import half_state_base
@@ -53,6 +60,7 @@ _CLASSES: dict[str, Callable[[ModuleType], Any]] = {
     "HalfState": _half_state,
     "LossScaleOptimizer": _loss_scale_optimizer,
     "Recompute": _recompute,
+    "RecomputedModel": _recomputed_model,
 }
 
 

@@ -50,6 +50,7 @@ class RecomputeKeras2(front_door.Recompute):
             self, layer, name=name, trainable=trainable, dtype="float32", autocast=False
         )
         self.supports_masking = layer.supports_masking
+        self.stateful = layer.stateful
         self._changed = ChangedVariables(name)
 
     def get_config(self) -> dict[str, Any]:
@@ -92,11 +93,17 @@ class RecomputeKeras2(front_door.Recompute):
             if tf.executing_eagerly() and not gradients_may_be_recorded():
                 return self.layer(*args, **kwargs)
             layer_call = _LayerCall(self.layer, converted, args, kwargs)
-            changed = self._changed.of(layer_call.traced, layer_call.flat, self._training(args, kwargs))
+            # A frozen layer may do something else: BatchNormalization then leaves its statistics alone.
+            frozen = [inner.trainable for inner in _layers_in(self.layer)]
+            changed = self._changed.of(layer_call.traced, [*layer_call.flat, *frozen], self._training(args, kwargs))
             return layer_call.run(changed)
 
     def _training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
         return inspect.signature(self.call).bind(*args, **kwargs).arguments.get("training")
+
+    def reset_states(self) -> None:
+        """Set the states of a stateful recurrent layer back, which `Model.reset_states` asks for."""
+        self.layer.reset_states()
 
     def compute_output_shape(self, input_shape: Any) -> Any:  # noqa: ANN401 - shapes may be nested
         """Return the shape of what the layer returns.

@@ -1,18 +1,20 @@
 """A functional model of Keras 2 again, with other layers."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 
-def rebuilt_functional(model: Any, replacement: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - of either package
+def rebuilt_functional(keras: ModuleType, model: Any, replacement: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - of either package
     """Return a functional model that calls other layers in the same way.
 
     `clone_model` of Keras 2 is for layers of the same kind: it cannot put a layer in the place of an inner model, whose
     calls it counts differently.
 
     Args:
+        keras: The package of the model.
         model: The functional model.
         replacement: Returns the layer to call instead of a layer of the model.
 
@@ -32,7 +34,7 @@ def rebuilt_functional(model: Any, replacement: Callable[[Any], Any]) -> Any:  #
             results = _new_input(node.layer) if node.is_input else _called(replacement(node.layer), node, made)
             made |= zip(map(id, tf.nest.flatten(node.outputs)), tf.nest.flatten(results), strict=True)
     ends = [tf.nest.map_structure(lambda tensor: made[id(tensor)], each) for each in (model.input, model.output)]
-    return type(model)(*ends, name=model.name)
+    return keras.Model(*ends, name=model.name)
 
 
 def _new_input(layer: Any) -> Any:  # noqa: ANN401 - of either package

@@ -91,6 +91,20 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
             self._inspected |= {kind}
         return call.run(self)
 
+    @property
+    def stateful(self) -> bool:
+        """Whether the layer is a recurrent one that goes on with the states of the last batch."""
+        return bool(getattr(self.layer, "stateful", False))
+
+    def reset_state(self) -> None:
+        """Set the states of a stateful recurrent layer back."""
+        if self.stateful:
+            self.layer.reset_state()
+
+    def reset_states(self) -> None:
+        """Set the states of a stateful recurrent layer back, by the name that the method has in Keras 2."""
+        self.reset_state()
+
     def compute_output_spec(self, *args: _Any, **kwargs: _Any) -> _Any:
         """Return what the layer returns for symbolic tensors.
 

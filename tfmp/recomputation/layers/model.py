@@ -1,13 +1,14 @@
 """Recompute for some layers of a model that exists."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from tfmp.core import lists
 from tfmp.recomputation.layers.keras2_model import rebuilt_functional
 from tfmp.recomputation.layers.layer import Recompute
+from tfmp.recomputation.layers.same_class import with_class_of
 from tfmp.which_keras import is_keras2, keras_of
 
 
@@ -41,7 +42,7 @@ def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # no
     """
     keras = _keras_of(model)
     wanted = [re.compile(pattern) for pattern in lists.names("patterns", patterns, "regular expressions")]
-    paths = [path for path, _ in _layers_of(keras, model)]
+    paths = list(layers_by_path(keras, model))
     if not wanted:
         raise ValueError(f"pass a pattern for the layers to recompute; the model's layers are {', '.join(paths)}.")
     for pattern in wanted:
@@ -68,16 +69,35 @@ def _rebuilt(keras: ModuleType, model: Any, prefix: str, chosen: set[str]) -> An
             replaced[id(layer)] = replacement(layer)
         return replaced[id(layer)]
 
-    if is_keras2(keras) and not isinstance(model, keras.Sequential):
-        rebuilt = rebuilt_functional(model, once)
-    else:
-        rebuilt = keras.models.clone_model(model, clone_function=once)
-    compile_config = model.get_compile_config()
-    if compile_config:
-        rebuilt.compile_from_config(compile_config)
-        # Not a copy, which would have lost the state of the optimizer.
-        rebuilt.optimizer = model.optimizer
-    return rebuilt
+    rebuilt = _plain(keras, model, once)
+    models = {key: each for key, each in replaced.items() if not isinstance(each, Recompute)}
+    paths = sorted(path.removeprefix(prefix) for path in chosen if path.startswith(prefix))
+    return with_class_of(keras, model, rebuilt, models, paths)
+
+
+def _plain(keras: ModuleType, model: Any, replacement: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - of any Keras
+    """Return a plain functional or Sequential model, which is not compiled, with other layers."""
+    if isinstance(model, keras.Sequential):
+        return keras.models.clone_model(_not_compiled(keras, model), clone_function=replacement)
+    if is_keras2(keras):
+        return rebuilt_functional(keras, model, replacement)
+    bare = keras.Model(model.input, model.output, name=model.name)
+    return keras.models.clone_model(bare, clone_function=replacement)
+
+
+def _not_compiled(keras: ModuleType, model: Any) -> Any:  # noqa: ANN401 - of any Keras
+    # A Sequential model that is not built has no inputs yet.
+    return keras.Sequential([*(getattr(model, "inputs", None) or ()), *model.layers], name=model.name)
+
+
+def layers_by_path(keras: ModuleType, model: Any) -> dict[str, Any]:  # noqa: ANN401 - of any Keras
+    """Return the layers of a model and of the models in it that can be rebuilt, by their paths.
+
+    Args:
+        keras: The package of the model.
+        model: The model.
+    """
+    return dict(_layers_of(keras, model))
 
 
 def _layers_of(keras: ModuleType, model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
