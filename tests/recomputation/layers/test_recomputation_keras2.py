@@ -413,3 +413,28 @@ def test_recompute_layers_of_a_loaded_model(keras: ModuleType, tmp_path: Path) -
 def test_recompute_layers_refuses_a_pattern_without_a_match(keras: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"'layer_9' matches none of the model's layers: .*shared, encoder, encoder/"):
         tfmp.recompute_layers(_stack(keras), "layer_9")
+
+
+@for_every_keras2
+def test_statistics_of_a_block_that_was_frozen_at_first_change_once_a_step(keras: ModuleType) -> None:
+    def trained(recomputed: bool) -> list[np.ndarray]:
+        block = _normalized(keras, "float32")
+        model = _model(keras, tfmp.Recompute(block) if recomputed else block, run_eagerly=True)
+        block.trainable = False
+        model.train_on_batch(*_batch())
+        block.trainable = True
+        model.train_on_batch(*_batch())
+        return model.get_weights()
+
+    _assert_equal(trained(True), trained(False), rtol=1e-6)
+
+
+@for_every_keras2
+def test_model_resets_the_states_of_a_wrapped_recurrent_layer(keras: ModuleType) -> None:
+    cell = keras.layers.SimpleRNN(2, stateful=True, kernel_initializer="ones", recurrent_initializer="ones")
+    inputs = keras.Input(batch_shape=[1, 2, 4])
+    model = keras.Model(inputs, tfmp.Recompute(cell)(inputs))
+    model(tf.ones([1, 2, 4]))
+    assert np.any(cell.states[0].numpy() != 0)
+    model.reset_states()
+    assert not np.any(cell.states[0].numpy())

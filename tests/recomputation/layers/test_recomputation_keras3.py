@@ -403,3 +403,148 @@ def test_state_that_is_not_in_a_variable_of_keras_is_refused(layer: Any, message
 
     with pytest.raises(ValueError, match=message):
         (tf.function(gradient) if in_function else gradient)(tf.ones([2]))
+
+
+def _partly_frozen(wrap: Any, way: str) -> keras.Model:
+    """Return a model that trained a layer of a frozen block; with `nested`, in two blocks that are both wrapped."""
+    keras.utils.set_random_seed(0)
+    inner = stateful_block("inner")
+    block = keras.Sequential([wrap(inner), layers.Dense(8)], name="outer") if way == "nested" else inner
+    net = keras.Sequential([keras.Input([8]), wrap(block), layers.Dense(1)])
+    if way == "later":
+        fitted(net, jit_compile=False)
+    block.trainable = False
+    inner.layers[-1].trainable = True
+    return fitted(net, **_WAYS["eager" if way == "eager" else "graph"])
+
+
+@pytest.mark.parametrize("way", ["graph", "eager", "nested", "later"])
+def test_trainable_weights_of_a_frozen_block_are_trained(way: str) -> None:
+    expected, got = (_partly_frozen(wrap, way) for wrap in (plain, tfmp.Recompute))
+    assert [each.path for each in got.trainable_variables] == [each.path for each in expected.trainable_variables]
+    assert len(got.trainable_variables) == 4
+    assert largest_difference(expected, got) <= 1e-6
+
+
+class _Box:
+    """Hides variables from Keras, which looks for them in attributes, lists and dictionaries only."""
+
+    def __init__(self) -> None:
+        self.calls = keras.Variable(0.0, trainable=False, name="calls")
+        self.mean = keras.metrics.Mean()
+        self.seeds = keras.random.SeedGenerator(1)
+
+
+class _Borrowing(layers.Layer):
+    """Changes variables that are not its own, and computes with them before and after."""
+
+    def __init__(self, box: _Box) -> None:
+        super().__init__()
+        self.box = box
+        self.dense = layers.Dense(8)
+
+    def call(self, x: Any) -> Any:
+        x = self.dense(x) * (1.0 + self.box.calls) + keras.random.normal([1], seed=self.box.seeds)
+        self.box.mean.update_state(x)
+        self.box.calls.assign(0.5 * self.box.calls + keras.ops.mean(x))
+        return x + self.box.calls
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_variables_that_a_block_borrows_are_carried_over(way: str) -> None:
+    def trained(wrap: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        box = _Box()
+        # Two blocks, so that the second call of the first one comes after the second one has changed the variables.
+        net = keras.Sequential([keras.Input([8]), *(wrap(_Borrowing(box)) for _ in range(2)), layers.Dense(1)])
+        net.compile(keras.optimizers.SGD(0.01), "mse", **_WAYS[way])
+        net.fit(*data(), batch_size=12, shuffle=False, verbose=0)
+        net.predict(data()[0], batch_size=12, verbose=0)
+        borrowed = [box.calls, *box.mean.variables, box.seeds.state]
+        return [*values(net), *(np.asarray(each) for each in borrowed)]
+
+    for expected, got in zip(trained(plain), trained(tfmp.Recompute), strict=True):
+        assert np.any(expected != 0)
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_numbers_drawn_without_a_seed_differ_from_step_to_step() -> None:
+    block = tfmp.Recompute(layers.Lambda(lambda x: x + keras.random.normal([1])))
+
+    def noise() -> float:
+        with tf.GradientTape():
+            return float(block(tf.zeros([1]))[0])
+
+    assert noise() != noise()
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_stateful_recurrent_layer_goes_on_with_its_states(way: str) -> None:
+    def outputs(wrap: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        cell = layers.SimpleRNN(4, stateful=True)
+        wrapped = wrap(cell)
+        inputs = keras.Input([2, 8], batch_size=8)
+        net = keras.Model(inputs, layers.Dense(1)(wrapped(inputs)))
+        net.compile(keras.optimizers.SGD(0.01), "mse", **_WAYS[way])
+        x = np.stack([data()[0]] * 2, 1)
+        net.fit(x, data()[1], batch_size=8, shuffle=False, verbose=0)
+        found = [net.predict(x, batch_size=8, verbose=0), np.asarray(cell.states[0])]
+        assert wrapped.stateful
+        wrapped.reset_state()
+        return [*found, np.asarray(cell.states[0])]
+
+    expected, got = outputs(plain), outputs(tfmp.Recompute)
+    assert np.any(got[1] != 0)
+    assert not np.any(got[2])
+    for one, other in zip(expected, got, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5)
+
+
+class _Raw(layers.Layer):
+    """Computes by ops of TensorFlow, which do not cast."""
+
+    def build(self, *_: Any) -> None:
+        self.kernel = self.add_weight(name="kernel", shape=(8, 3))
+
+    def call(self, pair: Any, scale: Any = None, *, mask: Any = None, negative: bool = False) -> Any:
+        product = tf.matmul(pair["x"], tf.convert_to_tensor(self.kernel))
+        if scale is not None:
+            product = product * scale
+        return {"parts": [-product if negative else product, tf.cast(pair["y"], "float32")], "ids": tf.argmax(product)}
+
+
+def test_symbolic_results_have_the_types_and_shapes_of_the_layer() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+
+    def described(wrap: Any) -> list[Any]:
+        x, y, scale = keras.Input([8]), keras.Input([1], dtype="float64"), keras.Input([3])
+        results = wrap(_Raw())({"x": x, "y": y}, scale, negative=True)
+        called = keras.Model([x, y, scale], results)([tf.ones([2, 8]), tf.ones([2, 1]), tf.ones([2, 3])])
+        return [
+            keras.tree.map_structure(lambda each: (keras.backend.standardize_dtype(each.dtype), each.shape[1:]), nest)
+            for nest in (results, called)
+        ]
+
+    (expected, expected_call), (got, got_call) = described(plain), described(tfmp.Recompute)
+    assert expected["parts"][0] == ("float16", (3,))
+    assert got == expected
+    assert got_call == expected_call
+
+
+def test_layer_that_hands_on_a_mask_can_be_wrapped_in_a_functional_model() -> None:
+    class Masked(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.supports_masking = True
+
+        def call(self, x: Any, mask: Any = None) -> Any:
+            return x * keras.ops.cast(mask, x.dtype)[..., None]
+
+    def results(wrap: Any) -> np.ndarray:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input([3], dtype="int32")
+        x = wrap(Masked())(layers.Embedding(4, 2, mask_zero=True)(inputs))
+        return keras.Model(inputs, layers.SimpleRNN(2)(x)).predict(np.array([[1, 2, 0]]), verbose=0)
+
+    np.testing.assert_array_equal(results(tfmp.Recompute), results(plain))

@@ -12,6 +12,7 @@ from tfmp.core.tracing import gradients_may_be_recorded
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import masked, with_training
+from tfmp.recomputation.layers.keras3_scope import NotingScope
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import is_differentiable
 
@@ -197,8 +198,8 @@ class _Call:
         self._arguments = (args, kwargs)
         self._flat = tf.nest.flatten(self._arguments)
         own = {id(variable): variable for variable in [*layer.variables, *layer.metrics_variables]}.values()
-        # Not `trainable_variables`, which is empty if `layer.trainable` is False: of a model, Keras trains each variable
-        # that is trainable itself.
+        # Not `trainable_variables`, which is empty if `layer.trainable` is False: Keras trains all variables of a model
+        # that are trainable themselves.
         self._trained = [variable for variable in own if variable.trainable]
         self._others = [(variable, _value(variable)) for variable in own if not variable.trainable]
 
@@ -259,51 +260,11 @@ class _Call:
         flat = [masked(next(inputs), given) if is_differentiable(given) else given for given in self._flat]
         args, kwargs = tf.nest.pack_sequence_as(self._arguments, flat)
         state = [*zip(self._trained, weights, strict=True), *self._others]
-        with _Scope(state) as scope:
+        with NotingScope(state) as scope:
             structure = _called(self._layer, args, kwargs)
-        return _Results(tf.nest.flatten(structure), structure, scope.losses, scope.updates, list(scope.borrowed.values()))
-
-
-class _Scope(keras.StatelessScope):
-    """A scope that knows which variables were used and assigned to in it; Keras' own only knows their values.
-
-    Args:
-        state: Variables and the values that they have in the scope.
-    """
-
-    def __init__(self, state: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
-        super().__init__(state, collect_losses=True)
-        #: The variables that are not among the given ones, by their `id`.
-        self.borrowed: dict[int, keras.Variable] = {}
-        self._assigned: dict[int, keras.Variable] = {}
-
-    @property
-    def updates(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """The variables that were assigned to, each with its new value."""
-        return [(variable, self.get_current_value(variable)) for variable in self._assigned.values()]
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Note an assignment, which Keras passes on.
-
-        Args:
-            update: The variable and its new value.
-        """
-        variable, value = update
-        self.get_current_value(variable)
-        self._assigned[id(variable)] = variable
-        # Where the layer reads the variable again, no gradient flows to what was assigned to it.
-        super().add_update((variable, tf.stop_gradient(value)))
-
-    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
-        """Return the value that a variable has in the scope; None if it is the one outside of the scope.
-
-        Args:
-            variable: The variable.
-        """
-        value = super().get_current_value(variable)
-        if value is None:
-            self.borrowed[id(variable)] = variable
-        return value
+        return _Results(
+            tf.nest.flatten(structure), structure, scope.losses, scope.updates, list(scope.borrowed.values())
+        )
 
 
 class _TrainingContext(keras.layers.Layer):

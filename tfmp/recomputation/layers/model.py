@@ -19,17 +19,18 @@ def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # no
     save or export either of them. The given model itself still keeps all activations.
 
     Args:
-        model: A functional or Sequential model of Keras; it may have been loaded.
+        model: A functional or Sequential model of Keras; it may have been loaded, and may be of a class of your own.
         *patterns: Regular expressions. A layer is recomputed if one of them matches its whole path: its name, for a
             layer of an inner model after the names of the models that contain it, such as "encoder/layer_3". If a model
             is recomputed, its layers are not wrapped again.
 
     Returns:
-        The new model, in which each matching layer is inside a `tfmp.Recompute` of the same name.
+        The new model, in which each matching layer is inside a `tfmp.Recompute` of the same name. It is an instance of
+        the class of the given one, and has its attributes.
 
     Raises:
-        TypeError: `model` is not a Keras model, or is subclassed, so that it cannot be rebuilt; or a pattern is not a
-            regular expression.
+        TypeError: `model` is not a Keras model, or cannot be rebuilt: it is subclassed and not functional, or has a
+            `call` of its own; or a pattern is not a regular expression.
         ValueError: There is no pattern, or one matches no layer.
 
     Examples:
@@ -97,7 +98,11 @@ def layers_by_path(keras: ModuleType, model: Any) -> dict[str, Any]:  # noqa: AN
         keras: The package of the model.
         model: The model.
     """
-    return dict(_layers_of(keras, model))
+    found: dict[str, Any] = {}
+    for path, layer in _layers_of(keras, model):
+        # In Keras 2, a layer that only an attribute holds comes after those of the graph, and may have the same name.
+        found.setdefault(path, layer)
+    return found
 
 
 def _layers_of(keras: ModuleType, model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401

@@ -6,16 +6,13 @@ import re
 import types
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from tfmp.recomputation.layers.layer import Recompute
 from tfmp.which_keras import is_keras2
 
 #: A model or layer of any Keras.
 _Model: TypeAlias = Any
-
-# The class of models that stands behind `RecomputedModel`. Keras has no types, so that type checkers accept its methods.
-_NextClass: Any = Any if TYPE_CHECKING else object
 
 #: What the constructor of a model of Keras 3 sets first. A class may set attributes before it calls the constructor:
 #: their layers come first among the weights.
@@ -39,7 +36,7 @@ def with_class_of(
     Raises:
         TypeError: The model would not be the same.
     """
-    plain_class = type(rebuilt)
+    plain_class: Any = type(rebuilt)
     is_plain = type(model) is plain_class
     if not is_plain and type(model).call is not plain_class.call:
         raise _refusal(model, "its class has a `call` of its own, which need not call the layers in the same way")
@@ -49,7 +46,8 @@ def with_class_of(
     early = {name for name in names[:constructed] if name in own}
     # A class may do anything when it is asked to set an attribute.
     try:
-        result = rebuilt if is_plain else plain_class.__new__(recomputed_class(keras, type(model)))
+        model_class: Any = type(model)
+        result = rebuilt if is_plain else plain_class.__new__(recomputed_class(keras, model_class))
         _set(result, {name: vars(model)[name] for name in own if name in early}, model, replaced)
         if not is_plain:
             plain_class.__init__(result, *_arguments(keras, rebuilt), name=model.name)
@@ -80,8 +78,9 @@ def _arguments(keras: ModuleType, rebuilt: _Model) -> list[Any]:
 def _set(result: _Model, attributes: Mapping[str, Any], model: _Model, replaced: Mapping[int, _Model]) -> None:
     for name, value in attributes.items():
         if inspect.ismethod(value) and value.__self__ is model:
-            value = types.MethodType(value.__func__, result)
-        setattr(result, name, _with_replaced(value, {id(model): result, **replaced}))
+            setattr(result, name, types.MethodType(value.__func__, result))
+        else:
+            setattr(result, name, _with_replaced(value, {id(model): result, **replaced}))
 
 
 def _with_replaced(value: Any, replaced: Mapping[int, _Model]) -> Any:  # noqa: ANN401 - any attribute of a user
@@ -119,7 +118,7 @@ def _set_settings(keras: ModuleType, result: _Model, model: _Model) -> None:
     result.optimizer = model.optimizer
 
 
-class RecomputedModel(_NextClass):
+class RecomputedModel:
     """What a model with recomputed layers does in another way than others of its class: it saves which ones they are.
 
     Each such model is of a class that inherits from this one and from the class of the model without recomputation.
