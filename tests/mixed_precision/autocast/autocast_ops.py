@@ -45,27 +45,30 @@ def predicted_types(graph: tf.Graph, dtype: str) -> list[OpType]:
 
     The rule, as `tfmp.autocast_lists` has it: what is on the list `allow` computes in half precision, and what is on
     `deny` in float32. What is on `infer` or `clear` computes in the widest type of its inputs, where a weight or a
-    scalar does not make it wider. Others compute in float32 if a result has the type of the inputs and they have no
-    state, else in the type that they are given. float64 stays.
+    scalar does not make it wider, and neither does what is computed from `gates` alone. Others compute in float32 if a
+    result is a floating-point number and they have no state, else in the type that they are given. float64 stays.
     """
     lists = tfmp.autocast_lists(dtype)
     now: dict[str, str] = {}
+    gates: set[str] = set()
 
     def computed_in(op: tf.Operation, attribute: str, values: list[tf.Tensor]) -> str | None:
         given = {now[value.name] for value in values}
         if not given <= set(_FLOATS):
             return None
-        results = [result.type_attr for result in op.op_def.output_arg]
+        results = [(result.type_attr, tf.as_dtype(result.type).name) for result in op.op_def.output_arg]
+        returns_floats = any(each == attribute or dtype in _FLOATS for each, dtype in results)
         is_unlisted = not any(op.type in ops for ops in lists)
         if "float64" in given:
             wanted = "float64"
         elif op.type in lists.allow and dtype in _allowed(op.type, attribute):
             wanted = dtype
-        elif op.type in lists.deny or (is_unlisted and attribute in results and not op.op_def.is_stateful):
+        elif op.type in lists.deny | lists.gates or (is_unlisted and returns_floats and not op.op_def.is_stateful):
             wanted = "float32"
         else:
             large = [value for value in values if value.shape.rank != 0]
-            deciding = [value for value in large if not _is_read(value)] or large or values
+            activations = [value for value in large if not _is_read(value)]
+            deciding = [value for value in activations if value.name not in gates] or activations or large or values
             types = {now[value.name] for value in deciding}
             wanted = types.pop() if len(types) == 1 else "float32"
         return wanted if wanted in _allowed(op.type, attribute) else "float32"
@@ -75,6 +78,12 @@ def predicted_types(graph: tf.Graph, dtype: str) -> list[OpType]:
         computed = {attribute: computed_in(op, attribute, values) for attribute, values in _inputs_by_type(op).items()}
         for result, tensor in _results(op):
             now[tensor.name] = computed.get(result.type_attr) or tensor.dtype.base_dtype.name
+        large = [value for value in op.inputs if value.shape.rank != 0 and now.get(value.name) in _FLOATS]
+        is_gate = [value.name in gates for value in large]
+        is_of_gates = any(is_gate) and all(each or _is_read(one) for each, one in zip(is_gate, large, strict=True))
+        is_gate_of_half = op.type in lists.gates and now[op.inputs[0].name] == dtype
+        if is_gate_of_half or (is_of_gates and op.type in lists.infer | lists.clear | lists.gates):
+            gates.update(tensor.name for tensor in op.outputs)
         if op.type == "IdentityN":
             now.update({tensor.name: now[value.name] for value, tensor in zip(op.inputs, op.outputs, strict=True)})
         floats = tuple(each for each in computed.values() if each is not None)

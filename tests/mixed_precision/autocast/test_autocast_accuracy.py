@@ -178,6 +178,23 @@ def test_jacobian_is_that_of_float32() -> None:
 
 
 @pytest.mark.parametrize("way", [lambda function: function, tf.function], ids=["eager", "function"])
+def test_jacobians_within_the_scope_are_those_of_float32(way: Callable[..., Any]) -> None:
+    w, x = tf.Variable([[0.25, 0.5], [0.125, 1.0]]), tf.constant([[1.0, 2.0], [0.5, -1.0]])
+
+    def jacobians(scope: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        with scope, tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.nn.softmax(tf.tanh(x @ w) @ w)
+            return tape.jacobian(y, w), tape.batch_jacobian(y, x)
+
+    for found, known in zip(
+        way(lambda: jacobians(tfmp.autocast()))(), jacobians(tfmp.autocast(enabled=False)), strict=True
+    ):
+        assert found.dtype == tf.float32
+        np.testing.assert_allclose(found, known, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("way", [lambda function: function, tf.function], ids=["eager", "function"])
 def test_forward_gradient_is_that_of_float32(way: Callable[..., Any]) -> None:
     w = tf.Variable([[0.25, 0.5], [0.125, 1.0]])
     x = tf.constant([[1.0, 2.0]])

@@ -15,6 +15,7 @@ import tfmp
 _HEADER = "tensorflow/core/grappler/optimizers/auto_mixed_precision_lists.h"
 _METHODS = {"allow": "AllowList", "infer": "InferList", "deny": "DenyList", "clear": "ClearList"}
 _TENSOR_LIST_OPS = "AddTensorListOps"
+_PAGE = pathlib.Path(__file__).parents[3] / "docs" / "reference" / "autocast_ops.md"
 
 
 def _header() -> str:
@@ -26,10 +27,10 @@ def _names(text: str) -> set[str]:
     return {name for name in named if name != name.upper() and hasattr(tf.raw_ops, name)}
 
 
-def _lists_of_header(class_name: str) -> dict[str, set[str]]:
-    """Return the lists without the ops of custom kernels, and without what only oneDNN adds."""
+def _lists_of_header() -> dict[str, set[str]]:
+    """Return the lists for float16, without the ops of custom kernels."""
     header = _header()
-    (body,) = re.findall(rf"class {class_name} : .*?\n}};", header, re.DOTALL)
+    (body,) = re.findall(r"class AutoMixedPrecisionLists(?:Fp16|Cuda) : .*?\n};", header, re.DOTALL)
     body = re.sub(r"if \(use_onednn_\) \{.*?\}", "", body, flags=re.DOTALL)
     (tensor_lists,) = re.findall(rf"static void {_TENSOR_LIST_OPS}.*?\n  }}", header, re.DOTALL)
     found = {}
@@ -39,49 +40,46 @@ def _lists_of_header(class_name: str) -> dict[str, set[str]]:
     return found
 
 
-def _is_typed_twice(header: str) -> bool:
-    # TensorFlow 2.15 lacks a comma there, which makes one name of two.
-    return re.search(r'"Sum"\s+"Tanh"', header) is not None
-
-
 def test_header_is_read() -> None:
-    found = _lists_of_header("AutoMixedPrecisionLists(?:Fp16|Cuda)")
+    found = _lists_of_header()
     assert {name: len(ops) > 5 for name, ops in found.items()} == dict.fromkeys(_METHODS, True)
     assert "TensorListStack" in found["clear"]
     assert "Conv3D" in found["allow"]
 
 
-def test_lists_of_float16_are_those_of_tensorflow() -> None:
-    found = _lists_of_header("AutoMixedPrecisionLists(?:Fp16|Cuda)")
-    found["allow"].add("BatchMatMulV3")
-    assert tfmp.autocast_lists()._asdict() == found
-    assert tfmp.autocast_lists("float16") == tfmp.autocast_lists()
+def test_lists_are_those_of_tensorflow_but_for_what_the_ends_of_nets_need_in_float32() -> None:
+    found, lists = _lists_of_header(), tfmp.autocast_lists()
+    assert lists.allow - found["allow"] == {"BatchMatMulV3", "FusedPadConv2D"}
+    assert found["allow"] < lists.allow
+    assert lists.clear == found["clear"]
+    assert found["deny"] < lists.deny
+    assert lists.infer < found["infer"]
+    assert lists.gates < found["infer"]
+    assert found["infer"] - lists.infer - lists.gates == {
+        *("Inv", "Log", "Log1p", "LogSoftmax", "Prod", "Reciprocal", "Softmax", "Softplus", "Sqrt"),
+    }
 
 
-@pytest.mark.skipif(_is_typed_twice(_header()), reason="this TensorFlow lacks a comma between two names")
-def test_types_that_bfloat16_changes_are_those_of_tensorflow() -> None:
-    float16, bfloat16 = (_lists_of_header(f"AutoMixedPrecisionLists{name}") for name in ("(?:Fp16|Cuda)", "Mkl"))
-    lists, of_float16 = tfmp.autocast_lists("bfloat16"), tfmp.autocast_lists()
-    assert lists.infer - of_float16.infer == bfloat16["infer"] - float16["infer"]
-    assert of_float16.deny - lists.deny == float16["deny"] - bfloat16["deny"]
-    assert lists.deny == bfloat16["deny"]
+def test_both_types_have_the_same_lists() -> None:
+    assert tfmp.autocast_lists("bfloat16") == tfmp.autocast_lists("float16") == tfmp.autocast_lists()
 
 
-@pytest.mark.skipif(_is_typed_twice(_header()), reason="this TensorFlow lacks a comma between two names")
-@pytest.mark.parametrize("name", list(_METHODS))
-def test_what_tensorflow_lists_for_bfloat16_is_listed(name: str) -> None:
-    found = _lists_of_header("AutoMixedPrecisionListsMkl")[name]
-    changes = {op for op in found if _changes_types(op, tf.bfloat16)}
-    assert sorted(changes - getattr(tfmp.autocast_lists("bfloat16"), name)) == []
+def _table() -> list[tuple[list[str], str, str, str]]:
+    """Return the rows of the page: ops, their list, that of TensorFlow, and the reason."""
+    rows = [line.strip("|").split(" | ") for line in _PAGE.read_text().splitlines() if line.startswith("| `")]
+    return [(re.findall(r"`(\w+)`", ops), own.strip("` "), other, reason) for ops, own, other, _, reason in rows]
 
 
-def _changes_types(op: str, dtype: tf.DType) -> bool:
-    """Return whether the place of an op in the lists changes what it computes in."""
-    op_def = op_def_library.op_def_registry.get(op)
-    results = {result.type_attr for result in op_def.output_arg}
-    allowed = {each.name: each.allowed_values.list.type for each in op_def.attr}
-    groups = {given.type_attr for given in op_def.input_arg} & results - {""}
-    return any(not allowed[group] or dtype.as_datatype_enum in allowed[group] for group in groups)
+def test_table_in_the_documentation_has_each_op_with_its_list_and_a_reason() -> None:
+    listed = [(op, own) for ops, own, _, _ in _table() for op in ops]
+    assert sorted(listed) == sorted((op, name) for name, ops in tfmp.autocast_lists()._asdict().items() for op in ops)
+    assert [ops for ops, _, _, reason in _table() if not reason.strip().endswith(".")] == []
+
+
+def test_table_in_the_documentation_has_the_lists_of_tensorflow() -> None:
+    known = {op: name for name, ops in _lists_of_header().items() for op in ops}
+    wrong = [op for ops, _, other, _ in _table() for op in ops if known.get(op, "-") != other]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -118,11 +116,12 @@ def _result(argument: str, op: str, compute: Any, dtype: str = "float16") -> str
     [
         ("Exp", tf.exp, "float32"),
         ("MatMul", lambda x: tf.matmul(x, x), "float16"),
-        ("Tanh", tf.tanh, "float16"),
+        ("Erf", tf.math.erf, "float16"),
+        ("Tanh", tf.tanh, "float32"),
         ("Abs", tf.abs, "float16"),
         ("Cumsum", tf.cumsum, "float32"),
     ],
-    ids=["deny", "allow", "infer", "clear", "unlisted"],
+    ids=["deny", "allow", "infer", "gates", "clear", "unlisted"],
 )
 def test_op_of_each_list_can_be_moved_to_each(op: str, compute: Any, own: str) -> None:
     with tfmp.autocast():

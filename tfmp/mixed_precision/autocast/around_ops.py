@@ -3,6 +3,7 @@
 Each function here takes one of TensorFlow and returns what replaces it while a scope is open.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,15 @@ import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import HALF_TYPES
 from tfmp.mixed_precision.autocast import state
-from tfmp.mixed_precision.autocast.op_types import FLOATS, cast_float, flat, has_type, mark_as_weight, widest
+from tfmp.mixed_precision.autocast.op_types import (
+    FLOATS,
+    cast_float,
+    flat,
+    has_type,
+    mark_as_gate,
+    mark_as_weight,
+    widest,
+)
 
 _Function = Callable[..., Any]
 
@@ -35,11 +44,18 @@ def around_eager_ops(execute: _Function) -> _Function:
             pairs = [*zip(values, given, strict=True), *zip(flat(values), flat(given), strict=True)]
             state.remember_casts({id(one): (one, other) for one, other in pairs})
             raise
-        if scope.op_types.makes_weights(op, given):
-            mark_as_weight(result)
+        _mark(scope, op, given, result, is_cast=given is not values)
         return result
 
     return replaced
+
+
+def _mark(scope: state.Scope, op: str, given: Any, results: Any, *, is_cast: bool) -> None:  # noqa: ANN401 - as an op has
+    """Remember what an op of eager code returned, if that is not to make other ops wider."""
+    if scope.op_types.makes_weights(op, given):
+        mark_as_weight(results)
+    elif scope.op_types.makes_gates(op, given, is_cast=is_cast):
+        mark_as_gate(results)
 
 
 def around_eager_inputs(match: _Function) -> _Function:
@@ -58,7 +74,7 @@ def around_eager_inputs(match: _Function) -> _Function:
 
 
 def around_eager_results(execute: _Function) -> _Function:
-    """Forget what was cast for an op that is made now, and remember what is a weight.
+    """Forget what was cast for an op that is made now, and remember what does not make others wider.
 
     Args:
         execute: Makes an op in eager code whose inputs TensorFlow converted.
@@ -67,11 +83,13 @@ def around_eager_results(execute: _Function) -> _Function:
     @functools.wraps(execute)
     # With the names of TensorFlow, which passes some of them by name.
     def replaced(op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: Any = None) -> Any:  # noqa: ANN401
+        casts = state.remembered_casts()
         state.remember_casts({})
         results = execute(op_name, num_outputs, inputs, attrs, ctx, name)
         scope = state.current()
-        if scope is not None and scope.op_types.makes_weights(tf.compat.as_str(op_name), inputs):
-            mark_as_weight(results)
+        if scope is not None:
+            is_cast = any(one is not other for one, other in casts.values())
+            _mark(scope, tf.compat.as_str(op_name), inputs, results, is_cast=is_cast)
         return results
 
     return replaced
@@ -88,7 +106,11 @@ def around_graph_ops(apply_op: _Function) -> _Function:
         scope = state.current()
         if scope is None or op == "Cast":
             return apply_op(op, name, **values)
-        return apply_op(op, name, **scope.op_types.cast_by_name(op, values, _cast_in(scope)))
+        given = scope.op_types.cast_by_name(op, values, _cast_in(scope))
+        found = apply_op(op, name, **given)
+        if scope.op_types.makes_gates(op, list(given.values()), is_cast=given is not values):
+            mark_as_gate(found[-1])
+        return found
 
     return replaced
 
@@ -135,6 +157,29 @@ def around_conversion(convert: _Function) -> _Function:
     return replaced
 
 
+def around_errors(dispatch: _Function) -> _Function:
+    """Call functions again in float32 that refuse half precision, or a mixture of types, in Python.
+
+    Args:
+        dispatch: Is called where a function of TensorFlow raised a TypeError or a ValueError, to find another one.
+    """
+
+    @functools.wraps(dispatch)
+    def replaced(op: _Function, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
+        scope = state.current()
+        given = tf.nest.flatten([args, kwargs]) if scope is not None else []
+        # What the user's function did, it would do twice.
+        if scope is not None and any(map(_is_half, given)) and not any(map(callable, given)):
+            types = {_float_type(each) for each in given} - {None}
+            wide = functools.partial(_widened, cast=_cast_in(scope), dtype=widest(types | {tf.float32}))
+            # An error that has other causes is raised as it was.
+            with contextlib.suppress(TypeError, ValueError):
+                return op(*tf.nest.map_structure(wide, args), **tf.nest.map_structure(wide, kwargs))
+        return dispatch(op, args, kwargs)
+
+    return replaced
+
+
 def around_division(divide: _Function) -> _Function:
     """Let a quotient have operands of several types, which TensorFlow compares before it makes the op.
 
@@ -153,24 +198,51 @@ def around_division(divide: _Function) -> _Function:
 
 
 def widened(function: _Function) -> _Function:
-    """Give a function float32 that would cast its results back to half precision.
+    """Give a function float32 that cannot compute in half precision, or would cast its results back to it.
 
     Args:
         function: The function, such as that of moments.
     """
 
-    def as_float32(value: Any, cast: _Function) -> Any:  # noqa: ANN401 - any argument
-        is_half = isinstance(value, tf.Tensor) and value.dtype in HALF_TYPES
-        return cast(value, tf.float32) if is_half else value
-
     @functools.wraps(function)
     def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
         if scope is not None:
-            cast = _cast_in(scope)
-            args = tuple(as_float32(each, cast) for each in args)
-            kwargs = {name: as_float32(each, cast) for name, each in kwargs.items()}
-        return function(*args, **kwargs)
+            wide = functools.partial(_widened, cast=_cast_in(scope), dtype=tf.float32)
+            args, kwargs = tuple(map(wide, args)), {name: wide(each) for name, each in kwargs.items()}
+        # Out of the scope, so that products within the function are in float32, too.
+        with state.changed(None):
+            return function(*args, **kwargs)
+
+    return replaced
+
+
+def _widened(value: Any, cast: _Function, dtype: tf.DType) -> Any:  # noqa: ANN401 - any argument
+    if not _is_half(value):
+        return value
+    return cast(value, dtype) if isinstance(value, tf.Tensor) else tf.cast(value, dtype)
+
+
+def _is_half(value: Any) -> bool:  # noqa: ANN401 - any argument
+    return _float_type(value) in HALF_TYPES
+
+
+def _float_type(value: Any) -> tf.DType | None:  # noqa: ANN401 - any argument
+    is_tensor = isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor)
+    return value.dtype if is_tensor and value.dtype in FLOATS else None
+
+
+def without_check(check: _Function) -> _Function:
+    """Let linear operators take tensors of other types than their own: the ops that they make bring types together.
+
+    Args:
+        check: Compares the type of a tensor with that of the operator.
+    """
+
+    @functools.wraps(check)
+    def replaced(operator: Any, value: Any) -> None:  # noqa: ANN401 - as TensorFlow passes them
+        if state.current() is None or not {value.dtype, operator.dtype} <= FLOATS:
+            check(operator, value)
 
     return replaced
 

@@ -9,7 +9,8 @@ two are replaced, and a few others:
 * Functions of `tf.custom_gradient` compute their gradients in the scope in which they were called, as torch's
   `custom_bwd` does, and the gradients get the types of the inputs.
 * Branches and loops keep one type: those of `tf.cond` return the wider one, and what a loop carries stays as it began.
-* Functions that compare types in Python, or that cast their results back to half precision, get wider inputs.
+* Functions that refuse types in Python are called again in float32, and those that cast their results back to half
+  precision get wider inputs.
 * A trace of a `tf.function` and `strategy.run` are where a scope from outside would act unseen, or not at all.
 
 Everything is put back when the last scope is left. Whether TensorFlow has the functions is checked when one is entered.
@@ -33,6 +34,24 @@ _AUTOGRAPH = "tensorflow.python.autograph.operators.control_flow"
 #: The public modules of TensorFlow 1, of which there are copies.
 _V1 = ("tensorflow.compat.v1", "tensorflow.compat.v1.compat.v1", "tensorflow.compat.v2.compat.v1")
 _V1_NN = tuple(f"{each}.nn" for each in _V1)
+_V1_LINALG = tuple(f"{each}.linalg" for each in _V1)
+#: Those that are made of tensors. Others are made of these, and compare their types.
+_LINEAR_OPERATORS = tuple(
+    f"tensorflow.linalg:LinearOperator{name}"
+    for name in (
+        "Circulant",
+        "Circulant2D",
+        "Circulant3D",
+        "Diag",
+        "FullMatrix",
+        "Householder",
+        "LowRankUpdate",
+        "LowerTriangular",
+        "ScaledIdentity",
+        "Toeplitz",
+        "Tridiag",
+    )
+)
 
 
 class _Replacement(NamedTuple):
@@ -58,19 +77,21 @@ _REPLACEMENTS = (
     _Replacement(
         ("tensorflow.python.framework.tensor_conversion_registry",), ("convert",), around_ops.around_conversion
     ),
-    _Replacement((f"{_OPS}.math_ops",), ("_truediv_python3", "div_no_nan"), around_ops.around_division),
-    _Replacement(
-        ("tensorflow.math", *(f"{each}.math" for each in _V1)), ("divide_no_nan",), around_ops.around_division
-    ),
+    _Replacement(("tensorflow.python.util.dispatch",), ("dispatch",), around_ops.around_errors),
+    _Replacement((f"{_OPS}.math_ops",), ("_truediv_python3",), around_ops.around_division),
     _Replacement(("tensorflow:TensorArray",), ("write", "scatter", "unstack"), around_ops.around_array_writes),
-    _Replacement((f"{_OPS}.math_ops", "tensorflow", "tensorflow.dtypes", *_V1), ("complex",), around_ops.widened),
+    _Replacement(("tensorflow", "tensorflow.linalg"), ("eig", "eigvals"), around_ops.widened),
+    _Replacement(("tensorflow.linalg", *_V1_LINALG), ("expm", "pinv"), around_ops.widened),
     _Replacement((f"{_OPS}.signal.fft_ops", "tensorflow.signal"), ("rfft", "rfft2d", "rfft3d"), around_ops.widened),
+    _Replacement(_LINEAR_OPERATORS, ("__init__",), around_ops.widened),
+    _Replacement((f"{_OPS}.linalg.linear_operator:LinearOperator",), ("_check_input_dtype",), around_ops.without_check),
     _Replacement((f"{_OPS}.nn_impl", *_V1_NN), ("moments", "weighted_moments"), around_ops.widened),
     _Replacement(
         (f"{_OPS}.nn_ops",),
         ("softmax_cross_entropy_with_logits_v2_helper", "sparse_softmax_cross_entropy_with_logits"),
         around_ops.widened,
     ),
+    _Replacement((f"{_OPS}.ctc_ops",), ("_ctc_loss_impl", "ctc_loss_dense"), around_ops.widened),
     _Replacement(
         _V1_NN,
         ("softmax_cross_entropy_with_logits_v2", "sparse_softmax_cross_entropy_with_logits"),
@@ -78,6 +99,7 @@ _REPLACEMENTS = (
     ),
     _Replacement(("tensorflow.python.eager.imperative_grad",), ("imperative_grad",), around_gradients.out_of_scope),
     _Replacement((f"{_OPS}.gradients_util",), ("_GradientsHelper",), around_gradients.out_of_scope),
+    _Replacement(("tensorflow:GradientTape",), ("jacobian", "batch_jacobian"), around_gradients.out_of_scope),
     _Replacement(
         (f"{_OPS}.custom_gradient",),
         ("_eager_mode_decorator", "_graph_mode_decorator"),
@@ -177,6 +199,7 @@ def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
     op_def = _op_def(op)
     attributes = {attr.name: _types(attr.allowed_values.list.type) for attr in op_def.attr}
     results = {found.type_attr for found in op_def.output_arg}
+    returns_floats = any(found.type in _FLOAT_NUMBERS for found in op_def.output_arg)
     groups: dict[str, list[tuple[int, str]]] = {}
     inputs = []
     for position, found in enumerate(op_def.input_arg):
@@ -185,7 +208,12 @@ def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
         elif found.type in _FLOAT_NUMBERS and not found.is_ref:
             inputs.append(OpInputs((position,), (found.name,), _types([found.type]), is_result=False))
     inputs += [
-        OpInputs(tuple(at for at, _ in group), tuple(name for _, name in group), attributes[attr], attr in results)
+        OpInputs(
+            tuple(at for at, _ in group),
+            tuple(name for _, name in group),
+            attributes[attr],
+            is_result=returns_floats or attr in results,
+        )
         for attr, group in groups.items()
     ]
     return inputs, op_def.is_stateful

@@ -1,6 +1,5 @@
 """Which ops `tfmp.autocast` computes in half precision, and which in float32."""
 
-import functools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,7 +16,7 @@ _ALLOW = _names(
     BatchMatMul BatchMatMulV2 BatchMatMulV3 BlockLSTM BlockLSTMGrad BlockLSTMGradV2 BlockLSTMV2 Conv2D
     Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilter Conv3DBackpropFilterV2 Conv3DBackpropInput
     Conv3DBackpropInputV2 CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2 CudnnRNNV3
-    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum
+    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum FusedPadConv2D
     GRUBlockCell GRUBlockCellGrad LSTMBlockCell LSTMBlockCellGrad MatMul
     """
 )
@@ -25,17 +24,23 @@ _ALLOW = _names(
 _INFER = _names(
     """
     Add AddN AddV2 AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BiasAdd BiasAddGrad BiasAddV1 Elu EluGrad Erf Erfc
-    FloorDiv FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Inv LeakyRelu LeakyReluGrad
-    Log Log1p LogSoftmax Mul Prod RealDiv Reciprocal Selu SeluGrad Sigmoid SigmoidGrad Softmax Softplus SoftplusGrad
-    Softsign SoftsignGrad Sqrt Sub Tanh TanhGrad
+    FloorDiv FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 LeakyRelu LeakyReluGrad Mul
+    RealDiv Selu SeluGrad SigmoidGrad SoftplusGrad Softsign SoftsignGrad Sub TanhGrad
     """
 )
 
+#: docs/reference/autocast_ops.md has the reasons.
 _DENY = _names(
     """
-    Exp Expm1 L2Loss Mean Pow SaveV2 SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Sum
+    Acos Acosh Asin Asinh Atanh CTCLoss CTCLossV2 CropAndResize Cosh CumulativeLogsumexp Cumprod Cumsum Digamma Erfinv
+    EuclideanNorm Exp Expm1 Inv InvGrad L2Loss LRN Lgamma Log Log1p LogSoftmax Mean Ndtri Pow Prod Reciprocal
+    ReciprocalGrad ResizeArea ResizeBicubic ResizeBilinear Rsqrt RsqrtGrad SaveV2 ScaleAndTranslate Sinh Softmax
+    SoftmaxCrossEntropyWithLogits Softplus SparseSoftmaxCrossEntropyWithLogits Sqrt SqrtGrad Square SquaredDifference
+    Sum Tan Xdivy Xlog1py Xlogy
     """
 )
+
+_GATES = _names("Sigmoid Tanh")
 
 _CLEAR = _names(
     """
@@ -54,11 +59,6 @@ _CLEAR = _names(
     """
 )
 
-#: What TensorFlow adds for bfloat16, whose range is that of float32.
-_ALLOW_IN_BFLOAT16 = frozenset(["FusedPadConv2D"])
-_INFER_IN_BFLOAT16 = frozenset(["Mean", "Rsqrt", "Square", "SquaredDifference", "Sum"])
-_CLEAR_IN_BFLOAT16 = frozenset(["ResizeBilinear", "ScatterNd"])
-
 
 class AutocastLists(NamedTuple):
     """The names of ops by what `tfmp.autocast` does with them.
@@ -68,22 +68,27 @@ class AutocastLists(NamedTuple):
         infer: They compute in the widest type of their inputs. They may lose precision in half precision.
         deny: They compute in float32.
         clear: They compute in the widest type of their inputs, and lose nothing in half precision.
+        gates: They compute in float32, and do not make the ops wider that are given their results.
     """
 
     allow: frozenset[str]
     infer: frozenset[str]
     deny: frozenset[str]
     clear: frozenset[str]
+    gates: frozenset[str]
+
+
+_LISTS = AutocastLists(_ALLOW, _INFER, _DENY, _CLEAR, _GATES)
 
 
 def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
     """Return the lists of ops that `tfmp.autocast` goes by.
 
-    An op that stands in no list computes in float32 if its result has the type of its inputs and it has no state;
+    An op that stands in no list computes in float32 if its result is a floating-point number and it has no state;
     others take the types that they are given.
 
     Args:
-        dtype: The half-precision type: float16 or bfloat16.
+        dtype: The half-precision type: float16 or bfloat16. Both have the same lists.
 
     Returns:
         The lists, with the names of `tf.raw_ops`.
@@ -92,26 +97,14 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
         ValueError: `dtype` is no half-precision type.
 
     Examples:
-        >>> "Einsum" in autocast_lists().allow, "Mean" in autocast_lists("bfloat16").infer
+        >>> "Einsum" in autocast_lists().allow, "Softmax" in autocast_lists("bfloat16").deny
         (True, True)
 
-    Source: the lists of TensorFlow's pass for graphs, `auto_mixed_precision_lists.h` of TensorFlow 2.21. Added is
-    BatchMatMulV3, which `tf.matmul` makes for `output_type`. Left out are ops that `tf.raw_ops` does not have, and, in
-    bfloat16, that oneDNN computes fewer ops in half precision.
+    Source: the lists of TensorFlow's pass for graphs (`auto_mixed_precision_lists.h` of TensorFlow 2.21) and of
+    `torch.autocast`.
     """
-    return _lists(half_type(dtype))
-
-
-@functools.cache
-def _lists(dtype: tf.DType) -> AutocastLists:
-    if dtype == tf.bfloat16:
-        return AutocastLists(
-            _ALLOW | _ALLOW_IN_BFLOAT16,
-            _INFER | _INFER_IN_BFLOAT16,
-            _DENY - _INFER_IN_BFLOAT16,
-            _CLEAR | _CLEAR_IN_BFLOAT16,
-        )
-    return AutocastLists(_ALLOW, _INFER, _DENY, _CLEAR)
+    half_type(dtype)
+    return _LISTS
 
 
 def half_type(dtype: str | tf.DType) -> tf.DType:

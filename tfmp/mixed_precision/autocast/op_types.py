@@ -23,7 +23,7 @@ class OpInputs(NamedTuple):
         positions: Where they stand among the inputs of the op.
         names: Their names.
         types: The types that the op can compute in.
-        is_result: Whether results of the op have this type, too.
+        is_result: Whether results of the op have this type, too, or are other floating-point numbers.
     """
 
     positions: tuple[int, ...]
@@ -46,11 +46,12 @@ class OpTypes:
     ) -> None:
         self.dtype = dtype
         self._clear = lists.clear
+        self._gates = lists.gates
         self._inputs_of = inputs_of
         self._computes: dict[str, Computes] = {
             **dict.fromkeys(lists.allow, "half"),
             **dict.fromkeys(lists.infer | lists.clear, "widest"),
-            **dict.fromkeys(lists.deny, "float32"),
+            **dict.fromkeys(lists.deny | lists.gates, "float32"),
         }
         self._plans: dict[str, tuple[tuple[OpInputs, Computes], ...]] = {}
 
@@ -102,6 +103,21 @@ class OpTypes:
         floats = [each for each in flat(values) if _type_of(each) in FLOATS] if op in self._clear else []
         return bool(floats) and all(map(self._is_weight, floats))
 
+    def makes_gates(self, op: str, values: Sequence[Any], is_cast: bool) -> bool:
+        """Return whether an op computes a gate of what is half precision, or computes with such gates alone.
+
+        Args:
+            op: The name of the op.
+            values: Its inputs, and perhaps its attributes.
+            is_cast: Whether autocast cast inputs of the op.
+        """
+        if op in self._gates:
+            return is_cast or any(map(_is_gate, flat(values)))
+        if self._computes.get(op) != "widest":
+            return False
+        floats = [each for each in flat(values) if _type_of(each) in FLOATS and each.shape.rank != 0]
+        return any(map(_is_gate, floats)) and all(_is_gate(each) or self._is_weight(each) for each in floats)
+
     def _plan(self, op: str) -> tuple[tuple[OpInputs, Computes], ...]:
         plan = self._plans.get(op)
         if plan is None:
@@ -151,11 +167,12 @@ class OpTypes:
         """Return the types of the values that decide in which type an op computes.
 
         A number does not make a tensor wider, as in torch. Neither does a weight: it is float32 because it is updated
-        in small steps, and not because the op needs that.
+        in small steps, and not because the op needs that. A gate is float32 because a logarithm may follow.
         """
         tensors = [value for value in values if value.shape.rank != 0]
         activations = [value for value in tensors if not self._is_weight(value)]
-        return {_type_of(value) for value in activations or tensors or values}
+        others = [value for value in activations if not _is_gate(value)]
+        return {_type_of(value) for value in others or activations or tensors or values}
 
     def _is_weight(self, value: Any) -> bool:  # noqa: ANN401 - a tensor or a variable of any Keras
         if isinstance(value, tf.Variable) or not isinstance(value, tf.Tensor):
@@ -218,6 +235,22 @@ def cast_float(value: Any, dtype: object) -> Any:  # noqa: ANN401 - whatever Ten
     """
     own = _type_of(value)
     return tf.cast(value, dtype) if own != dtype and own in FLOATS and dtype in FLOATS else value
+
+
+def mark_as_gate(results: Any) -> None:  # noqa: ANN401 - whatever an op returns
+    """Remember of the result of an op that it is a gate of what is half precision.
+
+    Args:
+        results: The tensor, or a list of them.
+    """
+    # Symbolic tensors, too: to ask their op, and its inputs, would take long in deep graphs.
+    for each in results if isinstance(results, list | tuple) else [results]:
+        if isinstance(each, tf.Tensor) and each.dtype == tf.float32:
+            each._tfmp_is_gate = True
+
+
+def _is_gate(value: Any) -> bool:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
+    return getattr(value, "_tfmp_is_gate", False)
 
 
 def mark_as_weight(tensor: Any) -> None:  # noqa: ANN401 - whatever an op returns

@@ -21,10 +21,11 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
     """Computes the ops of a scope in half precision where that is safe, and in float32 where it is not.
 
     The code in the scope needs to name no types: matrix products and convolutions get their inputs cast to half
-    precision and return half precision; sums, means, powers and softmax losses get theirs cast to float32; an op that
-    is given several types computes in the widest of them (`tfmp.autocast_lists` has all). A weight or a scalar does not
-    make an op wider, so `x @ w + b` stays in half precision. Variables stay float32, and so do their gradients. The
-    scope does not scale the loss, which float16 needs and bfloat16 does not.
+    precision and return half precision; exponentials, logarithms, softmaxes, sums, norms and losses get theirs cast to
+    float32; an op that is given several types computes in the widest of them (`tfmp.autocast_lists` has all). A weight
+    or a scalar does not make an op wider, so `x @ w + b` stays in half precision. Neither does a gate, a sigmoid or a
+    tanh, though it is float32 itself: `x * tf.sigmoid(y)` stays in half precision. Variables stay float32, and so do
+    their gradients. The scope does not scale the loss, which float16 needs and bfloat16 does not.
 
     Enter the scope for the forward pass and the loss. Compute gradients outside of it; within it they are computed in
     the same types. The scope acts on the thread that entered it: in eager code, in the trace of a `tf.function` (XLA
@@ -58,7 +59,7 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         >>> logits.dtype.name, loss.dtype.name, tape.gradient(loss, w).dtype.name
         ('bfloat16', 'float32', 'float32')
 
-    Source: torch.autocast; the lists are those of TensorFlow's pass for graphs.
+    Source: torch.autocast; the lists are those of both torch and TensorFlow's pass for graphs.
     """
 
     def __init__(
