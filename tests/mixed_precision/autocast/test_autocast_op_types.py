@@ -82,8 +82,8 @@ _STAY_HALF: dict[str, Callable[[_Given], Any]] = {
     "weight and scalar": lambda given: tf.add_n([given.half * given.scalar, given.w]),
     "half weight": lambda given: given.half_weight * given.half,
     "two scalars of half": lambda given: given.half_scalar * given.half_scalar,
-    "list of halves": lambda given: tf.raw_ops.Tanh(x=[given.half, given.half]),
-    "half within a list of lists": lambda given: tf.raw_ops.Tanh(x=[[given.half_scalar, 1.0]]),
+    "list of halves": lambda given: tf.raw_ops.Elu(features=[given.half, given.half]),
+    "half within a list of lists": lambda given: tf.raw_ops.Elu(features=[[given.half_scalar, 1.0]]),
     "product of an array": lambda given: tf.matmul(_EYE, given.w),
     "product with float64 array": lambda given: tf.matmul(given.x, np.eye(2)),
 }
@@ -103,7 +103,7 @@ _WIDEN: dict[str, Callable[[_Given], Any]] = {
     "unlisted with weight": lambda given: tf.raw_ops.FloorMod(x=given.half, y=given.w),
     "unlisted of bfloat16": lambda given: tf.cumsum(given.bfloat16),
     "list of halves": lambda given: tf.exp([given.half, given.half]),
-    "list of types": lambda given: tf.raw_ops.Tanh(x=[given.half, given.x]),
+    "list of types": lambda given: tf.raw_ops.Elu(features=[given.half, given.x]),
     "no half kernel": lambda given: tf.math.real(tf.signal.rfft(given.half)),
 }
 

@@ -544,6 +544,19 @@ def test_gradient_of_each_way_to_resize_is_that_of_float32() -> None:
         np.testing.assert_allclose(*found, rtol=2e-3)
 
 
+@_EACH_TYPE
+def test_batch_normalization_takes_a_scale_that_was_computed(dtype: str) -> None:
+    x, scale = tf.constant(np.arange(12, dtype=np.float32).reshape([3, 1, 1, 4])), tf.constant([[1.0, 2.0, 0.5, 1.5]])
+    with tf.GradientTape() as tape:
+        tape.watch(scale)
+        with tfmp.autocast(dtype):
+            half = x @ np.eye(4, dtype=np.float32)
+            gamma = (scale @ np.eye(4, dtype=np.float32))[0]
+            normalized = tf.compat.v1.nn.fused_batch_norm(half, gamma, tf.zeros([4]))[0]
+    assert normalized.dtype == dtype
+    np.testing.assert_allclose(tape.gradient(normalized**2, scale), [[6, 12, 3, 9]], rtol=3e-2)
+
+
 def test_error_of_a_function_that_float32_does_not_mend_is_its_own() -> None:
     with tfmp.autocast(), pytest.raises(ValueError, match="rate must be a scalar"):
         tf.nn.dropout(tf.ones([2, 2]) @ tf.ones([2, 2]), rate=7)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfmp.core.gradients.arithmetic import HALF_TYPES
 from tfmp.mixed_precision.autocast import around_control_flow, around_gradients, around_ops, around_traces
 from tfmp.mixed_precision.autocast.op_types import FLOATS, OpInputs
 
@@ -187,6 +188,8 @@ def _functions() -> dict[str, tuple[Any, str, Callable[..., Any]]]:
 open_scopes = _OpenScopes()
 
 
+#: Scale and statistics of batch normalization: the op takes bfloat16, and its gradient then fails.
+_STATISTICS = frozenset((f"FusedBatchNorm{version}", "U") for version in ("V2", "V3"))
 _FLOAT_NUMBERS = frozenset(each.as_datatype_enum for each in FLOATS)
 
 
@@ -211,7 +214,7 @@ def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
         OpInputs(
             tuple(at for at, _ in group),
             tuple(name for _, name in group),
-            attributes[attr],
+            attributes[attr] - HALF_TYPES if (op, attr) in _STATISTICS else attributes[attr],
             is_result=returns_floats or attr in results,
         )
         for attr, group in groups.items()
