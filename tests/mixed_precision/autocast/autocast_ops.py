@@ -56,7 +56,7 @@ def predicted_types(graph: tf.Graph, dtype: str) -> list[OpType]:
         given = {now[value.name] for value in values}
         if not given <= set(_FLOATS):
             return None
-        results = [(result.type_attr, tf.as_dtype(result.type).name) for result in op.op_def.output_arg]
+        results = [(result.type_attr, result.type and tf.as_dtype(result.type).name) for result in op.op_def.output_arg]
         returns_floats = any(each == attribute or dtype in _FLOATS for each, dtype in results)
         is_unlisted = not any(op.type in ops for ops in lists)
         if "float64" in given:

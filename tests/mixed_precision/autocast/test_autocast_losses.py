@@ -232,9 +232,12 @@ def test_loss_trains_with_a_wrapped_optimizer(name: str) -> None:
         optimizer.apply_gradients(optimizer.compute_gradients(loss, weights))
         return loss()
 
-    losses = [float(step()) for _ in range(_STEPS + 5)]
-    assert int(optimizer.skipped_steps) <= 5
-    assert losses[-1] == pytest.approx(_trained_in_float32(name), rel=0.15, abs=2e-3)
+    for _ in range(_STEPS + 8):
+        loss = float(step())
+        if int(optimizer.applied_steps) == _STEPS - 1:
+            break
+    assert int(optimizer.skipped_steps) <= 8
+    assert loss == pytest.approx(_trained_in_float32(name), rel=3e-2, abs=2e-3)
 
 
 @_EACH_LOSS

@@ -197,6 +197,22 @@ def around_division(divide: _Function) -> _Function:
     return replaced
 
 
+def around_sparse_products(multiply: _Function) -> _Function:
+    """Multiply matrices of bfloat16 and float32 as others: TensorFlow takes the product of sparse matrices for them.
+
+    Args:
+        multiply: Multiplies matrices that may be sparse, and returns float32.
+    """
+
+    @functools.wraps(multiply)
+    def replaced(a: Any, b: Any, *, a_is_sparse: bool, b_is_sparse: bool, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
+        if state.current() is None or a_is_sparse or b_is_sparse:
+            return multiply(a, b, a_is_sparse=a_is_sparse, b_is_sparse=b_is_sparse, **kwargs)
+        return tf.raw_ops.MatMul(a=a, b=b, **kwargs)
+
+    return replaced
+
+
 def widened(function: _Function) -> _Function:
     """Give a function float32 that cannot compute in half precision, or would cast its results back to it.
 

@@ -80,6 +80,7 @@ _REPLACEMENTS = (
     ),
     _Replacement(("tensorflow.python.util.dispatch",), ("dispatch",), around_ops.around_errors),
     _Replacement((f"{_OPS}.math_ops",), ("_truediv_python3",), around_ops.around_division),
+    _Replacement((f"{_OPS}.math_ops",), ("sparse_matmul",), around_ops.around_sparse_products),
     _Replacement(("tensorflow:TensorArray",), ("write", "scatter", "unstack"), around_ops.around_array_writes),
     _Replacement(("tensorflow", "tensorflow.linalg"), ("eig", "eigvals"), around_ops.widened),
     _Replacement(("tensorflow.linalg", *_V1_LINALG), ("expm", "pinv"), around_ops.widened),
@@ -214,7 +215,7 @@ def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
         OpInputs(
             tuple(at for at, _ in group),
             tuple(name for _, name in group),
-            attributes[attr] - HALF_TYPES if (op, attr) in _STATISTICS else attributes[attr],
+            attributes[attr].difference(HALF_TYPES) if (op, attr) in _STATISTICS else attributes[attr],
             is_result=returns_floats or attr in results,
         )
         for attr, group in groups.items()
