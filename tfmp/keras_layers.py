@@ -1,10 +1,15 @@
 """What tfmp needs of layers that Keras has no public way to ask or do, for Keras 3 (3.5 to 3.15) and Keras 2.
 
-* The layers inside a layer: `layers` exists for models only.
+* The layers inside a layer: `layers` exists for models only. Of these, the ones that a functional model calls: it also
+  holds what stands in its attributes, such as a preprocessor.
+* The types that Keras computes a layer in. Nothing is read from a layer by the name of a public attribute, such as
+  `inputs` or `compute_dtype`, unless the attribute is of a class of Keras: in a layer of the user's, it may mean
+  anything.
 * The type that functional models of Keras 3 cast the inputs of layers to before 3.10, by operations of their own.
 * Variables that are cast where they are read: Keras 2 decides that when it makes a variable.
 """
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable
@@ -40,6 +45,99 @@ def layers_directly_in(layer: _Layer) -> list[_Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def called_layers_of(keras: ModuleType, model: _Layer) -> list[_Layer]:
+    """Return a model and the layers in it that its calls may reach, each once.
+
+    A functional model calls the layers of its graph, and not what it only holds in an attribute, such as the
+    preprocessor of keras-hub's tasks. Any other layer may call all layers that it holds.
+
+    Args:
+        keras: The package that the model is of.
+        model: The model.
+    """
+    found = {id(model): model}
+    waiting = [model]
+    while waiting:
+        for inner in _layers_called_by(keras, waiting.pop()):
+            if id(inner) not in found:
+                found[id(inner)] = inner
+                waiting.append(inner)
+    # In the order of all layers.
+    return [layer for layer in layers_of(model) if id(layer) in found]
+
+
+def _layers_called_by(keras: ModuleType, layer: _Layer) -> list[_Layer]:
+    held = layers_directly_in(layer)
+    graph = _graph_of(keras, layer)
+    if graph is None:
+        return held
+    called = set(map(id, graph))
+    return [each for each in held if id(each) in called]
+
+
+def _graph_of(keras: ModuleType, layer: _Layer) -> list[Any] | None:
+    """Return the operations that a functional model calls; None for a layer that has a `call` of its own."""
+    call = None if "call" in vars(layer) else type(layer).call
+    if not is_keras2(keras):
+        functional = importlib.import_module(f"{keras.__name__}.src.models.functional").Functional
+        return list(layer.operations) if call is functional.call else None
+    functional = importlib.import_module(f"{keras.__name__}.src.engine.functional").Functional
+    is_graph = call is functional.call or (call is keras.Sequential.call and layer._graph_initialized)
+    return [node.layer for nodes in layer._nodes_by_depth.values() for node in nodes] if is_graph else None
+
+
+def compute_dtype(keras: ModuleType, layer: _Layer) -> str:
+    """Return the name of the type that Keras computes a layer in.
+
+    Args:
+        keras: The package that the layer is of.
+        layer: The layer.
+    """
+    return str(_read_as_keras_does(keras, layer, "compute_dtype"))
+
+
+def variable_dtype(keras: ModuleType, layer: _Layer) -> str:
+    """Return the name of the type that Keras stores the weights of a layer in.
+
+    Args:
+        keras: The package that the layer is of.
+        layer: The layer.
+    """
+    return str(_read_as_keras_does(keras, layer, "variable_dtype"))
+
+
+def _read_as_keras_does(keras: ModuleType, layer: _Layer, name: str) -> Any:  # noqa: ANN401 - what the property has
+    """Return a property of a layer as the first class of Keras has it, from which the class of the layer is derived."""
+    of_keras = (vars(each) for each in type(layer).__mro__ if each.__module__.split(".")[0] == keras.__name__)
+    return next(attributes[name] for attributes in of_keras if name in attributes).__get__(layer)
+
+
+#: Modules of TensorFlow Model Optimization with layers that round to few values, in float32 only.
+_ROUNDING = ("quantize_wrapper", "quantize_layer", "cluster_wrapper")
+
+
+def is_quantized(keras: ModuleType, layer: _Layer) -> bool:
+    """Return whether a layer computes in the types of a quantization, or simulates that in float32.
+
+    Args:
+        keras: The package that the layer is of.
+        layer: The layer.
+    """
+    names = [each.__module__.split(".") for each in type(layer).__mro__]
+    is_simulated = any(name[0] == "tensorflow_model_optimization" and name[-1] in _ROUNDING for name in names)
+    return is_simulated or not is_keras2(keras) and bool(_read_as_keras_does(keras, layer, "quantization_mode"))
+
+
+def is_compiled(keras: ModuleType, model: _Layer) -> bool:
+    """Return whether a layer is a model that is compiled.
+
+    Args:
+        keras: The package that the layer is of.
+        model: The layer.
+    """
+    return isinstance(model, keras.Model) and bool(model._is_compiled if is_keras2(keras) else model.compiled)
+
+
 def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
     """Return the weights of a layer, without those of the layers in it. A model need not be built.
 
@@ -52,20 +150,31 @@ def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def half_casts(model: _Layer) -> list[Any]:
+def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
     """Return the operations of a functional model that cast the inputs of its layers to half precision.
 
     Keras 3 has them before 3.10. The layers cast their inputs themselves as well.
 
     Args:
-        model: A model or layer of Keras 3.
+        keras: The package that the model is of.
+        model: A model or layer.
     """
-    # A sequential model has a functional one for that.
-    operations = getattr(getattr(model, "_functional", None) or model, "operations", ())
+    functional = _functional_of(keras, model)
+    operations = () if is_keras2(keras) or functional is None else functional.operations
     return [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF]
 
 
-def widen_inputs(keras: ModuleType, model: _Layer) -> None:
+def _functional_of(keras: ModuleType, model: _Layer) -> Any:  # noqa: ANN401 - a functional model of any Keras
+    """Return a functional model, or the one that a sequential model consists of; None for any other layer."""
+    if is_keras2(keras):
+        functional = importlib.import_module(f"{keras.__name__}.src.engine.functional").Functional
+        return model if isinstance(model, functional) else None
+    functional = importlib.import_module(f"{keras.__name__}.src.models.functional").Functional
+    found = model._functional if isinstance(model, keras.Sequential) else model
+    return found if isinstance(found, functional) else None
+
+
+def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -> None:
     """Let a functional model take float32 inputs, where it was built such that it casts them to half precision.
 
     A sequential model that is built by its first call under a mixed policy takes half-precision inputs from then on,
@@ -73,33 +182,43 @@ def widen_inputs(keras: ModuleType, model: _Layer) -> None:
 
     Args:
         keras: The package that the model is of.
-        model: The model; a layer that is no model is left as it is.
+        model: The model; a layer that is no functional model is left as it is.
+        undo: Gets what takes the changes back.
     """
-    for cast in half_casts(model):
-        cast.dtype = "float32"
-    is_sequential = isinstance(model, keras.Sequential) and not is_keras2(keras)
-    # A sequential model of Keras 3 that is not built has no inputs yet, and raises an error if it is asked for them.
-    functional = model._functional if is_sequential else model
-    for tensor in getattr(functional, "inputs", None) or ():
+
+    def change(owner: Any, name: str, value: Any) -> None:  # noqa: ANN401 - an object of any Keras
+        undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    for cast in half_casts(keras, model):
+        change(cast, "dtype", "float32")
+    functional = _functional_of(keras, model)
+    # Keras 2 also has the inputs in a public attribute, which a class of the user's may set to something else. A
+    # sequential model of Keras 2 that is not built has none yet.
+    inputs = getattr(functional, "_nested_inputs" if is_keras2(keras) else "inputs", None)
+    for tensor in [] if inputs is None else tf.nest.flatten(inputs):
         if tf.as_dtype(tensor.dtype).name not in HALF:
             continue
         if is_keras2(keras):
-            spec = tensor._type_spec
-            tensor._type_spec = tf.TensorSpec(spec.shape, tf.float32, spec.name)
-            tensor.node.layer._set_dtype_policy(keras.mixed_precision.Policy("float32"))
+            spec, layer = tensor._type_spec, tensor.node.layer
+            change(tensor, "_type_spec", tf.TensorSpec(spec.shape, tf.float32, spec.name))
+            undo.callback(layer._set_dtype_policy, layer._dtype_policy)
+            layer._set_dtype_policy(keras.mixed_precision.Policy("float32"))
         else:
-            tensor._dtype = tensor._keras_history.operation._dtype = "float32"
+            change(tensor._keras_history.operation, "_dtype", "float32")
+            change(tensor, "_dtype", "float32")
 
 
-def is_function_of_tensorflow(layer: _Layer) -> bool:
+def is_function_of_tensorflow(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer is what Keras 2 makes of a function of TensorFlow that is called on a layer's result.
 
     Such a layer computes in the type that it is given.
 
     Args:
+        keras: The package that the layer is of.
         layer: The layer.
     """
-    return type(layer).__module__.endswith("tf_op_layer")
+    return type(layer).__module__ == f"{keras.__name__}.src.layers.core.tf_op_layer"
 
 
 def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str, Any]:

@@ -60,8 +60,11 @@ def _cell(keras: ModuleType, layer: type, level: str) -> str:
         return "no floats"
     if name in _HOLD_LAYERS:
         return "as its layers"
-    if policy_of(keras, layer, None, level_of(level)) == "float32":
+    at = level_of(level)
+    if policy_of(keras, layer, {"interpolation": "nearest"}, at) == "float32":
         return "float32"
+    if policy_of(keras, layer, {}, at) == "float32":
+        return "half for the nearest pixel, otherwise float32"
     return "float32, result half" if name in _FLOAT32_INSIDE else "half"
 
 

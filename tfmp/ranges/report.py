@@ -64,6 +64,8 @@ class PrecisionReport:
         loss: The mean of the losses in float32.
         float16_loss: That in float16; None if the model was not run in float16.
         float16_error: Why the model cannot be run in float16, as TensorFlow or Keras says it; None if it can.
+        keeping_fails: Whether that is so only if the layers in `keep_float32` are in float32: the model's own code then
+            combines the two types. No level of precision can help there.
     """
 
     layers: Sequence[LayerPrecision]
@@ -73,6 +75,7 @@ class PrecisionReport:
     loss: float
     float16_loss: float | None
     float16_error: str | None = None
+    keeping_fails: bool = False
 
     @property
     def keep_float32(self) -> list[str]:
@@ -174,9 +177,17 @@ class PrecisionReport:
             f"all gradients and keeps {before.subnormal:.1%} with fewer bits; with it, {after.lost:.1%} and "
             f"{after.subnormal:.1%}."
         ]
-        found += [f"Keep {layer.name} in float32: {layer.keep_float32}." for layer in self.layers if layer.keep_float32]
+        kept = "{} does not fit into float16: {}." if self.keeping_fails else "Keep {} in float32: {}."
+        found += [kept.format(layer.name, layer.keep_float32) for layer in self.layers if layer.keep_float32]
         found += [f"{layer.name} is far off in float16: {layer.far_off}." for layer in self.layers if layer.far_off]
-        if self.float16_error is not None:
+        if self.keeping_fails:
+            found.append(
+                "It does not help to keep that in float32, since the model's own code combines it with float16, and "
+                "fails. Train in bfloat16, which has the range of float32, for example by "
+                'tfmp.set_precision(model, "O2-bfloat16"); or change the code such that it casts to one type what it '
+                f"combines. {self.float16_error}"
+            )
+        elif self.float16_error is not None:
             found.append(
                 f"The model cannot be run in float16, so its gradients were not compared. {self.float16_error}"
             )

@@ -1,5 +1,6 @@
 """tfmp.set_precision: a level of precision for a model that exists."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,16 +12,19 @@ import tensorflow as tf
 from tfmp.core import lists
 from tfmp.keras_layers import (
     HALF,
-    attributes_with_cast_variables,
+    called_layers_of,
+    compute_dtype,
     is_function_of_tensorflow,
+    is_quantized,
     layers_directly_in,
     layers_of,
     own_weights,
-    widen_inputs,
+    variable_dtype,
 )
 from tfmp.mixed_precision.levels.keras_hooks import warn_of_unscaled_loss, wrap_keras
-from tfmp.mixed_precision.levels.keras_policies import policy_of
+from tfmp.mixed_precision.levels.keras_policies import policy_of, settings_of
 from tfmp.mixed_precision.levels.level import Level, level_of
+from tfmp.mixed_precision.levels.policy_changes import change_policies
 from tfmp.which_keras import is_keras2, keras_of
 
 #: A layer or model of any Keras.
@@ -70,8 +74,9 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
 
     The layers get the policies that they would have if they had been made under `tfmp.precision`, whatever they had
     before (of layers of your own, the activation is known if it stands in `self.activation`); layers that compute in
-    integers or in float64 are left alone. The weights stay as they are: float32. So "O0" after another level gives back
-    the model in float32, bit for bit.
+    integers or in float64 are left alone. So are layers that a functional model holds in an attribute and that its
+    graph does not call, such as a preprocessor or a teacher. The weights stay as they are: float32. So "O0" after
+    another level gives back the model in float32, bit for bit. After an error the model is as it was before.
 
     The model keeps its optimizer. `fit`, `evaluate` and `predict` trace it anew; a `tf.function` of your own that was
     traced before keeps the old types. At O1 and O2 in float16, `compile` then scales the loss; a model that is compiled
@@ -92,7 +97,8 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     Raises:
         TypeError: `model` is of no Keras; or an argument has another type.
         ValueError: There is no such level; the model has no layers yet; a pattern is no regular expression, or matches
-            no layer; layers are quantized; or the weights have another type than the level stores them in.
+            no layer; layers are quantized, or simulate that (as those of TensorFlow Model Optimization do, when they
+            quantize or cluster weights); or the weights have another type than the level stores them in.
 
     Examples:
         >>> import keras
@@ -117,23 +123,29 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     paths = {id(model): model.name, **inner_paths}
     _refuse_without_layers(keras, model)
     by_id = {id(layer): layer for layer in layers_of(model)}
-    plan = _Plan(keras, found, _kept(listed, inner_paths, by_id)).of(model)
+    called = {id(layer): layer for layer in called_layers_of(keras, model)}
+    _refuse_quantized(keras, called.values())
+    plan = _Plan(keras, found, _kept(listed, inner_paths, by_id), set(called)).of(model)
     layers = {key: by_id[key] for key in plan}
-    _refuse_quantized(list(layers.values()))
-    before = {key: _policy_name(layer) for key, layer in layers.items()}
+    before = {key: _policy_name(keras, layer) for key, layer in layers.items()}
     changed = {key: layer for key, layer in layers.items() if plan[key].policy != before[key]}
     for key, layer in changed.items():
         _refuse_weights_of_another_type(keras, found, layer, paths[key], plan[key].policy)
-    wrap_keras()
-    for key, layer in changed.items():
-        _set_policy(keras, layer, plan[key].policy)
     report = PolicyReport(
         str(found), [LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers]
     )
-    for layer in by_id.values():
-        widen_inputs(keras, layer)
-        _forget_traces(keras, layer)
-    warn_of_unscaled_loss(keras, model)
+    wrap_keras()
+    with contextlib.ExitStack() as undo:
+        change_policies(
+            keras,
+            [(layer, plan[key].policy) for key, layer in changed.items()],
+            called=list(called.values()),
+            held=list(by_id.values()),
+            undo=undo,
+        )
+        # A program may have made an error of the warning.
+        warn_of_unscaled_loss(keras, model)
+        undo.pop_all()
     return report
 
 
@@ -156,12 +168,14 @@ class _Plan:
         keras: The package that the model is of.
         level: The level.
         kept: The ids of the layers that the user keeps in float32.
+        called: The ids of the layers that calls of the model may reach.
     """
 
-    def __init__(self, keras: ModuleType, level: Level, kept: set[int]) -> None:
+    def __init__(self, keras: ModuleType, level: Level, kept: set[int], called: set[int]) -> None:
         self._keras = keras
         self._level = level
         self._kept = kept
+        self._called = called
         self._planned: dict[int, _Planned] = {}
 
     def of(self, model: _Layer) -> dict[int, _Planned]:
@@ -177,19 +191,22 @@ class _Plan:
         if id(layer) in self._planned or isinstance(layer, self._keras.layers.InputLayer):
             return
         planned = self._for(layer, followed)
-        if not is_function_of_tensorflow(layer):
+        if not is_function_of_tensorflow(self._keras, layer):
             self._planned[id(layer)] = planned
         for inner in layers_directly_in(layer):
             self._visit(inner, planned if _makes_its_layers(self._keras, layer) else followed)
 
     def _for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
-        if layer.compute_dtype not in ("float32", *HALF):
-            return _Planned(_policy_name(layer), f"computes in {layer.compute_dtype}")
+        dtype = compute_dtype(self._keras, layer)
+        if dtype not in ("float32", *HALF):
+            return _Planned(_policy_name(self._keras, layer), f"computes in {dtype}")
         if id(layer) in self._kept:
             return _Planned("float32", "in keep_float32")
+        if id(layer) not in self._called:
+            return _Planned(_policy_name(self._keras, layer), "not called by the graph of the model that holds it")
         if followed is not None:
             return followed
-        policy = policy_of(self._keras, type(layer), getattr(layer, "activation", None), self._level)
+        policy = policy_of(self._keras, type(layer), settings_of(layer), self._level)
         return _Planned(policy, "" if policy == self._level.policy else f"{self._level} keeps it in float32")
 
 
@@ -247,9 +264,9 @@ def _text(pattern: Any) -> str:  # noqa: ANN401 - a string or a compiled express
     return pattern if isinstance(pattern, str) else str(pattern.pattern)
 
 
-def _policy_name(layer: _Layer) -> str:
+def _policy_name(keras: ModuleType, layer: _Layer) -> str:
     # A map of policies has a name of its own, so what is computed and stored is what tells.
-    compute, variable = layer.compute_dtype, layer.variable_dtype
+    compute, variable = compute_dtype(keras, layer), variable_dtype(keras, layer)
     return compute if compute == variable else f"mixed_{compute}"
 
 
@@ -261,8 +278,8 @@ def _refuse_without_layers(keras: ModuleType, model: _Layer) -> None:
         )
 
 
-def _refuse_quantized(layers: Sequence[_Layer]) -> None:
-    quantized = [layer.name for layer in layers if getattr(layer, "quantization_mode", None)]
+def _refuse_quantized(keras: ModuleType, layers: Iterable[_Layer]) -> None:
+    quantized = [layer.name for layer in layers if is_quantized(keras, layer)]
     if quantized:
         raise ValueError(
             f"the layers {', '.join(quantized)} are quantized, and compute in the types of that. Set the level before."
@@ -282,19 +299,3 @@ def _refuse_weights_of_another_type(keras: ModuleType, level: Level, layer: _Lay
                 f"the layer {path!r} has weights in {stored}, and would have them in {expected} at {level}. Make the "
                 f"model in `with tfmp.precision('{level}')`, and give it the weights by set_weights."
             )
-
-
-def _set_policy(keras: ModuleType, layer: _Layer, policy: str) -> None:
-    if is_keras2(keras):
-        layer._set_dtype_policy(keras.mixed_precision.Policy(policy))
-        if layer.built and policy.startswith("mixed_"):
-            layer.__dict__.update(attributes_with_cast_variables(keras, layer))
-    else:
-        layer.dtype_policy = policy
-
-
-def _forget_traces(keras: ModuleType, layer: _Layer) -> None:
-    if isinstance(layer, keras.Model):
-        for name in ("train_function", "test_function", "predict_function"):
-            if getattr(layer, name, None) is not None:
-                setattr(layer, name, None)

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import tensorflow as tf
 import wrapt
 
-from tfmp.keras_layers import layers_of
-from tfmp.mixed_precision.levels.keras_policies import policy_of
+from tfmp.keras_layers import called_layers_of, compute_dtype, is_compiled
+from tfmp.mixed_precision.levels.keras_policies import SETTINGS, policy_of
 from tfmp.mixed_precision.levels.level import Level
 from tfmp.which_keras import is_keras2
 
@@ -27,10 +28,11 @@ _Layer: TypeAlias = Any
 
 
 class _Levels(threading.local):
-    """The levels that are open in a thread, the innermost at the end."""
+    """The levels that are open in a thread, the innermost at the end, and how many layers got a policy of them."""
 
     def __init__(self) -> None:
         self.open: list[Level] = []
+        self.given = 0
 
 
 levels = _Levels()
@@ -72,9 +74,10 @@ def _with_policy(keras: ModuleType, init: Callable[..., Any]) -> Callable[..., A
     @functools.wraps(init)
     def with_policy(self: _Layer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - what a layer takes
         if levels.open and _takes_policies(keras, self):
+            levels.given += 1
             given = signature.bind(self, *args, **kwargs)
             if given.arguments.get("dtype") is None:
-                given.arguments["dtype"] = policy_of(keras, type(self), _activation_of_caller(self), levels.open[-1])
+                given.arguments["dtype"] = policy_of(keras, type(self), _settings_of_caller(self), levels.open[-1])
             args, kwargs = given.args[1:], given.kwargs
         init(self, *args, **kwargs)
 
@@ -83,20 +86,21 @@ def _with_policy(keras: ModuleType, init: Callable[..., Any]) -> Callable[..., A
     return with_policy
 
 
-def _activation_of_caller(layer: _Layer) -> Any:  # noqa: ANN401 - a name, a function, a layer or None
-    """Return the activation that a layer is being made with.
+def _settings_of_caller(layer: _Layer) -> dict[str, Any]:
+    """Return the settings that a layer is being made with, by their names, as far as it is given them.
 
-    Subclasses set their `activation` after `Layer.__init__`, so it is looked up in the `__init__` that called this one.
+    Subclasses set their attributes after `Layer.__init__`, so they are looked up in the `__init__` that called this
+    one.
     """
+    found: dict[str, Any] = {}
     frame = inspect.currentframe()
     while frame is not None:
         # Reading its variables keeps alive what a frame holds, so those of other functions are not read.
         if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is layer:
-            activation = frame.f_locals.get("activation")
-            if activation is not None:
-                return activation
+            given = frame.f_locals
+            found = {**{name: given[name] for name in SETTINGS if given.get(name) is not None}, **found}
         frame = frame.f_back
-    return None
+    return found
 
 
 def _takes_policies(keras: ModuleType, layer: _Layer) -> bool:
@@ -121,9 +125,11 @@ def warn_of_unscaled_loss(keras: ModuleType, model: _Layer) -> None:
         keras: The package that the model is of.
         model: The model.
     """
-    optimizer = getattr(model, "optimizer", None)
-    half = [each for each in layers_of(model) if each.compute_dtype == "float16"]
-    if optimizer is None or not half or _scales(keras, optimizer):
+    # A layer that is no model may have an `optimizer` that means anything.
+    if not is_compiled(keras, model) or _scales(keras, model.optimizer):
+        return
+    half = [each for each in called_layers_of(keras, model) if compute_dtype(keras, each) == "float16"]
+    if not half:
         return
     inner = [each for each in half if each is not model and not isinstance(each, keras.layers.InputLayer)]
     names = [each.name for each in inner] or [model.name]
@@ -135,7 +141,10 @@ def warn_of_unscaled_loss(keras: ModuleType, model: _Layer) -> None:
     )
 
 
-def _scales(keras: ModuleType, optimizer: Any) -> bool:  # noqa: ANN401 - of any Keras
+def _scales(keras: ModuleType, optimizer: Any) -> bool:  # noqa: ANN401 - of any Keras, or what a model puts there
     if is_keras2(keras):
-        return hasattr(optimizer, "get_scaled_loss")
+        # It may be several.
+        return all(hasattr(each, "get_scaled_loss") for each in tf.nest.flatten(optimizer))
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return True
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or bool(optimizer.loss_scale_factor)

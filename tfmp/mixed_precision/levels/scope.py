@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfmp.mixed_precision.autocast.scope import autocast
 from tfmp.mixed_precision.decorators import refuse_all_but_functions
 from tfmp.mixed_precision.levels import keras_hooks
+from tfmp.mixed_precision.levels.graph_notice import notice_if_nothing_is_half
 from tfmp.mixed_precision.levels.graph_variables import variables_at
 from tfmp.mixed_precision.levels.level import level_of
 from tfmp.mixed_precision.storage import FLOAT32_OR_HALF
@@ -124,6 +125,8 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
             if not tf.executing_eagerly():
                 entered.enter_context(autocast(self._level.half, enabled=self._level.number == 1))
                 entered.enter_context(variables_at(self._level))
+                if self._level.number >= 2:
+                    entered.enter_context(notice_if_nothing_is_half(self._level))
             self._entered.stacks.append(entered.pop_all())
         return self
 

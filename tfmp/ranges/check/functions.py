@@ -1,6 +1,6 @@
 """Checks functions of raw TensorFlow, in eager code, through their probes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,6 +36,14 @@ class Functions:
     def has_float16(self) -> bool:
         """Whether there is a function that computes in float16."""
         return self._in_float16 is not None
+
+    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
+        """Yield nothing: no probe holds another one.
+
+        Args:
+            names: The names of probes.
+        """
+        return iter(())
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the function takes
         """Run a batch forward and backward.

@@ -1,6 +1,6 @@
 """Checks the loss of a TF1 graph through the probes of that graph."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,6 +41,14 @@ class GraphLoss:
     def has_float16(self) -> bool:
         """Whether the graph has the loss in float16, too."""
         return self._in_float16 is not None
+
+    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
+        """Yield nothing: no probe holds another one.
+
+        Args:
+            names: The names of probes.
+        """
+        return iter(())
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever can be fed
         """Run a batch forward and backward.

@@ -9,6 +9,7 @@ Everything that is changed is put back when the pass ends.
 """
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -22,17 +23,24 @@ from tfmp.which_keras import is_keras2
 _Layer: TypeAlias = Any
 
 
-def draws_random_numbers(layer: _Layer) -> bool:
+def draws_random_numbers(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer, or the cell of a recurrent layer, draws random numbers itself.
 
     Args:
-        layer: The layer.
+        keras: The package that the layer is of.
+        layer: The layer, or a cell, which need not be one.
     """
-    if getattr(layer, "_seed_generators", None) or getattr(layer, "_random_generator", None):
-        return True
-    cell = getattr(layer, "cell", None)
-    cells = getattr(cell, "cells", [] if cell is None else [cell])
-    return any(draws_random_numbers(each) for each in cells)
+    if is_keras2(keras):
+        generators = (importlib.import_module(f"{keras.__name__}.src.backend").RandomGenerator, tf.random.Generator)
+        draws = isinstance(getattr(layer, "_random_generator", None), generators)
+    else:
+        draws = isinstance(layer, keras.layers.Layer) and bool(layer._seed_generators)
+    cells: list[Any] = []
+    if isinstance(layer, keras.layers.RNN):
+        cells = [layer.cell]
+    elif isinstance(layer, keras.layers.StackedRNNCells):
+        cells = list(layer.cells)
+    return draws or any(draws_random_numbers(keras, each) for each in cells)
 
 
 @contextlib.contextmanager
@@ -80,7 +88,7 @@ def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None
     own, new = layer._dtype_policy, keras.DTypePolicy(policy)
     # Keras casts variables if the policy says that their type is another one than that of the computation.
     new._variable_dtype = layer.variable_dtype
-    casts = half_casts(layer)
+    casts = half_casts(keras, layer)
     types_of_casts = [each.dtype for each in casts]
     layer._dtype_policy = new
     try:
@@ -152,10 +160,10 @@ def on_first_replica(keras: ModuleType, model: _Layer) -> contextlib.AbstractCon
         keras: The package that the model is of.
         model: The model.
     """
-    strategy = getattr(model, "distribute_strategy", None) if is_keras2(keras) else None
-    if strategy is None or strategy.num_replicas_in_sync == 1:
+    is_model_of_keras2 = is_keras2(keras) and isinstance(model, keras.Model)
+    if not is_model_of_keras2 or model.distribute_strategy.num_replicas_in_sync == 1:
         return contextlib.nullcontext()
-    return tf.distribute.ReplicaContext(strategy, 0)
+    return tf.distribute.ReplicaContext(model.distribute_strategy, 0)
 
 
 @contextlib.contextmanager

@@ -4,14 +4,22 @@ import contextlib
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.keras_layers import HALF, layers_directly_in, layers_of
+from tfmp.keras_layers import (
+    HALF,
+    called_layers_of,
+    compute_dtype,
+    is_compiled,
+    is_quantized,
+    layers_directly_in,
+    layers_of,
+)
 from tfmp.ranges.check import keras_internals
 from tfmp.ranges.check.names import by_name, told_apart
 from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
@@ -31,8 +39,7 @@ class KerasModel:
             loss that the model is compiled with.
 
     Raises:
-        ValueError: The model is not built, is not compiled and has no `loss_fn`, has nothing to train, or has a layer
-            that computes in integers.
+        ValueError: The model is not built, or is not compiled and has no `loss_fn`.
     """
 
     has_float16 = True
@@ -44,12 +51,15 @@ class KerasModel:
         self._loss_fn = keras_internals.loss_of_name(keras, loss_fn) if isinstance(loss_fn, str) else loss_fn
         self._is_named = isinstance(loss_fn, str)
         self._layers = _layers(keras, model)
-        _validate(model, self._layers, self._loss_fn)
-        self._names = _names(keras, model)
+        _validate(keras, model, self._loss_fn)
+        self._paths = _paths(keras, model)
+        self._names = _names(keras, self._layers, self._paths)
         self._layer_of_variable = _layers_by_variable(self._layers)
-        computes_in_half = [layer for layer in self._layers if layer.compute_dtype in HALF]
+        computes_in_half = [layer for layer in self._layers if compute_dtype(keras, layer) in HALF]
         # A model that computes in half precision already has layers that the user keeps in float32.
         self._may_be_half = {id(layer) for layer in computes_in_half or self._layers}
+        # Layers that keep their types. They are an obstacle only if the model calls them.
+        self._of_other_types = {id(layer) for layer in self._layers if _is_of_other_type(keras, layer)}
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the model takes
         """Run a batch forward and backward, as in training, but without the layers that draw random numbers.
@@ -57,13 +67,17 @@ class KerasModel:
         Args:
             batch: Inputs and labels, and perhaps the weights of the examples, as in `fit`.
             precision: How to compute.
+
+        Raises:
+            ValueError: The model calls a layer that computes in integers.
         """
-        calls = _Calls(self._names)
+        calls = _Calls(self._keras, self._names)
         with self._prepared(precision, calls) as sources:
             with tf.GradientTape() as tape:
                 tape.watch([source for source in sources if not isinstance(source, tf.Variable)])
                 loss = self._loss(batch)
                 scaled = loss * precision.loss_scale
+            self._refuse_other_types(calls)
             # Layers may be called again while the gradients are computed, in order to compute activations again.
             inputs, outputs = list(calls.inputs), list(calls.outputs)
             with keras_internals.on_first_replica(self._keras, self._model):
@@ -82,6 +96,25 @@ class KerasModel:
             tf.nest.map_structure(lambda tensor: tensor.numpy(), measurements(tensors)), precision.loss_scale
         )
 
+    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
+        """Yield the names of the layers that hold some layers, with the name of one that they hold, floor by floor.
+
+        Args:
+            names: The names of the layers. First come the layers that hold these directly.
+        """
+        holder_of = {id(inner): layer for layer in self._layers for inner in layers_directly_in(layer)}
+        floor = [layer for layer in self._layers if self._name(layer) in names]
+        while True:
+            held = [(holder_of[id(layer)], layer) for layer in floor if id(layer) in holder_of]
+            floor = [holder for holder, _ in held if holder is not self._model]
+            if not floor:
+                return
+            yield {self._name(holder): self._name(inner) for holder, inner in held if holder is not self._model}
+
+    def _name(self, layer: _Keras) -> str:
+        # Models are not looked at, but may be kept.
+        return self._names.get(id(layer)) or "/".join(self._paths[id(layer)])
+
     @contextlib.contextmanager
     def _prepared(self, precision: Precision, calls: "_Calls") -> Iterator[list[Any]]:
         """Let the layers compute in the types of a pass, see their calls, and keep the model's state.
@@ -96,7 +129,7 @@ class KerasModel:
         in_float32 = self._kept_in_float32(precision)
         with contextlib.ExitStack() as changed:
             for layer in self._layers:
-                if precision.dtype is not None:
+                if precision.dtype is not None and id(layer) not in self._of_other_types:
                     policy = "float32" if id(layer) in in_float32 else "mixed_float16"
                     changed.enter_context(keras_internals.computing_in(self._keras, layer, policy))
                 changed.enter_context(keras_internals.called_through(layer, functools.partial(calls.call, layer)))
@@ -105,10 +138,13 @@ class KerasModel:
     def _kept_in_float32(self, precision: Precision) -> set[int]:
         if precision.dtype != "float16":
             return set(map(id, self._layers))
-        named = [layer for layer in self._layers if self._names.get(id(layer)) in precision.keep_float32]
+        named = [layer for layer in self._layers if self._name(layer) in precision.keep_float32]
         # A layer that is kept takes the layers that it holds with it.
         kept = {id(inner) for layer in named for inner in layers_of(layer)}
         return kept | (set(map(id, self._layers)) - self._may_be_half)
+
+    def _refuse_other_types(self, calls: "_Calls") -> None:
+        _refuse([layer for layer in self._layers if id(layer) in self._of_other_types & calls.called])
 
     def _loss(self, batch: Any) -> tf.Tensor:  # noqa: ANN401 - whatever the model takes
         """Return the loss of a batch as `fit` would compute it, a float32 scalar that is not scaled."""
@@ -143,11 +179,15 @@ class _Calls:
     """What layers take and return in a pass.
 
     Args:
+        keras: The package that the layers are of.
         names: The names of the layers to look at, by their ids.
     """
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, keras: ModuleType, names: Mapping[int, str]) -> None:
+        self._keras = keras
         self._names = names
+        #: The ids of the layers that were called.
+        self.called: set[int] = set()
         self.inputs: list[tuple[str, tf.Tensor]] = []
         self.outputs: list[tuple[str, tf.Tensor]] = []
         #: How many layers are being called that were told not to train.
@@ -162,7 +202,8 @@ class _Calls:
             *args: What it is called with.
             **kwargs: What it is called with.
         """
-        draws = keras_internals.draws_random_numbers(layer)
+        self.called.add(id(layer))
+        draws = keras_internals.draws_random_numbers(self._keras, layer)
         positional: Sequence[Any] = args
         if draws:
             # Dropout would draw another mask in float16 than in float32.
@@ -196,18 +237,25 @@ def _with_training(
     return args, {**kwargs, "training": now} if kwargs.get("training") is was else kwargs
 
 
-def _validate(model: _Keras, layers: Sequence[_Keras], loss_fn: Callable[..., Any] | None) -> None:
+def _validate(keras: ModuleType, model: _Keras, loss_fn: Callable[..., Any] | None) -> None:
     if not model.built:
         raise ValueError(f"the model {model.name!r} has no variables yet: call it on a batch first, or build it.")
-    if loss_fn is None and not getattr(model, "compiled", getattr(model, "_is_compiled", False)):
+    if loss_fn is None and not is_compiled(keras, model):
         raise ValueError(f"loss_fn is None, and the model {model.name!r} is not compiled with a loss: pass loss_fn.")
-    integers = [layer.name for layer in layers if not tf.as_dtype(layer.compute_dtype).is_floating]
-    quantized = [layer.name for layer in layers if getattr(layer, "quantization_mode", None)]
-    if integers or quantized:
+    # Keras 3 has a function of its own for calls of quantized layers.
+    _refuse([layer for layer in called_layers_of(keras, model) if is_quantized(keras, layer)])
+
+
+def _is_of_other_type(keras: ModuleType, layer: _Keras) -> bool:
+    return not tf.as_dtype(compute_dtype(keras, layer)).is_floating or is_quantized(keras, layer)
+
+
+def _refuse(layers: Sequence[_Keras]) -> None:
+    if layers:
         raise ValueError(
             "float16 cannot take the place of integers, in which these layers compute: "
-            f"{', '.join(integers or quantized)}. Pass the part of the model behind them, or the model before it was "
-            "quantized."
+            f"{', '.join(layer.name for layer in layers)}. Pass the part of the model behind them, or the model before "
+            "it was quantized."
         )
 
 
@@ -215,12 +263,8 @@ def _layers(keras: ModuleType, model: _Keras) -> list[_Keras]:
     return [each for each in layers_of(model) if not isinstance(each, keras.layers.InputLayer)]
 
 
-def _names(keras: ModuleType, model: _Keras) -> dict[int, str]:
-    """Return names by the ids of the layers that are to be looked at.
-
-    A model only calls its layers, so it is looked at only if it has weights of its own. A layer whose name another one
-    has, too, is named together with the layer that holds it.
-    """
+def _paths(keras: ModuleType, model: _Keras) -> dict[int, list[str]]:
+    """Return the names of the layers that hold a layer, and its own, by the ids of the layers in a model."""
     paths: dict[int, list[str]] = {}
 
     def walk(layer: _Keras, outer: list[str]) -> None:
@@ -230,9 +274,18 @@ def _names(keras: ModuleType, model: _Keras) -> dict[int, str]:
                 walk(inner, paths[id(inner)])
 
     walk(model, [])
-    by_id = {id(layer): layer for layer in [model, *_layers(keras, model)]}
-    owners = {id(layer) for layer in _layers_by_variable(list(by_id.values())).values()}
     paths.setdefault(id(model), [model.name])
+    return paths
+
+
+def _names(keras: ModuleType, layers: Sequence[_Keras], paths: Mapping[int, list[str]]) -> dict[int, str]:
+    """Return names by the ids of the layers that are to be looked at.
+
+    A model only calls its layers, so it is looked at only if it has weights of its own. A layer whose name another one
+    has, too, is named together with the layer that holds it.
+    """
+    by_id = {id(layer): layer for layer in layers}
+    owners = {id(layer) for layer in _layers_by_variable(list(by_id.values())).values()}
     looked_at = {key: path for key, path in paths.items() if key in owners or not isinstance(by_id[key], keras.Model)}
     last = Counter(path[-1] for path in looked_at.values())
     names = (path[-1] if last[path[-1]] == 1 else "/".join(path) for path in looked_at.values())

@@ -1,6 +1,6 @@
 """One pass of a batch through a model, forward and backward: its tensors by name, and what is measured of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -112,6 +112,13 @@ class Subject(Protocol):
     @property
     def keeps_float32(self) -> bool:
         """Whether layers of it can stay in float32 while the others compute in float16."""
+
+    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
+        """Yield the names of what holds some layers, and could stay in float32, each with the name of one of these.
+
+        Args:
+            names: The names of the layers. First comes what holds them directly.
+        """
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the user's code takes
         """Run a batch forward and backward.

@@ -28,6 +28,9 @@ from tfmp.ranges.check.weighted_loss import weighted_mean
 from tfmp.ranges.report import LayerPrecision, PrecisionReport
 from tfmp.which_keras import keras_of
 
+#: What a model raises whose own code is not for float16.
+_FAILURES = (TypeError, ValueError, tf.errors.OpError)
+
 
 def check_precision(
     model: Any,  # noqa: ANN401 - a model of any Keras, a function or a tensor
@@ -193,8 +196,9 @@ class _Check:
         self._comparison = GradientComparison()
         #: Why layers are kept in float32, by their names.
         self._kept: dict[str, str] = {}
-        #: Why the model could not be run in float16.
+        #: Why the model could not be run in float16, and whether that is so only with layers kept in float32.
         self._float16_error: str | None = None
+        self._keeping_fails = False
 
     def report(self) -> PrecisionReport:
         """Run all passes and return the report."""
@@ -214,13 +218,15 @@ class _Check:
         self._scale = suggested_loss_scale(self._totals.all_gradients(without=self._kept))
         in_float16 = self._compare() if self._subject.has_float16 else []
         return PrecisionReport(
-            layers=[self._layer(name) for name in self._totals.names()],
+            # What is kept may be a model, which is not looked at by itself.
+            layers=[self._layer(name) for name in dict.fromkeys([*self._totals.names(), *self._kept])],
             suggested_loss_scale=self._scale,
             bfloat16_needs_scaling=bfloat16_needs_scaling(gradients),
             batches=len(self._batches),
             loss=sum(losses) / len(losses),
             float16_loss=sum(in_float16) / len(in_float16) if in_float16 else None,
             float16_error=self._float16_error,
+            keeping_fails=self._keeping_fails,
         )
 
     def _shown(self, precision: str) -> Iterable[Any]:
@@ -276,12 +282,31 @@ class _Check:
 
     def _run_in_float16(self, batch: Any) -> Pass | None:  # noqa: ANN401 - whatever the user's code takes
         try:
-            return self._subject.run(batch, Precision("float16", self._scale, frozenset(self._kept)))
-        except (TypeError, ValueError, tf.errors.OpError) as error:
+            return self._subject.run(batch, self._in_float16())
+        except _FAILURES as error:
             if not self._subject.keeps_float32:
                 # The user wrote what computes in float16.
                 raise
-            self._float16_error = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
+        # Code of the model may combine what a layer returns in float32 with float16. The layer with this code may then
+        # be kept as a whole.
+        for holders in self._subject.holders(self._kept):
+            seen = self._tried(batch, self._kept.keys() | holders.keys())
+            if seen is not None:
+                for holder, inner in holders.items():
+                    self._kept.setdefault(holder, f"it combines what {inner} returns in float32 with float16")
+                return seen
+        self._float16_error = message
+        self._keeping_fails = bool(self._kept) and self._tried(batch, ()) is not None
+        return None
+
+    def _in_float16(self, keep_float32: Iterable[str] | None = None) -> Precision:
+        return Precision("float16", self._scale, frozenset(self._kept if keep_float32 is None else keep_float32))
+
+    def _tried(self, batch: Any, keep_float32: Iterable[str]) -> Pass | None:  # noqa: ANN401 - what the code takes
+        try:
+            return self._subject.run(batch, self._in_float16(keep_float32))
+        except _FAILURES:
             return None
 
     def _first_nonfinite_gradient(self) -> str:
