@@ -125,7 +125,8 @@ def is_quantized(keras: ModuleType, layer: _Layer) -> bool:
     """
     names = [each.__module__.split(".") for each in type(layer).__mro__]
     is_simulated = any(name[0] == "tensorflow_model_optimization" and name[-1] in _ROUNDING for name in names)
-    return is_simulated or not is_keras2(keras) and bool(_read_as_keras_does(keras, layer, "quantization_mode"))
+    # In Keras 2 the name means nothing.
+    return is_simulated or (not is_keras2(keras) and bool(_read_as_keras_does(keras, layer, "quantization_mode")))
 
 
 def is_compiled(keras: ModuleType, model: _Layer) -> bool:

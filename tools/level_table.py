@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 
+from tfmp.keras_layers import HALF
 from tfmp.mixed_precision.levels.keras_policies import policy_of
 from tfmp.mixed_precision.levels.level import level_of
 
@@ -60,10 +61,15 @@ def _cell(keras: ModuleType, layer: type, level: str) -> str:
         return "no floats"
     if name in _HOLD_LAYERS:
         return "as its layers"
-    at = level_of(level)
-    if policy_of(keras, layer, {"interpolation": "nearest"}, at) == "float32":
+    nearest = {
+        half: policy_of(keras, layer, {"interpolation": "nearest"}, level_of(f"{level}-{half}")) for half in HALF
+    }
+    if set(nearest.values()) == {"float32"}:
         return "float32"
-    if policy_of(keras, layer, {}, at) == "float32":
+    for half in HALF:
+        if nearest[half] == "float32":
+            return f"float32 instead of {half}"
+    if policy_of(keras, layer, {}, level_of(level)) == "float32":
         return "half for the nearest pixel, otherwise float32"
     return "float32, result half" if name in _FLOAT32_INSIDE else "half"
 

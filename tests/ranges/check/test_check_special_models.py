@@ -181,3 +181,95 @@ def test_activity_regularizers_belong_to_the_loss(keras: ModuleType) -> None:
     # With the compiled loss, Keras 3.15 adds float16 to float32 and fails, as it does in training.
     without, (x, y) = tf.reduce_mean((model(data()[0]) - data()[1]) ** 2), data()
     assert check(model, "mse", [(x, y)]).loss > float(without)
+
+
+def _adding(keras: ModuleType, base: str) -> Any:
+    """Return a model with a block that adds what a layer with large values returns to what it takes, in raw code."""
+
+    class Block(getattr(keras, base) if base == "Model" else keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="block")
+            self.large = keras.layers.Dense(4, name="large", kernel_initializer=keras.initializers.Constant(1e5))
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return (x + self.large(x)) * 1e-6
+
+    class Net(keras.Model):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.head = Block(), keras.layers.Dense(1, name="head")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.head(self.block(x))
+
+    model = Net()
+    model(data()[0])
+    return model
+
+
+@pytest.mark.parametrize("base", ["Layer", "Model"])
+@for_every_keras()
+def test_layer_whose_code_combines_the_types_is_kept_as_a_whole(keras: ModuleType, base: str) -> None:
+    model, (x, y) = _adding(keras, base), data()
+    report = check(model, "mse", [(x, y)])
+    assert set(report.keep_float32) == {"large", "block"}
+    assert "Keep block in float32: it combines what large returns in float32 with float16." in str(report)
+    assert (report.float16_error, report.keeping_fails) == (None, False)
+    # What the report says can be done.
+    tfmp.set_precision(model, "O2", keep_float32=report.keep_float32)
+    assert bool(tf.reduce_all(tf.math.is_finite(model(x))))
+
+
+@for_every_keras()
+def test_report_tells_what_to_do_where_no_layer_can_be_kept(keras: ModuleType) -> None:
+    class Net(keras.Model):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            constant = keras.initializers.Constant(1e5)
+            self.large = keras.layers.Dense(4, name="large", kernel_initializer=constant)
+            self.small, self.head = keras.layers.Dense(4, name="small"), keras.layers.Dense(1, name="head")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.head((self.small(x) + self.large(x)) * 1e-6)
+
+    model, (x, y) = Net(), data()
+    model(x)
+    report = check(model, "mse", [(x, y)])
+    assert (report.keep_float32, report.keeping_fails) == (["large"], True)
+    assert report.to_dict()["keeping_fails"] is True
+    text = str(report)
+    assert "large does not fit into float16: its " in text
+    assert "Keep large in float32" not in text
+    assert "It does not help to keep that in float32" in text
+    assert 'tfmp.set_precision(model, "O2-bfloat16")' in text
+    # What the report says can be done.
+    tfmp.set_precision(model, "O2-bfloat16")
+    assert bool(tf.reduce_all(tf.math.is_finite(model(x))))
+
+
+@pytest.mark.filterwarnings(r"ignore:`build\(\)` was called on layer:UserWarning")
+@for_every_keras()
+def test_layer_of_integers_that_is_not_called_is_no_obstacle(keras: ModuleType) -> None:
+    class Net(keras.Model):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.ids, self.head = keras.layers.Layer(dtype="int32", name="ids"), keras.layers.Dense(1, name="head")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.head(x)
+
+    assert [layer.name for layer in check(called(Net()), "mse", [data()]).layers] == ["head"]
+
+
+@for_every_keras()
+def test_cell_of_the_users_that_is_no_cell(keras: ModuleType) -> None:
+    class Own(keras.layers.Layer):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = self.cells = 3
+            self.dense, self._random_generator = keras.layers.Dense(1, name="dense"), np.ones(2)
+
+        def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+            return self.dense(x)
+
+    assert check(called(keras.Sequential([keras.Input([4]), Own()])), "mse", [data()])["dense"].weights.total == 5

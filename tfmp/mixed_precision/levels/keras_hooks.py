@@ -126,7 +126,7 @@ def warn_of_unscaled_loss(keras: ModuleType, model: _Layer) -> None:
         model: The model.
     """
     # A layer that is no model may have an `optimizer` that means anything.
-    if not is_compiled(keras, model) or _scales(keras, model.optimizer):
+    if not is_compiled(keras, model) or _scales(keras, getattr(model, "optimizer", None)):
         return
     half = [each for each in called_layers_of(keras, model) if compute_dtype(keras, each) == "float16"]
     if not half:

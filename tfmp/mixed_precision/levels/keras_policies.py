@@ -27,15 +27,28 @@ _IN_FLOAT32_AT_O1 = (
 )
 #: Those that O2 keeps in float32, too: inputs that are not normalized yet may be larger than float16 can be.
 _IN_FLOAT32_AT_O2 = ("Normalization",)
-#: Those that no level computes in half precision: TensorFlow has no operation that counts so, and XLA fails where it
-#: compiles the gradient of a resize, which these layers do to images that are smaller than the crop.
-_IN_FLOAT32_ALWAYS = ("CategoryEncoding", "CenterCrop", "RandomCrop")
+#: Those that no level computes in half precision, since TensorFlow or Keras cannot: they count; XLA fails where it
+#: compiles the gradient of a resize, which the crops do to images that are smaller; or Keras itself mixes the types.
+_IN_FLOAT32_ALWAYS = ("CategoryEncoding", "CenterCrop", "CutMix", "Discretization", "MixUp", "RandomCrop")
 #: Those of which that holds unless they take the nearest pixel.
 _RESIZING = ("Resizing", "UpSampling2D")
-#: Those that TensorFlow computes in float16, and not in bfloat16.
-_NOT_IN_BFLOAT16 = ("RandomPerspective", "RandomRotation", "RandomShear", "RandomTranslation", "RandomZoom")
-#: Activation functions for which O1 keeps the whole layer in float32.
+#: Those that TensorFlow can compute in one half-precision type, but not in this one: it has no ranges of float16, and
+#: does not project images of bfloat16.
+_NOT_IN = {
+    "float16": ("RandomElasticTransform", "RandomErasing", "RandomGaussianBlur"),
+    "bfloat16": (
+        "AugMix",
+        "RandAugment",
+        "RandomPerspective",
+        "RandomRotation",
+        "RandomShear",
+        "RandomTranslation",
+        "RandomZoom",
+    ),
+}
+#: Activation functions for which O1 keeps the whole layer in float32, and those that need a range of numbers.
 _ACTIVATIONS_IN_FLOAT32_AT_O1 = ("softmax", "log_softmax", "exponential", "exp")
+_ACTIVATIONS_NOT_IN = {"float16": ("sparsemax",), "bfloat16": ()}
 #: The settings of a layer that decide on its policy.
 SETTINGS = ("activation", "interpolation")
 
@@ -68,26 +81,26 @@ def policy_of(keras: ModuleType, layer_class: type, settings: Mapping[str, Any],
     """
     kept = [
         *_IN_FLOAT32_ALWAYS,
-        *(() if settings.get("interpolation") == "nearest" else _RESIZING),
-        *(_NOT_IN_BFLOAT16 if level.half == "bfloat16" else ()),
+        *_NOT_IN[level.half],
+        *(() if _name_of(settings.get("interpolation")) == "nearest" else _RESIZING),
         *(_IN_FLOAT32_AT_O1 if level.number == 1 else ()),
         *(_IN_FLOAT32_AT_O2 if level.number in (1, 2) else ()),
     ]
-    if _is_one_of(keras, layer_class, kept):
-        return "float32"
-    if level.number == 1 and _takes_exponentials(keras, settings.get("activation")):
-        return "float32"
-    return level.policy
+    activation = settings.get("activation")
+    activations = [*_ACTIVATIONS_NOT_IN[level.half], *(_ACTIVATIONS_IN_FLOAT32_AT_O1 if level.number == 1 else ())]
+    if isinstance(activation, keras.layers.Layer):
+        is_kept = _is_one_of(keras, type(activation), kept)
+    else:
+        # TensorFlow's own functions have names that end so.
+        is_kept = _name_of(activation).removesuffix("_v2") in activations
+    return "float32" if is_kept or _is_one_of(keras, layer_class, kept) else level.policy
+
+
+def _name_of(setting: Any) -> str:  # noqa: ANN401 - a name, a function, or what a user's class calls so
+    name = setting if isinstance(setting, str) else getattr(setting, "__name__", None)
+    return name if isinstance(name, str) else ""
 
 
 def _is_one_of(keras: ModuleType, layer_class: type, names: Sequence[str]) -> bool:
     named = [getattr(keras.layers, name, None) for name in names]
     return issubclass(layer_class, tuple(each for each in named if each is not None))
-
-
-def _takes_exponentials(keras: ModuleType, activation: Any) -> bool:  # noqa: ANN401 - whatever a layer calls so
-    if isinstance(activation, keras.layers.Layer):
-        return _is_one_of(keras, type(activation), _IN_FLOAT32_AT_O1)
-    name = activation if isinstance(activation, str) else getattr(activation, "__name__", None)
-    # TensorFlow's own functions have such names.
-    return isinstance(name, str) and name.removesuffix("_v2") in _ACTIVATIONS_IN_FLOAT32_AT_O1
