@@ -224,6 +224,18 @@ def test_a_function_in_float32_does_not_overflow_where_float16_would(
     assert float(names["scaler"].loss_scale) == _SCALE
 
 
+@_of_recipe(["Drop a step by its norm"])
+def test_a_large_norm_drops_the_step_and_only_an_infinite_one_lowers_the_scale(
+    recipe: str, names: dict[str, Any], good: list[Batch]
+) -> None:
+    large = (good[1][0], good[1][1] + np.float32(100))
+    names["batches"] = dataset(names, [large, good[0], overflowing(good[2]), *good[1:]])
+    run(recipe, names)
+    _close(_weights(names["variables"]), _trained(good))
+    assert float(names["scaler"].loss_scale) == _SCALE / 2
+    assert [int(count) for count in names["scaler"].manager.get_status()[4:6]] == [4, 1]
+
+
 @_of_recipe(["Saving and resuming"])
 def test_a_run_that_is_resumed_equals_the_one_that_was_not(
     recipe: str, names: dict[str, Any], good: list[Batch], tmp_path: Path

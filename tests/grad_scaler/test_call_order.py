@@ -24,7 +24,7 @@ def test_optimizers_are_distinguished_by_identity() -> None:
 
 def test_step_finds_the_check_of_unscale_until_update() -> None:
     calls, seen = CallOrder(), LocalCheck(tf.constant(True))
-    calls.note_unscale("sgd", seen)
+    calls.note_unscale("sgd", seen, None)
     assert calls.validate_step("sgd") is seen
     assert calls.validate_step("adam") is None
     calls.note_step("sgd", None)

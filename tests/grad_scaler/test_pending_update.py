@@ -10,7 +10,7 @@ def _result(applied: bool, finite: bool, max_abs: float) -> StepResult:
 
 def _combined(pending: PendingUpdate) -> list[float]:
     result = pending.result(with_max_abs=True)
-    return [int(pending.steps), bool(result.applied), bool(result.finite), float(result.max_abs)]
+    return [int(pending.results), bool(result.applied), bool(result.finite), float(result.max_abs)]
 
 
 def test_result_combines_all_steps_until_it_is_cleared() -> None:
@@ -47,3 +47,16 @@ def test_partly_applied_iterations_are_counted_and_not_cleared() -> None:
         pending.clear()
         counts.append(int(pending.partial_iterations))
     assert counts == [0, 1, 2, 2, 2]
+
+
+def test_overflow_that_unscale_found_is_a_step_and_finite_gradients_without_a_step_are_none() -> None:
+    pending, found = PendingUpdate(), []
+    for of_unscale, of_step in [(True, None), (False, None), (True, True), (False, True), (False, False)]:
+        pending.add(_result(of_unscale, of_unscale, 1.0), of_step=False)
+        if of_step is not None:
+            pending.add(_result(of_step, of_step, 1.0))
+        found.append((bool(pending.is_step), bool(pending.result(with_max_abs=False).applied)))
+        pending.clear()
+    assert found == [(False, True), (True, False), (True, True), (True, False), (True, False)]
+    # Only where one optimizer stepped, and the gradients of another overflowed, was the iteration applied in part.
+    assert int(pending.partial_iterations) == 1

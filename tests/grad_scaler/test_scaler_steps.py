@@ -1,4 +1,5 @@
 import contextlib
+import enum
 import functools
 import math
 from collections.abc import Callable
@@ -297,48 +298,67 @@ def test_mean_of_a_window_is_clipped_and_applied_as_overflow_drops_says(
     assert float(weight) == expected - 1.5
 
 
+class _Kind(enum.IntEnum):
+    """What an iteration does with an optimizer."""
+
+    NOTHING = 0
+    STEP = 1
+    UNSCALE_AND_STEP = 2
+    UNSCALE_AND_DROP = 3
+
+
 @functools.cache
 def _cached_training() -> tuple[tfmp.GradScaler, Callable[[tf.Tensor, tf.Tensor], None], list[tf.Variable]]:
     scaler = tfmp.GradScaler(64, 4.0, 0.25, 2)
     weights, optimizers = [tf.Variable(0.0) for _ in range(3)], [_sgd() for _ in range(3)]
 
     @tf.function
-    def iterate(grads: tf.Tensor, stepping: tf.Tensor) -> None:
+    def iterate(grads: tf.Tensor, kinds: tf.Tensor) -> None:
         for index, (weight, optimizer) in enumerate(zip(weights, optimizers, strict=True)):
-            if stepping[index]:
-                scaler.step(optimizer, [(scaler.scale(grads[index]), weight)])
+            scaled, kind = scaler.scale(grads[index]), kinds[index]
+            if kind == _Kind.STEP:
+                scaler.step(optimizer, [(scaled, weight)])
+            elif kind != _Kind.NOTHING:
+                (grad,) = scaler.unscale(optimizer, [scaled])
+                if kind == _Kind.UNSCALE_AND_STEP:
+                    scaler.step(optimizer, [(grad, weight)])
         scaler.update()
 
     return scaler, iterate, weights
 
 
-@settings(max_examples=40, deadline=None)
+_ONE_OPTIMIZER = st.tuples(st.sampled_from(_Kind), st.sampled_from([1.0, -2.0, math.inf, math.nan]))
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.lists(st.sampled_from([None, 1.0, -2.0, math.inf, math.nan]), min_size=3, max_size=3).filter(any),
-        max_size=8,
+        st.lists(_ONE_OPTIMIZER, min_size=3, max_size=3).filter(lambda each: any(kind for kind, _ in each)), max_size=8
     )
 )
-def test_scale_moves_by_the_rule_of_torch(iterations: list[list[float | None]]) -> None:
+def test_scale_moves_by_the_rule_of_torch(iterations: list[list[tuple[_Kind, float]]]) -> None:
     scaler, iterate, weights = _cached_training()
     scaler.load_state_dict({"loss_scale": 64, "good_steps": 0, "bad_steps": 0})
     for weight in weights:
         weight.assign(0.0)
     scale, growth_tracker, expected = 64.0, 0, [0.0] * 3
-    for grads in iterations:
-        stepping = [grad is not None for grad in grads]
-        iterate(tf.constant([grad or 0.0 for grad in grads]), tf.constant(stepping))
-        finite = all(math.isfinite(grad) for grad in grads if grad is not None)
+    applied, skipped = int(scaler.applied_steps), int(scaler.skipped_steps)
+    for optimizers in iterations:
+        iterate(tf.constant([grad for _, grad in optimizers]), tf.constant([int(kind) for kind, _ in optimizers]))
+        finite = all(math.isfinite(grad) for kind, grad in optimizers if kind)
         growth_tracker = growth_tracker + 1 if finite else 0
         if not finite:
             scale = max(1.0, scale * 0.25)
         elif growth_tracker == 2:
             scale, growth_tracker = scale * 4.0, 0
-        for index, grad in enumerate(grads):
-            if grad is not None and math.isfinite(grad):
+        stepped = [kind in (_Kind.STEP, _Kind.UNSCALE_AND_STEP) for kind, _ in optimizers]
+        for index, (_, grad) in enumerate(optimizers):
+            if stepped[index] and math.isfinite(grad):
                 expected[index] -= grad
+        applied, skipped = applied + (finite and any(stepped)), skipped + (not finite)
         state = scaler.state_dict()
         assert (state["loss_scale"], state["good_steps"]) == (scale, growth_tracker)
+        assert (int(scaler.applied_steps), int(scaler.skipped_steps)) == (applied, skipped)
         assert [float(weight) for weight in weights] == expected
 
 

@@ -50,7 +50,7 @@ class CallOrder:
     The calls for each optimizer must come in this order:
 
         unscale      optional, at most once
-        step         at most once
+        step         at most once; left out if the user drops the step
         update       once for all optimizers; the calls before it are forgotten
 
     Calls are recorded when Python runs them: in eager code in every iteration, in a graph or a `tf.function` only while
@@ -100,14 +100,16 @@ class CallOrder:
                 "abandon() first if an exception ended the iteration before."
             )
 
-    def note_unscale(self, optimizer: object, known: LocalCheck) -> None:
+    def note_unscale(self, optimizer: object, known: LocalCheck, op: tf.Operation | None) -> None:
         """Record a call of `unscale`.
 
         Args:
             optimizer: The optimizer for which `unscale` was called.
             known: The result of checking its gradients.
+            op: The op that keeps this result for `update`; None in eager mode, or if nothing is kept.
         """
         self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), known))
+        self._note_op(op)
 
     def validate_step(self, optimizer: object) -> LocalCheck | None:
         """Raise an error if `step` must not be called now; else return what `unscale` found, None if it was not called.
@@ -134,11 +136,14 @@ class CallOrder:
             )
         return None
 
-    def refuse_conditional(self) -> None:
-        """Raise an error if a step is built where `update` could not run it.
+    def refuse_conditional(self, verb: str) -> None:
+        """Raise an error if `unscale` or `step` is built where `update` could not run it.
+
+        Args:
+            verb: The name of the method.
 
         Raises:
-            NotImplementedError: The step is built in a conditional or a `tf.function` inside a TF1 graph.
+            NotImplementedError: The call is built in a conditional or a `tf.function` inside a TF1 graph.
         """
         with tf.init_scope():
             in_eager_program = tf.executing_eagerly()
@@ -146,9 +151,9 @@ class CallOrder:
         # A conditional of control flow v1 has no graph of its own; only this private method shows it.
         if not in_eager_program and (graph.building_function or graph._get_control_flow_context() is not None):
             raise NotImplementedError(
-                "step in a conditional, or in a tf.function, in a TF1 graph: update would not run it. Compute the "
-                "gradients in the conditional and build the step outside of it; or train in a tf.function of an eager "
-                "program."
+                f"{verb} in a conditional, or in a tf.function, in a TF1 graph: update would not run it. Compute the "
+                f"gradients in the conditional and build the {verb} outside of it; or train in a tf.function of an "
+                "eager program."
             )
 
     def note_step(self, optimizer: object, op: tf.Operation | None) -> None:
@@ -165,16 +170,18 @@ class CallOrder:
             each._replace(used_by_step=True) if each.call.is_for(optimizer) and each.is_in(contexts) else each
             for each in self._unscaled
         ]
-        context = self._context()
-        self._step_calls.setdefault(context, []).append(_Call(optimizer, _current_replica()))
+        self._step_calls.setdefault(self._context(), []).append(_Call(optimizer, _current_replica()))
+        self._note_op(op)
+
+    def _note_op(self, op: tf.Operation | None) -> None:
         if op is not None and not op.graph.building_function:
             # A `tf.function` runs its ops in the right order by itself, and a stored op would keep its graph alive.
-            self._ops.setdefault(context, []).append(op)
+            self._ops.setdefault(self._context(), []).append(op)
 
     def ops(self) -> Sequence[tf.Operation]:
-        """Return the ops of the steps since the last update, which `update` must run in a TF1 graph; empty elsewhere.
+        """Return the ops of the calls since the last update, which `update` must run in a TF1 graph; empty elsewhere.
 
-        In eager code and in a `tf.function`, steps run in the order of the program.
+        In eager code and in a `tf.function`, the calls run in the order of the program.
         """
         return self._ops.get(self._context(), [])
 
@@ -182,6 +189,11 @@ class CallOrder:
     def has_steps(self) -> bool:
         """True if a call of `step` was recorded in the current graph, or in eager code, since the last update."""
         return bool(self._step_calls.get(self._context()))
+
+    @property
+    def has_unscaled(self) -> bool:
+        """True if a call of `unscale` was recorded in the current graph, or in eager code, since the last update."""
+        return any(each.is_in([self._context()]) for each in self._unscaled)
 
     def end(self) -> None:
         """Forget the calls that were made in the current graph, or in eager code."""

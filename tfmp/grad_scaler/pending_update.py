@@ -1,4 +1,4 @@
-"""Collects, on the device, the results of the steps between two updates of the loss scale."""
+"""Collects, on the device, what `unscale` and `step` find between two updates of the loss scale."""
 
 from typing import NamedTuple
 
@@ -13,15 +13,15 @@ class _Pending(NamedTuple):
     """The state of `PendingUpdate`, kept in variables because `step` and `update` may be in different functions.
 
     Attributes:
-        steps: The number of steps; int64.
-        applied: Whether all of them were applied; bool.
-        finite: Whether no gradient of any of them overflowed; bool.
-        max_abs: The largest magnitude among their gradients; float32.
-        any_applied: Whether any of them was applied; bool.
+        results: The number of results, of steps and of `unscale`; int64.
+        applied: Whether no step was skipped or would have been skipped because of an overflow; bool.
+        finite: Whether no gradient overflowed; bool.
+        max_abs: The largest magnitude among the gradients; float32.
+        any_applied: Whether any step was applied; bool.
         partial_iterations: The number of earlier iterations in which some steps were applied and others skipped; int64.
     """
 
-    steps: tf.Tensor
+    results: tf.Tensor
     applied: tf.Tensor
     finite: tf.Tensor
     max_abs: tf.Tensor
@@ -33,13 +33,16 @@ _NOTHING_PENDING = _Pending(np.int64(0), np.True_, np.True_, np.float32(0), np.F
 
 
 class PendingUpdate(NotCheckpointed):
-    """Combines the results of all steps since the last update of the loss scale into one result.
+    """Combines what `unscale` and `step` have found since the last update of the loss scale into one result.
+
+    A step that follows `unscale` finds an overflow that `unscale` has found already, and adds nothing new. But the user
+    may drop the step, for example because the norm of the gradients is too large: then only `unscale` has a result.
 
     Examples:
         >>> pending = PendingUpdate()
         >>> for finite in [tf.constant(True), tf.constant(False)]:
         ...     pending.add(StepResult(finite, finite, None))
-        >>> int(pending.steps), bool(pending.result(with_max_abs=False).finite)
+        >>> int(pending.results), bool(pending.result(with_max_abs=False).finite)
         (2, False)
     """
 
@@ -52,20 +55,31 @@ class PendingUpdate(NotCheckpointed):
         self._may_drop = False
 
     @property
-    def steps(self) -> tf.Tensor:
-        """The number of steps since the last update; an int64 scalar."""
-        return self._state.read().steps
+    def results(self) -> tf.Tensor:
+        """The number of results since the last update; an int64 scalar."""
+        return self._state.read().results
+
+    @property
+    def is_step(self) -> tf.Tensor:
+        """True if the iteration is to be counted as a step: it applied one, or an overflow kept it from that; bool.
+
+        It is not counted if the user dropped all steps although their gradients were finite.
+        """
+        known = self._state.read()
+        return tf.logical_or(known.any_applied, tf.logical_not(known.applied))
 
     @property
     def partial_iterations(self) -> tf.Tensor:
         """The number of ended iterations in which some steps were applied and others skipped; an int64 scalar."""
         return self._state.read().partial_iterations
 
-    def add(self, result: StepResult) -> tf.Operation:
-        """Add the result of a step.
+    def add(self, result: StepResult, *, of_step: bool = True) -> tf.Operation:
+        """Add a result.
 
         Args:
-            result: The result of the step, on which all replicas agree.
+            result: The result of a step, or the result that a step with unscaled gradients would have. All replicas
+                agree on it.
+            of_step: True if it is the result of a step; False for `unscale`, which applies nothing.
 
         Returns:
             The op that adds the result; None in eager mode.
@@ -75,17 +89,17 @@ class PendingUpdate(NotCheckpointed):
         max_abs = known.max_abs if result.max_abs is None else tf.maximum(known.max_abs, result.max_abs)
         return self._state.assign(
             _Pending(
-                steps=known.steps + 1,
+                results=known.results + 1,
                 applied=tf.logical_and(known.applied, result.applied),
                 finite=tf.logical_and(known.finite, result.finite),
                 max_abs=tf.identity(max_abs),
-                any_applied=tf.logical_or(known.any_applied, result.applied),
+                any_applied=tf.logical_or(known.any_applied, result.applied if of_step else False),
                 partial_iterations=tf.identity(known.partial_iterations),
             )
         )
 
     def result(self, with_max_abs: bool) -> StepResult:
-        """Return the combined result of all steps since the last update.
+        """Return the combined result of everything since the last update.
 
         Args:
             with_max_abs: True if the manager needs the largest magnitude.

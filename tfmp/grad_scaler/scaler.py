@@ -34,7 +34,8 @@ class GradScaler(StepProperties, tf.Module):
 
         scale(loss)                             multiplies the loss by the loss scale; differentiate the result
         unscale(optimizer, grads)               optional; returns the unscaled gradients, to clip or inspect them
-        step(optimizer, grads_and_vars)         applies the gradients if they are finite on every replica
+        step(optimizer, grads_and_vars)         applies the gradients if they are finite on every replica; to drop a
+                                                step after `unscale`, leave this call out
         update()                                once, after all optimizers; adjusts the loss scale
 
     This works eagerly, in a `tf.function` with or without `jit_compile`, and in TF1 graphs. In a TF1 graph, run the op
@@ -220,7 +221,8 @@ class GradScaler(StepProperties, tf.Module):
         """Divide gradients by the loss scale, to clip or inspect them before `step`.
 
         Pass the result, changed or not, to `step`, which does not divide it again. Whether the gradients are finite is
-        checked here, so clipping them afterwards cannot hide an overflow from `step`.
+        checked here, so clipping them afterwards cannot hide an overflow from `step`. If you drop the step, for example
+        because the norm of the gradients is too large, `update` adjusts the loss scale by what was found here.
 
         Args:
             optimizer: The optimizer with which `step` will be called.
@@ -236,6 +238,7 @@ class GradScaler(StepProperties, tf.Module):
             TypeError: `grads` is not a list of gradients.
             RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
             ValueError: Every gradient is None.
+            NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph.
 
         Examples:
             >>> w = tf.Variable([3.0, 4.0])
@@ -248,13 +251,23 @@ class GradScaler(StepProperties, tf.Module):
             (5.0, [1.5, 2.0])
         """
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
+        self._calls.refuse_conditional("unscale")
         self._calls.validate_unscale(optimizer)
         if isinstance(given, GradientAccumulator):
             unscaled_grads, known = self._mean_of_window(given)
         else:
             unscaled_grads, known = self._unscaled_grads(given)
-        self._calls.note_unscale(optimizer, known)
+        self._calls.note_unscale(optimizer, known, self._keep_early(known))
         return unscaled_grads
+
+    def _keep_early(self, known: LocalCheck) -> tf.Operation | None:
+        """Store what `unscale` found, which `update` needs if the user drops the step."""
+        before = [op for op in [known.emptied, *self._calls.ops()] if op is not None]
+        distribution = self._distribution() if self._enabled else None
+        if distribution is None:
+            return tf.group(*before)
+        result = self._scaler.agree_early(known, distribution)
+        return tf.group(*before, self._keep(result, before, distribution, of_step=False))
 
     def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], LocalCheck]:
         """Unscale gradients and check them."""
@@ -331,7 +344,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(v), float(w)
             (1.0, 1.0)
         """
-        self._calls.refuse_conditional()
+        self._calls.refuse_conditional("step")
         pairs = [(optimizer, validated_pairs(optimizer, given)) for optimizer, given in validated_steps(steps)]
         optimizers = [optimizer for optimizer, _ in pairs]
         distribution = self._distribution()
@@ -358,9 +371,11 @@ class GradScaler(StepProperties, tf.Module):
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
-        """Adjust the loss scale according to the results of all steps since the last update.
+        """Adjust the loss scale according to what `unscale` and `step` have found since the last update.
 
-        The manager counts the iteration as one step, which was applied if all of its steps were applied.
+        The manager counts the iteration as one step, which was applied if all of its steps were applied. If you left
+        out the steps after `unscale`, an overflow counts as a skipped step, as if you had called `step`. Finite
+        gradients count for the growth of the scale, as in torch.amp, but not as a step.
 
         Args:
             new_scale: Set the loss scale to this number or float32 scalar, instead of adjusting it.
@@ -369,7 +384,7 @@ class GradScaler(StepProperties, tf.Module):
             The op that does this; None in eager mode. In a TF1 graph the op also runs the steps that were built before.
 
         Raises:
-            RuntimeError: No optimizer has stepped since the last update. In a `tf.function` this is an
+            RuntimeError: Neither `unscale` nor `step` was called since the last update. In a `tf.function` this is an
                 `InvalidArgumentError` when the function runs.
             TypeError: The new scale is not a number.
             ValueError: The new scale is not finite or not within the manager's bounds. For a tensor in a graph this is
@@ -387,13 +402,17 @@ class GradScaler(StepProperties, tf.Module):
             self._calls.end()
             return tf.group(*steps)
         checks = []
-        if new_scale is None and not self._calls.has_steps:
-            checks = self._refuse_if_none_stepped()
+        has_steps = self._calls.has_steps
+        if new_scale is None and not has_steps and not self._calls.has_unscaled:
+            checks = self._refuse_if_nothing_found()
 
         def move() -> tf.Operation:
             with tf.control_dependencies([*steps, *checks]):
                 result = self._pending.result(self.manager.needs_max_abs)
-                moved = self._scaler.advance(result) if new_scale is None else self._set(new_scale, result)
+                if new_scale is not None:
+                    moved = self._set(new_scale, result)
+                else:
+                    moved = self._scaler.advance(result, None if has_steps else self._pending.is_step)
             with tf.control_dependencies([] if moved is None else [moved]):
                 return self._pending.clear()
 
@@ -402,13 +421,16 @@ class GradScaler(StepProperties, tf.Module):
         return moved
 
     def abandon(self) -> tf.Operation:
-        """Forget the calls and results of an iteration that was ended by an exception.
+        """Give up an iteration that was ended by an exception.
 
         Call this method if you catch an exception between the first call of an iteration and `update`, also one that a
         `tf.function` or `session.run` raised. Otherwise the next iteration may fail because `unscale` or `step` was
-        already called, and the results of the steps would count in the next update.
+        already called, and their results would count in the next update.
 
-        The loss scale and the step counters do not change. Variables that have changed stay changed.
+        What `unscale` and `step` found until then is true of the loss scale all the same, and adjusts it as `update`
+        does. If it was forgotten, a scale that is too high would stay so if each overflow led to an exception. An
+        overflow is counted as a skipped step. Steps that were applied are not counted; the variables that they changed
+        stay changed. If there was neither `unscale` nor `step`, nothing changes.
 
         Returns:
             The op that does this; None in eager mode.
@@ -427,7 +449,17 @@ class GradScaler(StepProperties, tf.Module):
             (0.5, 1)
         """
         self._calls.end()
-        return self._once(self._pending.clear)
+
+        def adjust(_: Gradients) -> tf.Operation:
+            result = self._pending.result(self.manager.needs_max_abs)
+            return self._scaler.advance(result, tf.logical_not(result.applied))
+
+        def give_up() -> tf.Operation:
+            adjusted = conditional_update(self._pending.results > 0, [], adjust)
+            with tf.control_dependencies([] if adjusted is None else [adjusted]):
+                return self._pending.clear()
+
+        return self._once(give_up)
 
     def state_dict(self) -> dict[str, float]:
         """Return the manager's state as numbers; empty if scaling is not enabled. Call this after `update`.
@@ -506,7 +538,8 @@ class GradScaler(StepProperties, tf.Module):
         loss_scale = self._scale_to_divide_by()
         scaled = [each.apply_scaled(loss_scale, result.applied) for each in steps]
         before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
-        return tf.group(*before, *([self._keep(result, before, distribution)] if self._enabled else []))
+        kept = [self._keep(result, before, distribution, of_step=True)] if self._enabled else []
+        return tf.group(*before, *kept)
 
     def _joined(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tuple[Step, LocalCheck | None]:
         """Return the steps of several optimizers as one step, and what is known of its gradients."""
@@ -522,10 +555,12 @@ class GradScaler(StepProperties, tf.Module):
     def _unscaled(self, step: OptimizerStep) -> Gradients:
         return self._scaler.unscale(step.given) if self._enabled and step.known is None else step.given
 
-    def _keep(self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution) -> tf.Operation:
+    def _keep(
+        self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution, *, of_step: bool
+    ) -> tf.Operation:
         def add() -> tf.Operation:
             with tf.control_dependencies(before):
-                return self._pending.add(result)
+                return self._pending.add(result, of_step=of_step)
 
         return distribution.once(add)
 
@@ -533,24 +568,24 @@ class GradScaler(StepProperties, tf.Module):
         has_set = self.manager.set_loss_scale(new_scale)
         # The step is counted only after the scale was set: in a graph, the manager may refuse the scale when it runs.
         with tf.control_dependencies([] if has_set is None else [has_set]):
-            return conditional_update(self._pending.steps > 0, [], lambda _: self.manager.note_step(result.applied))
+            return conditional_update(self._pending.is_step, [], lambda _: self.manager.note_step(result.applied))
 
     def _once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
         return self._scaler.distribution().once(function) if on_replica() else function()
 
-    def _refuse_if_none_stepped(self) -> list[tf.Operation]:
-        """Raise an error if no optimizer has stepped since the last update.
+    def _refuse_if_nothing_found(self) -> list[tf.Operation]:
+        """Raise an error if there was neither `unscale` nor `step` since the last update.
 
-        The caller has found no step in the current graph or in eager code. Steps elsewhere, as in a `tf.function` that
-        was traced earlier, show only in the number of steps on the device.
+        The caller has found no such call in the current graph or in eager code. Calls elsewhere, as in a `tf.function`
+        that was traced earlier, show only in the number of results on the device.
         """
         message = "update was called, and no optimizer has stepped since the last update: call step first."
         if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
             raise RuntimeError("update was built before any step: build the steps first, and update in the same graph.")
-        steps = self._pending.steps
+        results = self._pending.results
         if not tf.executing_eagerly():
-            return [tf.debugging.Assert(steps > 0, [message])]
-        if not steps > 0:
+            return [tf.debugging.Assert(results > 0, [message])]
+        if not results > 0:
             raise RuntimeError(message)
         return []
 

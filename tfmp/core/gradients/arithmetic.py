@@ -273,7 +273,8 @@ def forms(grads: Gradients) -> tf.Tensor:
         >>> forms([tf.constant(1.0), None]).numpy().tolist()
         [[True, False], [False, False]]
     """
-    return tf.constant([(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads])
+    found = [(grad is not None, isinstance(grad, tf.IndexedSlices)) for grad in grads]
+    return tf.constant(found, tf.bool, [len(found), 2])
 
 
 def values_of(grads: Gradients) -> list[tf.Tensor]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.origins import Change, Derivation, Origin, derivation_of, note, origin_of
@@ -242,10 +243,21 @@ class LossScaler:
         derivation, num_summed = derivation_of(grads), distribution.num_summed
         if derivation is not None and derivation.is_unscaling and num_summed == 1 and self._checks_scaled():
             # In a graph the unscaled gradients may then not be computed at all.
-            check = GradientCheck(detector, loss_scale, Scaling.CHECK_SCALED)
-            return LocalCheck(check.all_finite(derivation.scaled), checked=grads)
-        check = GradientCheck(detector, loss_scale, num_summed=num_summed)
-        return LocalCheck(check.all_finite(grads), checked=grads)
+            check, read = GradientCheck(detector, loss_scale, Scaling.CHECK_SCALED), derivation.scaled
+        else:
+            check, read = GradientCheck(detector, loss_scale, num_summed=num_summed), grads
+        max_abs = check.max_abs(read) if self._manager.needs_max_abs else None
+        return LocalCheck(check.all_finite(read), max_abs=max_abs, checked=grads)
+
+    @without_autograph
+    def agree_early(self, known: LocalCheck, distribution: Distribution) -> StepResult:
+        """Return the result that a step would have with gradients that `check_early` or `drain` has checked.
+
+        Args:
+            known: What this replica knows of its gradients.
+            distribution: How the replicas act together.
+        """
+        return self._agree(known, [], [], distribution)
 
     @without_autograph
     def step(self, step: Step, distribution: Distribution, known: LocalCheck | None = None) -> tf.Operation:
@@ -285,11 +297,11 @@ class LossScaler:
         check = self._gradient_check(step, distribution, known)
         if step.sums_first:
             sums, local_check = self._sum_and_check(step, distribution)
-            result = self._agree(step, local_check, distribution)
+            result = self._agree(local_check, step.grads, step.adapter.names, distribution)
             done = self._apply_sums_or_count(step, sums, check, result.applied, distribution)
         else:
             local_check = self._check(step.grads, check, known)
-            result = self._agree(step, local_check, distribution)
+            result = self._agree(local_check, step.grads, step.adapter.names, distribution)
             done = self._apply_or_count(step, check, local_check, result.applied, distribution)
         return tf.group(done, *self._record_ranges(step, distribution)), result
 
@@ -340,10 +352,12 @@ class LossScaler:
         check = GradientCheck(self._detector, self._manager.get_loss_scale(), step.scaling, num_summed)
         return sums, LocalCheck(distribution.once(lambda: check.all_finite(sums)))
 
-    def _agree(self, step: Step, local_check: LocalCheck, distribution: Distribution) -> StepResult:
+    def _agree(
+        self, local_check: LocalCheck, grads: Gradients, names: Sequence[str], distribution: Distribution
+    ) -> StepResult:
         """Combine the checks of all replicas into one result."""
         max_abs = local_check.max_abs if self._manager.needs_max_abs else None
-        applied, max_abs = distribution.agree(local_check.usable, max_abs, step.grads, step.adapter.names)
+        applied, max_abs = distribution.agree(local_check.usable, max_abs, grads, names)
         complete = local_check.complete
         return StepResult(applied, applied if complete is None else tf.logical_and(applied, complete), max_abs)
 
@@ -403,11 +417,12 @@ class LossScaler:
         return distribution.once(store)
 
     @without_autograph
-    def advance(self, result: StepResult) -> tf.Operation:
+    def advance(self, result: StepResult, is_step: tf.Tensor | None = None) -> tf.Operation:
         """Adjust the loss scale and count the step; to be called once for all replicas.
 
         Args:
             result: The result of the step.
+            is_step: A boolean scalar: is the step to be counted? None if it certainly is.
 
         Returns:
             The op that does both; None in eager mode.
@@ -415,7 +430,12 @@ class LossScaler:
         seen = [result.finite] if result.max_abs is None else [result.finite, result.max_abs]
         # If micro-batches can be dropped, `finite` is a second tensor, by which the manager records a drop.
         applied = [result.applied] if result.finite is result.applied else [result.applied, result.finite]
-        return tf.group(self._manager.update_loss_scale(*seen), self._manager.note_step(*applied))
+
+        def count(_: Gradients) -> tf.Operation:
+            return self._manager.note_step(*applied)
+
+        adjusted = self._manager.update_loss_scale(*seen)
+        return tf.group(adjusted, count([]) if is_step is None else conditional_update(is_step, [], count))
 
     @without_autograph
     def accumulate(self, step: Step, distribution: Distribution, accumulator: GradientAccumulator) -> tf.Operation:
