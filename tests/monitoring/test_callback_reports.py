@@ -116,6 +116,21 @@ def test_loss_that_is_nan_is_not_the_scales_fault(
     assert model.get_weights()[0].item() == 0.5
 
 
+def test_fit_whose_gradients_overflow_without_scaling_trains_with_the_scale_that_the_warning_names(
+    keras: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    for manager, trains in [("dynamic", False), ({"min_loss_scale": 2**-20}, True)]:
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
+        model = keras.Sequential([layer, keras.layers.Activation("linear", dtype="float32")])
+        optimizer = tfmp.LossScaleOptimizer(keras.optimizers.SGD(2.0**-26), manager)
+        model.compile(optimizer, loss=lambda targets, outputs: 2.0**24 * tf.reduce_mean((outputs - targets) ** 2))
+        features = np.ones([32, 1], np.float32)
+        model.fit(features, features, batch_size=1, verbose=0, callbacks=[tfmp.LossScaleCallback(every_n_steps=8)])
+        warnings = [text for text in _messages(caplog) if text.startswith("training is stuck")]
+        assert ['pass {"min_loss_scale": 2**-20} as the loss-scale manager' in text for text in warnings] == [True]
+        assert (int(optimizer.applied_steps) > 0) == trains == bool(model.get_weights()[0].item() > 0.1)
+
+
 @pytest.mark.parametrize(
     ("settings", "steps", "message"),
     [

@@ -69,10 +69,48 @@ def test_floor_is_reached_when_a_back_off_there_changed_nothing(
 
 @pytest.mark.parametrize(
     ("floor", "cause"),
-    [(1.0, "the gradients are too large for float16 by themselves"), (1024.0, "the floor may be too high")],
+    [
+        (1024.0, "the floor may be too high; let the scale fall lower: pass"),
+        (1.0, "the gradients are too large for float16 by themselves; let the scale fall below 1: pass"),
+        (0.25, "the gradients are too large for float16 by themselves; let the scale fall below 1: pass"),
+        (2.0**-20, "no scale makes the gradients finite; lower the learning rate"),
+    ],
 )
-def test_floor_above_one_is_suspected_itself(floor: float, cause: str) -> None:
+def test_floor_is_suspected_itself_unless_it_is_very_low(floor: float, cause: str) -> None:
     assert f"overflowed all the same: {cause}" in str(why_stuck(_status(floor, 7), floor, 2, 8, skips_at_floor=2))
+
+
+def _advice(warning: str) -> dict[str, Any]:
+    """Return the manager that a warning says to pass."""
+    (cure,) = re.findall(r'pass {"min_loss_scale": 2\*\*(-\d+)} as the loss-scale manager', warning)
+    assert f"min_loss_scale=2**{cure} to the manager that you make" in warning
+    return {"min_loss_scale": 2.0 ** int(cure)}
+
+
+@pytest.mark.parametrize(
+    ("first", "mode"), [("dynamic", "dynamic"), ({"mode": "log_max"}, "log_max"), ({"min_loss_scale": 64}, "dynamic")]
+)
+def test_advice_at_the_floor_cures_gradients_that_overflow_without_scaling(
+    first: Any, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def applied_steps(manager: Any) -> int:
+        scaler, watch = tfmp.GradScaler(manager=manager), StuckWatch("warn", 64)
+        optimizer, weight = tf.compat.v1.train.GradientDescentOptimizer(1.0), tf.Variable(0.0)
+        for step in range(48):
+            with tf.GradientTape() as tape:
+                half = tf.cast(tf.cast(weight, tf.float16), tf.float32)
+                scaled = scaler.scale(2.0**20 * half)
+            scaler.step(optimizer, [(tape.gradient(scaled, weight), weight)])
+            scaler.update()
+            if step % 8 == 0:
+                status = LossScaleStatus(*(each.numpy() for each in scaler.manager.get_status()))
+                watch.wants_stop(scaler.manager, status)
+        return int(scaler.applied_steps)
+
+    assert applied_steps(first) == 0
+    (warning,) = _warnings(caplog)
+    assert applied_steps({"mode": mode} | _advice(warning)) > 20
+    assert len(_warnings(caplog)) == 1
 
 
 def _watch(floor: float = 1, **settings: Any) -> tuple[StuckWatch, tfmp.LossScaleManager]:

@@ -154,7 +154,8 @@ def loss_scale(name: str, value: float, least: float = 1.0) -> np.float32:
     with np.errstate(over="ignore"):
         scale = np.float32(number(name, value))
     if not (np.isfinite(scale) and scale >= least):
-        raise ValueError(f"{name} must be a float32 number of at least {least:g}, got {value!r}.")
+        cure = ": a manager with a lower min_loss_scale allows it" if LOWEST_LOSS_SCALE <= scale < least else ""
+        raise ValueError(f"{name} must be a float32 number of at least {least:g}, got {value!r}{cure}.")
     return scale
 
 
@@ -176,7 +177,8 @@ def loss_scale_bounds(
         >>> loss_scale_bounds(0.5, 1, 1024)
         Traceback (most recent call last):
             ...
-        ValueError: init_loss_scale must be a float32 number of at least 1, got 0.5.
+        ValueError: init_loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower
+        min_loss_scale allows it.
     """
     lowest = loss_scale("min_loss_scale", min_loss_scale, least=LOWEST_LOSS_SCALE)
     highest = loss_scale("max_loss_scale", max_loss_scale, least=LOWEST_LOSS_SCALE)

@@ -14,6 +14,9 @@ OnStuck: TypeAlias = Literal["warn", "raise", "stop"]
 
 _POLICIES = ("warn", "raise", "stop")
 
+#: A floor that leaves room for gradients of up to 2**36. Gradients that overflow here are not too large, but wrong.
+_LOW_FLOOR = 2.0**-20
+
 
 class LossScaleStuckError(RuntimeError):
     """Training is stuck: steps are skipped, and no change of the loss scale is expected to help.
@@ -64,7 +67,9 @@ def why_stuck(
         >>> status = LossScaleStatus(1.0, False, False, 40, 30, 10, 10)
         >>> why_stuck(status, lowest_loss_scale=1.0, skips_per_backoff=2, stuck_after=64, skips_at_floor=3)
         'the loss scale is at its floor, 1, and 3 steps in a row overflowed all the same: the gradients are too large
-         for float16 by themselves; lower the learning rate, or look for bad data or an unstable layer.'
+         for float16 by themselves; let the scale fall below 1: pass {"min_loss_scale": 2**-20} as the loss-scale
+         manager, or min_loss_scale=2**-20 to the manager that you make; if that does not help, lower the learning rate,
+         or look for bad data or an unstable layer.'
     """
     if status.last_step_applied:
         return None
@@ -76,16 +81,9 @@ def why_stuck(
             "data, a layer that overflows float16, or weights that diverged."
         )
     if skips_at_floor >= max(skips_per_backoff or 0, 2):
-        cause = (
-            "the floor may be too high, so give the manager a lower one, such as min_loss_scale=1; if that does not "
-            "help, look for bad data or an unstable layer."
-            if lowest_loss_scale > 1
-            else "the gradients are too large for float16 by themselves; lower the learning rate, or look for bad data "
-            "or an unstable layer."
-        )
         return (
             f"the loss scale is at its floor, {lowest_loss_scale:.10g}, and {skips_at_floor} steps in a row overflowed "
-            f"all the same: {cause}"
+            f"all the same: {_why_at_floor(lowest_loss_scale)}"
         )
     if skips < stuck_after * (skips_per_backoff or 1):
         return None
@@ -98,6 +96,19 @@ def why_stuck(
         f"the last {skips} steps were skipped, enough to lower the loss scale {skips // skips_per_backoff} times, and "
         f"it is {status.loss_scale:.10g} now: the model gives NaN at any scale, or the scale began far too high; look "
         "at the loss, or lower init_loss_scale or decr_ratio."
+    )
+
+
+def _why_at_floor(floor: float) -> str:
+    """Return why steps overflow at the floor of the scale, and what to do about it."""
+    otherwise = "lower the learning rate, or look for bad data or an unstable layer."
+    if floor <= _LOW_FLOOR:
+        return f"no scale makes the gradients finite; {otherwise}"
+    cause = "the floor may be too high" if floor > 1 else "the gradients are too large for float16 by themselves"
+    return (
+        f'{cause}; let the scale fall {"lower" if floor > 1 else "below 1"}: pass {{"min_loss_scale": 2**-20}} as the '
+        "loss-scale manager, or min_loss_scale=2**-20 to the manager that you make; if that does not help, "
+        f"{otherwise}"
     )
 
 
