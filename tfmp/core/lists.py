@@ -63,6 +63,33 @@ def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> Non
         raise ValueError(f"every gradient is None: the loss depends on none of {which}.")
 
 
+def refuse_complex(grads: Iterable[Gradient], names: Sequence[str] = ()) -> None:
+    """Refuse complex gradients: they are neither finite nor infinite to TensorFlow, which compares real numbers only.
+
+    Args:
+        grads: The gradients.
+        names: The names of the variables, for the error; by default the gradients are numbered.
+
+    Raises:
+        TypeError: A gradient is complex.
+
+    Examples:
+        >>> refuse_complex([None, tf.constant(1j)], ["kernel", "phase"])
+        Traceback (most recent call last):
+            ...
+        TypeError: the gradient of phase is of type complex128, and loss scaling is for real numbers: train the real and
+        the imaginary part as two variables, and join them by tf.complex(real, imaginary).
+    """
+    for index, grad in enumerate(grads):
+        dtype = tf.as_dtype(getattr(grad, "dtype", tf.float32))
+        if dtype.is_complex:
+            which = f"the gradient of {names[index]}" if names else f"gradient {index}"
+            raise TypeError(
+                f"{which} is of type {dtype.name}, and loss scaling is for real numbers: train the real and the "
+                "imaginary part as two variables, and join them by tf.complex(real, imaginary)."
+            )
+
+
 def refuse_other_number(grads: Sequence[Gradient], variables: Sequence[Any]) -> None:
     """Refuse a list of gradients that does not have one entry for each variable.
 

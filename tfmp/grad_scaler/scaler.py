@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter
+from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter, names_of
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution
 from tfmp.core.managers import Specification, get_loss_scale_manager
@@ -235,7 +235,7 @@ class GradScaler(StepProperties, tf.Module):
             processes.
 
         Raises:
-            TypeError: `grads` is not a list of gradients.
+            TypeError: `grads` is not a list of gradients, or a gradient is complex.
             RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
             ValueError: Every gradient is None.
             NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph.
@@ -306,7 +306,7 @@ class GradScaler(StepProperties, tf.Module):
             The op that does this; None in eager mode.
 
         Raises:
-            TypeError: The optimizer has no `apply_gradients`; or `grads_and_vars` are not pairs.
+            TypeError: The optimizer has no `apply_gradients`; or `grads_and_vars` are not pairs, or a gradient is complex.
             ValueError: Every gradient is None; or the optimizer scales losses or averages gradients itself.
             RuntimeError: `step` was already called for this optimizer since the last update; or `unscale` was called
                 outside of the `tf.function` in which `step` is called.
@@ -351,6 +351,8 @@ class GradScaler(StepProperties, tf.Module):
         taken = []
         for optimizer, own in pairs:
             grads, variables = zip(*own, strict=True)
+            if self._enabled:
+                lists.refuse_complex(grads, names_of(variables))
             adapter = adapter_of(optimizer, variables, kwargs, self._updates)
             taken.append(self._step_of(adapter, list(grads), distribution))
         if len(set(map(id, optimizers))) < len(optimizers):

@@ -10,12 +10,17 @@ from tfmp.which_keras import is_keras2, keras_of
 _Optimizer = TypeVar("_Optimizer")
 
 
-def half_state(optimizer: _Optimizer, *, rounding: str = "nearest", seed: int = 0, **slots: str) -> _Optimizer:
+def half_state(optimizer: _Optimizer, *, rounding: str | None = None, seed: int = 0, **slots: str) -> _Optimizer:
     """Keep what an optimizer of Keras 3 remembers for each weight, its slots, in half precision.
 
     An optimizer such as Adam keeps two float32 numbers for each weight. In half precision they take half of that
     memory, in checkpoints too. All arithmetic stays in float32: a step reads a slot as float32, computes as usual, and
     rounds what it stores. So this is the optimizer that was passed, with all its settings, but for what it stores.
+
+    If you name no slots, all that can be are stored in bfloat16 with stochastic rounding: the first moments, and the
+    second moments and sums of squares. This is the sound choice where nothing is known of the training. bfloat16 has
+    the range of float32, and stochastic rounding is right in the mean however little a step changes a slot. Slots of
+    other names, in optimizers of your own, stay in float32.
 
     Which slots can be stored so:
 
@@ -33,10 +38,11 @@ def half_state(optimizer: _Optimizer, *, rounding: str = "nearest", seed: int = 
     Args:
         optimizer: An optimizer of Keras 3 that is not built yet. It goes on as the object that is returned: use only
             that one. Wrap it in `tfmp.LossScaleOptimizer` afterwards, or step it by a `tfmp.GradScaler`.
-        rounding: "nearest" or "stochastic".
+        rounding: "nearest" or "stochastic". By default it is "nearest" for the slots that you name, and "stochastic" if
+            you name none. If you pass "stochastic" and no slots, only weights in half precision are rounded.
         seed: Where the random numbers of stochastic rounding start from, a whole number.
         **slots: The types, "float16" or "bfloat16", by the names that Keras gives the slots: `momentum`, `velocity`,
-            `velocity_hat`, `accumulator`, `norm` and others.
+            `velocity_hat`, `accumulator`, `norm` and others. By default all that can be in half precision.
 
     Returns:
         The optimizer, of a subclass of its class. Its method `state_bytes()` reports the memory of its slots. It is
@@ -45,11 +51,18 @@ def half_state(optimizer: _Optimizer, *, rounding: str = "nearest", seed: int = 
     Raises:
         TypeError: `optimizer` is not an optimizer of Keras 3.
         ValueError: The optimizer is built already, wraps others, or has half-precision state already; a slot cannot be
-            kept in that type with that rounding. When the optimizer is built: it has no slot of that name; or weights
-            are in half precision and rounding is to the nearest.
+            kept in that type with that rounding. When the optimizer is built: it has no slot of that name, or none
+            that can be in half precision; or weights are in half precision and rounding is to the nearest.
 
     Examples:
         >>> import keras, tfmp
+        >>> w = keras.Variable([1.0, 2.0])
+        >>> opt = tfmp.half_state(keras.optimizers.Adam(0.5))
+        >>> opt.apply([keras.ops.convert_to_tensor([1.0, 2.0])], [w])
+        >>> print(opt.state_bytes())
+        momentum  bfloat16  4 bytes  -50 %
+        velocity  bfloat16  4 bytes  -50 %
+        total               8 bytes  -50 %
         >>> w = keras.Variable([1.0, 2.0])
         >>> opt = tfmp.half_state(keras.optimizers.SGD(0.5, momentum=0.9), momentum="float16")
         >>> opt.apply([keras.ops.convert_to_tensor([1.0, 2.0])], [w])
@@ -68,7 +81,7 @@ def half_state(optimizer: _Optimizer, *, rounding: str = "nearest", seed: int = 
             f"optimizer must be an optimizer of Keras 3, got {optimizer!r} of type {type(optimizer).__name__}. Those "
             "of Keras 2 and TensorFlow 1 keep their state in float32."
         )
-    settings = half_settings(slots, rounding, seed)
+    settings = half_settings(slots if slots or rounding else None, rounding, seed)
     return importlib.import_module("tfmp.optimizer_state.keras3").with_half_state(optimizer, settings)
 
 

@@ -35,6 +35,8 @@ def with_half_state(optimizer: _Optimizer, settings: HalfSettings) -> _Optimizer
         ValueError: The optimizer is built already, wraps others, or has half-precision state already.
     """
     _validate(optimizer, settings)
+    for slot in _not_sound_in_half(optimizer):
+        settings = settings.without(slot)
     plain: Any = type(optimizer)
     half: Any = object.__new__(half_state_class(plain))
     # Both objects have one dictionary of attributes, so that nothing is left behind in the first one.
@@ -51,16 +53,22 @@ def _validate(optimizer: Any, settings: HalfSettings) -> None:  # noqa: ANN401 -
         raise ValueError(f"the optimizer is a {kind}, which has no slots: call tfmp.half_state with the one inside it.")
     if hasattr(optimizer, "optimizers"):
         raise ValueError(f"the {kind} has no slots itself: call tfmp.half_state with each of the optimizers inside it.")
-    if _has_weights_for_momentum(optimizer) and "momentum" in settings.dtypes:
-        raise ValueError(f"momentum of {kind} holds weights, from which it computes others: leave it in float32.")
+    for slot, reason in _not_sound_in_half(optimizer).items():
+        if slot in settings.dtypes and not settings.by_default:
+            raise ValueError(f"{slot} of {kind} {reason}: leave it in float32.")
     if optimizer.built:
         raise ValueError(f"the {kind} is built already, with slots in float32: call tfmp.half_state before it is.")
 
 
-def _has_weights_for_momentum(optimizer: object) -> bool:
+def _not_sound_in_half(optimizer: object) -> dict[str, str]:
+    """Return the slots that this optimizer cannot keep in half precision, though others can, with the reasons."""
     # Older versions of Keras do not have this class.
     schedule_free = getattr(keras.optimizers, "ScheduleFreeAdamW", None)
-    return schedule_free is not None and isinstance(optimizer, schedule_free)
+    if schedule_free is not None and isinstance(optimizer, schedule_free):
+        return {"momentum": "holds weights, from which it computes others"}
+    if isinstance(optimizer, keras.optimizers.RMSprop) and optimizer.centered:
+        return {"velocity": "with centered=True is an average from which another is subtracted, and may be below it"}
+    return {}
 
 
 class HalfState(_NextClass):
@@ -104,7 +112,11 @@ class HalfState(_NextClass):
 
     def _validate_slots(self, variables: Sequence[Any], half: Sequence[Any]) -> None:
         made = {str(name) for name, _ in self._half_slots}
-        missing = [name for name in self._half_settings.dtypes if name not in made]
+        wanted = self._half_settings.dtypes
+        missing = [name for name in wanted if name not in made]
+        if self._half_settings.by_default:
+            # Weights in half precision are reason enough for an optimizer without such slots.
+            missing = [] if half or made.intersection(wanted) else ["that can be in half precision"]
         # Keras builds the optimizer of a model without weights, too.
         if missing and variables:
             raise ValueError(
@@ -255,7 +267,7 @@ class HalfState(_NextClass):
         settings = self._half_settings
         return {
             "optimizer": keras.saving.serialize_keras_object(plain),
-            "slots": settings.dtypes,
+            "slots": None if settings.by_default else settings.dtypes,
             "rounding": settings.rounding,
             "seed": settings.seed,
         }

@@ -17,6 +17,16 @@ HALF_TYPES_BY_NAME = {dtype.name: dtype for dtype in arithmetic.HALF_TYPES}
 #: the nearest value does to them is soon replaced, too.
 _FIRST_MOMENTS = frozenset({"momentum"})
 
+#: The slots of Keras' optimizers that are kept in half precision if none is named, and their type: it has the range of
+#: float32. Slots of other names, in optimizers that users wrote, may be anything, and stay in float32.
+_BY_DEFAULT = dict.fromkeys(
+    (
+        *("momentum", "velocity", "velocity_hat", "norm", "accumulator", "linear"),
+        *("accumulated_grad", "accumulated_delta_var"),
+    ),
+    tf.bfloat16.name,
+)
+
 #: Why a slot is never kept in half precision.
 _REFUSED = {
     "average": (
@@ -40,11 +50,13 @@ class HalfSettings(NamedTuple):
         dtypes: The types of the slots in half precision, by the names of the slots.
         rounding: "nearest" or "stochastic".
         seed: Where the random numbers of stochastic rounding start from.
+        by_default: True if the user named no slots: an optimizer then need not have all those in `dtypes`.
     """
 
     dtypes: dict[str, str]
     rounding: str
     seed: int
+    by_default: bool = False
 
     @property
     def is_stochastic(self) -> bool:
@@ -59,13 +71,21 @@ class HalfSettings(NamedTuple):
         """
         return HALF_TYPES_BY_NAME.get(self.dtypes.get(slot, ""))
 
+    def without(self, slot: str) -> "HalfSettings":
+        """Return the settings with a slot in float32.
 
-def half_settings(slots: Mapping[str, str], rounding: str, seed: int) -> HalfSettings:
+        Args:
+            slot: The name of the slot.
+        """
+        return self._replace(dtypes={name: dtype for name, dtype in self.dtypes.items() if name != slot})
+
+
+def half_settings(slots: Mapping[str, str] | None, rounding: str | None, seed: int) -> HalfSettings:
     """Return the settings, or raise an error if the training would not be sound with them.
 
     Args:
-        slots: The types by the names of the slots.
-        rounding: "nearest" or "stochastic".
+        slots: The types by the names of the slots; None for all slots that can be in half precision.
+        rounding: "nearest" or "stochastic"; by default "nearest", or "stochastic" if there are no slots.
         seed: A whole number, 0 or more.
 
     Raises:
@@ -80,13 +100,18 @@ def half_settings(slots: Mapping[str, str], rounding: str, seed: int) -> HalfSet
         ValueError: velocity='bfloat16' needs rounding='stochastic': a step changes this slot by less than half the
         distance between two numbers of bfloat16, so that it would stay where it is.
     """
+    rounding = rounding or ("stochastic" if slots is None else "nearest")
     if rounding not in ROUNDINGS:
         raise ValueError(f'rounding must be "nearest" or "stochastic", got {rounding!r}.')
-    found = HalfSettings(dict(slots), rounding, settings.count("seed", seed, least=0))
+    seed = settings.count("seed", seed, least=0)
+    if slots is None:
+        return HalfSettings(dict(_BY_DEFAULT), rounding, seed, by_default=True)
+    found = HalfSettings(dict(slots), rounding, seed)
     if not slots and not found.is_stochastic:
         raise ValueError(
             "there is nothing to keep in half precision: name the optimizer's slots, such as momentum='bfloat16', or "
-            "pass rounding='stochastic' to train weights that are in half precision themselves."
+            "leave rounding out to keep all slots in bfloat16, or pass rounding='stochastic' to train weights that are "
+            "in half precision themselves."
         )
     for slot, dtype in slots.items():
         _validate(slot, dtype, found.is_stochastic)

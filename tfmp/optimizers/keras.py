@@ -163,7 +163,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             The gradients in true magnitude, in float32 or float64.
 
         Raises:
-            TypeError: `grads` is not a list of gradients.
+            TypeError: `grads` is not a list of gradients, or a gradient is complex.
         """
         grads = lists.gradients(grads)
         if self._last_call is None:

@@ -199,7 +199,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             Pairs of an unscaled gradient and its variable, for `apply_gradients`.
 
         Raises:
-            TypeError: `var_list` is not a list of variables.
+            TypeError: `var_list` is not a list of variables, or a gradient is complex.
         """
         if not callable(var_list):
             var_list = lists.variables("var_list", var_list)
@@ -207,9 +207,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         with tape:
             scaled = self.get_scaled_loss(loss)
         grads_and_vars = self.inner_optimizer.compute_gradients(scaled, var_list, tape=tape)
-        grads = self.get_unscaled_gradients([grad for grad, _ in grads_and_vars])
+        grads, variables = [grad for grad, _ in grads_and_vars], [variable for _, variable in grads_and_vars]
+        lists.refuse_complex(grads, names_of(variables))
+        unscaled = self.get_unscaled_gradients(grads)
         self._last_call = "compute_gradients"
-        return [(grad, variable) for grad, (_, variable) in zip(grads, grads_and_vars, strict=True)]
+        return list(zip(unscaled, variables, strict=True))
 
     @without_autograph
     def aggregate_gradients(
@@ -273,7 +275,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             `iterations`.
 
         Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs.
+            TypeError: `grads_and_vars` does not consist of such pairs, or a gradient is complex.
             ValueError: Every gradient is None.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
             NotImplementedError: The active strategy is not supported.
@@ -283,6 +285,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             # Keras accepts an empty list too: a model without weights has nothing to train.
             return self.iterations
         grads, variables = zip(*grads_and_vars, strict=True)
+        lists.refuse_complex(grads, names_of(variables))
         # The variables are made outside of a function that is being traced, so that they outlive its graph.
         with tf.init_scope():
             self.build(variables)

@@ -183,12 +183,13 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             Pairs of an unscaled gradient and its variable, for `apply_gradients`.
 
         Raises:
-            TypeError: `var_list` is not a list of variables.
+            TypeError: `var_list` is not a list of variables, or a gradient is complex.
             ValueError: The loss is a tensor, and `tape` is missing.
         """
         variables = lists.variables("var_list", var_list)
-        grads = self.get_unscaled_gradients(self._scaled_gradients(loss, variables, tape))
-        return list(zip(grads, variables, strict=True))
+        grads = self._scaled_gradients(loss, variables, tape)
+        lists.refuse_complex(grads, names_of(variables))
+        return list(zip(self.get_unscaled_gradients(grads), variables, strict=True))
 
     def minimize(self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None) -> None:
         """Compute the gradients of a loss and apply them if they are finite; a method of Keras 2's optimizers.
@@ -245,7 +246,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             trainable_variables: The variables; by default those that the optimizer was built with.
 
         Raises:
-            TypeError: `grads` is not a list of gradients; or `trainable_variables` is not a list of variables.
+            TypeError: `grads` is not a list of gradients, or one is complex; or `trainable_variables` is not a list of
+                variables.
             ValueError: Every gradient is None; the numbers of gradients and variables differ; or the optimizer is not
                 built and `trainable_variables` is missing.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
@@ -265,6 +267,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 "training by tf.distribute.MultiWorkerMirroredStrategy."
             )
         lists.refuse_other_number(grads, variables)
+        lists.refuse_complex(grads, names_of(variables))
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
         # A tensor: the scale as it is before the step.
         float8_scales, loss_scale = scales_of_gradients(variables), self.loss_scale

@@ -187,7 +187,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             an `IndexedSlices` if it is sparse.
 
         Raises:
-            TypeError: The loss is not of a floating-point type.
+            TypeError: The loss is not of a floating-point type, or a gradient is complex.
             ValueError: is_distributed=True, but neither Horovod nor a strategy distributes the training; or
                 `aggregation_dtype` was given, and Horovod's own optimizer averages the gradients.
             NotImplementedError: The active `tf.distribute` strategy is not supported.
@@ -208,6 +208,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             # scaled gradients, and their sum may overflow.
             grads = [arithmetic.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
+        lists.refuse_complex(grads, names_of(variables))
         if is_horovods(self._opt) or called_by_horovods(self):
             # Horovod's optimizer, which is inside this one or around it, averages the gradients itself.
             validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
@@ -240,7 +241,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             The op of the whole step; None in eager mode.
 
         Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs, or `global_step` is not a variable.
+            TypeError: `grads_and_vars` does not consist of such pairs, a gradient is complex, or `global_step` is not a
+                variable.
             ValueError: There are no pairs, or every gradient is None; is_distributed=True, but neither Horovod nor a
                 strategy distributes the training; a variable is a reference variable and control flow v2 is enabled,
                 which cannot update it conditionally; or a variable gets a gradient and had none when the `tf.function`
@@ -363,6 +365,7 @@ def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: t
     if not variables:
         raise ValueError("grads_and_vars is empty: pass what compute_gradients returned.")
     lists.refuse_all_none(grads, names_of(variables))
+    lists.refuse_complex(grads, names_of(variables))
     if global_step is not None and not hasattr(global_step, "assign_add"):
         raise TypeError(
             f"global_step must be a variable, got {global_step!r}: pass tf.compat.v1.train.get_or_create_global_step()."

@@ -170,7 +170,7 @@ class GradientAccumulator(tf.Module):
             ValueError: The number of gradients is not the number of variables; or every gradient is None; or there is a
                 gradient for a variable that had none when the function that ends the window was traced; or the scale is
                 not finite or not greater than 0.
-            TypeError: `grads` is not a list of gradients, or the scale is not a number.
+            TypeError: `grads` is not a list of gradients, a gradient is complex, or the scale is not a number.
             RuntimeError: The accumulator was made in a strategy's scope, and this call is outside of its replicas; or
                 it was made outside of the scope of the active strategy.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfmp.core import lists
 from tfmp.core.gradients.origins import note_change
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradient, Gradients
@@ -52,11 +53,15 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
         The unscaled gradients: in float64 if they were in float64, otherwise in float32. If the scale is above 2**126,
         the gradients become 0, because the reciprocal of the scale is denormal and CPU kernels replace it by 0.
 
+    Raises:
+        TypeError: A gradient is complex.
+
     Examples:
         >>> grads = [tf.constant([8.0, 16.0], tf.float16), None]
         >>> [None if g is None else g.numpy() for g in unscale(grads, tf.constant(8.0))]
         [array([1., 2.], dtype=float32), None]
     """
+    lists.refuse_complex(grads)
     reciprocal = tf.math.reciprocal(loss_scale)
 
     def unscale_values(values: tf.Tensor) -> tf.Tensor:
