@@ -1,5 +1,7 @@
 import inspect
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,3 +45,13 @@ def test_line_of_a_sparse_gradient_is_found_beside_none() -> None:
         (grad,), line = tf.gradients(tf.reduce_sum(tf.gather(w, [0])), [w]), _here()
         assert isinstance(grad, tf.IndexedSlices)
         assert script_lines.line_of_gradients([None, grad]) == line
+
+
+def test_script_that_is_installed_itself_is_named_if_nothing_else_calls(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"script_lines": script_lines, "__name__": "own.train"}
+    code = compile("line = script_lines.line_of_call()", str(tmp_path / "site-packages" / "own" / "train.py"), "exec")
+    # Above the code that a thread runs, there is only the standard library.
+    thread = threading.Thread(target=exec, args=(code, names))
+    thread.start()
+    thread.join()
+    assert script_lines.with_library(names["line"]) == names["line"] == "train.py:1"

@@ -33,6 +33,14 @@ def test_seed_is_a_whole_number(seed: Any, error: type[Exception]) -> None:
         half_settings({"momentum": "float16"}, "nearest", seed)
 
 
+def test_without_slots_all_that_can_be_are_in_bfloat16_with_stochastic_rounding() -> None:
+    settings = half_settings(None, None, 3)
+    assert (settings.rounding, settings.seed, settings.by_default) == ("stochastic", 3, True)
+    slots = ("momentum", "velocity", "accumulator", "average", "average_gradient", "own")
+    assert [getattr(settings.dtype_of(slot), "name", None) for slot in slots] == ["bfloat16"] * 3 + [None] * 3
+    assert half_settings({"momentum": "bfloat16"}, None, 0).rounding == "nearest"
+
+
 def test_settings_tell_the_types() -> None:
     settings = half_settings({"momentum": "float16", "velocity": "bfloat16"}, "stochastic", 3)
     assert [getattr(settings.dtype_of(slot), "name", None) for slot in ("momentum", "velocity", "norm")] == [

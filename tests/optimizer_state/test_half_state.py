@@ -63,6 +63,88 @@ def test_training_is_that_with_float32_state_but_for_rounding(name: str, jit_com
     assert isinstance(half, getattr(keras.optimizers, name))
 
 
+def _loss_curve(opt: Any) -> np.ndarray:
+    """Train a small net on noisy batches, and return the mean loss of each ten steps."""
+    rng = np.random.default_rng(0)
+    inputs = tf.constant(rng.normal(size=[80, 32, 16]).astype(np.float32))
+    targets = tf.tanh(inputs @ rng.normal(size=[16, 1]).astype(np.float32)) + 0.1 * tf.constant(
+        rng.normal(size=[80, 32, 1]).astype(np.float32)
+    )
+    weights = [keras.Variable(0.3 * rng.normal(size=[16, size]).astype(np.float32)) for size in (16, 1)]
+    opt.build(weights)
+
+    @tf.function(autograph=False)
+    def step(batch: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.tanh(batch @ weights[0].value) @ weights[1].value - target) ** 2)
+        opt.apply(tape.gradient(loss, [weight.value for weight in weights]), weights)
+        return loss
+
+    losses = [float(step(batch, target)) for batch, target in zip(inputs, targets, strict=True)]
+    return np.reshape(losses, [8, 10]).mean(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {"learning_rate": 0.05, "momentum": 0.9}),
+        ("Adam", {"learning_rate": 0.02}),
+        ("RMSprop", {"learning_rate": 0.02, "momentum": 0.5, "centered": True}),
+        ("Adagrad", {"learning_rate": 0.1}),
+        ("Lion", {"learning_rate": 0.005}),
+    ],
+)
+def test_default_follows_the_curve_of_float32_state(name: str, options: dict[str, Any]) -> None:
+    plain = _loss_curve(optimizer(keras, name, **options))
+    half = _loss_curve(tfmp.half_state(optimizer(keras, name, **options)))
+    assert plain[-1] < plain[0] / 4
+    np.testing.assert_allclose(half, plain, atol=0.005 * plain[0])
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_default_keeps_all_slots_that_can_be_in_bfloat16(name: str) -> None:
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    by_default, named = tfmp.half_state(optimizer(keras, name, **options)), _half(name, **options)
+    config = keras.saving.serialize_keras_object(by_default)
+    loaded = keras.saving.deserialize_keras_object(config)
+    for opt in (by_default, named, loaded):
+        opt.build(kernel_and_bias(keras))
+    assert [variable.dtype for variable in by_default.variables] == [variable.dtype for variable in named.variables]
+    assert state(loaded) == state(by_default)
+    assert "bfloat16" in {variable.dtype for variable in by_default.variables}
+
+
+def test_default_leaves_slots_of_unknown_names_in_float32() -> None:
+    class Own(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            self.slow_weights = [self.add_variable_from_reference(each, name="slow") for each in variables]
+
+    opt = tfmp.half_state(Own(momentum=0.9))
+    opt.build(kernel_and_bias(keras))
+    assert {part.slot: part.dtype for part in opt.state_bytes().slots} == {"momentum": "bfloat16", "slow": "float32"}
+
+
+def test_centered_rmsprop_keeps_its_velocity_in_float32() -> None:
+    opt = tfmp.half_state(keras.optimizers.RMSprop(momentum=0.5, centered=True))
+    opt.build(kernel_and_bias(keras))
+    slots = {part.slot: part.dtype for part in opt.state_bytes().slots}
+    assert slots == {"velocity": "float32", "momentum": "bfloat16", "average_gradient": "float32"}
+    with pytest.raises(ValueError, match="velocity of RMSprop with centered=True is an average from which another is"):
+        tfmp.half_state(keras.optimizers.RMSprop(centered=True), velocity="bfloat16", rounding="stochastic")
+
+
+def test_default_without_any_slot_needs_weights_in_half_precision() -> None:
+    opt = tfmp.half_state(keras.optimizers.SGD(0.5))
+    with pytest.raises(ValueError, match="made no slot that can be in half precision, only none"):
+        opt.build(kernel_and_bias(keras))
+    opt = tfmp.half_state(keras.optimizers.SGD(0.5))
+    weight = keras.Variable(np.ones(4096, np.float32), dtype="bfloat16")
+    # A step of an eighth of the distance between two numbers of bfloat16.
+    opt.apply([tf.fill([4096], tf.constant(2.0**-10, tf.bfloat16))], [weight])
+    assert np.float32(weight.numpy()).mean() == pytest.approx(1 - 2.0**-11, abs=2.0**-13)
+
+
 def test_slots_have_the_types_that_were_asked_for() -> None:
     opt = tfmp.half_state(keras.optimizers.Adam(), momentum="float16")
     opt.build(kernel_and_bias(keras))

@@ -5,13 +5,17 @@ import os
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from types import FrameType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-#: Packages that stand between a script and this module. A line in one of them is not a line of the user's.
-_LIBRARIES = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
+#: Packages that stand between a script, or another library, and this module.
+_HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
+#: The names of the directories that packages are installed in.
+_INSTALLED = {"site-packages", "dist-packages"}
 # Part of the name of the files that AutoGraph generates. Such a file is skipped: the traceback of an op names the
 # original line too.
 _GENERATED = "__autograph_generated_file"
@@ -37,12 +41,31 @@ def line_of_call() -> str:
         >>> line_of_call()
         '<doctest tfmp.core.script_lines.line_of_call[0]>:1'
     """
-    frame = inspect.currentframe()
-    frames = []
-    while frame is not None:
-        frames.append(CallSite(frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return str(_innermost_of_user(frames) or "an unknown line")
+    return str(_innermost_of_user(map(_site_of, _frames())) or "an unknown line")
+
+
+def with_library(line: str) -> str:
+    """Return a line of the user's script, and the library's method that the script called there, if it was one.
+
+    A library such as transformers or tensorflow-recommenders has training steps of its own. What is wrong in them is
+    not wrong in the user's line, so a message must name both.
+
+    Args:
+        line: The line of the user's script, in the form `train.py:41`.
+
+    Returns:
+        The line; if the code that calls this package is a library's, as in `train.py:41, in
+        recommenders.models.Model.train_step (models.py:71)`.
+
+    Examples:
+        >>> with_library("train.py:41")
+        'train.py:41'
+    """
+    # The code of the library is still running, whereas an op records neither classes nor modules.
+    frame = next((frame for frame in _frames() if _is_outside(frame.f_code.co_filename)), None)
+    if frame is None or _is_users(frame.f_code.co_filename) or line == str(_site_of(frame)):
+        return line
+    return f"{line}, in {_qualified_name(frame)} ({_site_of(frame)})"
 
 
 def line_of_op(op: tf.Operation) -> str | None:
@@ -77,16 +100,16 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
 
 
 def made_within(op: tf.Operation, *files: str) -> bool:
-    """Return whether the user's code called code in one of these library files, and that code made the op.
+    """Return whether code in one of these files of a host made the op, called by the user or by another library.
 
     Args:
         op: An op of a graph.
         files: The ends of the files' paths.
     """
-    # The innermost frame comes first. The search stops at the user's line, so library code that called it, such as
-    # Estimator, does not count.
+    # The innermost frame comes first. The search stops at the line that called the host, so that code of the host that
+    # called this line, such as Estimator, does not count.
     for frame in reversed(list(op.traceback)):
-        if _is_users(frame.filename):
+        if _is_outside(frame.filename):
             return False
         if frame.filename.endswith(files):
             return True
@@ -148,21 +171,62 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     return None
 
 
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames that are being executed, the innermost first."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _site_of(frame: FrameType) -> CallSite:
+    return CallSite(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _qualified_name(frame: FrameType) -> str:
+    """Return the name of the function that a frame executes, with its module, and with its class if it is a method."""
+    name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+    module = frame.f_globals.get("__name__", "")
+    if owner is None:
+        return f"{module}.{name}"
+    # The class that defines the method, which is the library's; the object may be of a user's subclass.
+    defining = next((kind for kind in type(owner).__mro__ if _defines(kind, frame)), type(owner))
+    return f"{module}.{defining.__name__}.{name}"
+
+
+def _defines(kind: type, frame: FrameType) -> bool:
+    method = inspect.unwrap(vars(kind).get(frame.f_code.co_name))
+    return getattr(method, "__code__", None) is frame.f_code
+
+
 def _innermost_of_user(sites: Iterable[CallSite]) -> CallSite | None:
-    return next((site for site in sites if _is_users(site.filename)), None)
+    outside = [site for site in sites if _is_outside(site.filename)]
+    # A script may be an installed package itself. Then there is no other line.
+    return next((site for site in outside if _is_users(site.filename)), outside[0] if outside else None)
 
 
 def _is_users(filename: str) -> bool:
+    """Return whether a file is a script of the user's, and belongs to no installed package."""
+    return _is_outside(filename) and not _is_installed(filename)
+
+
+def _is_outside(filename: str) -> bool:
+    """Return whether a file belongs neither to the host frameworks nor to Python."""
     # Python's own frozen modules, such as importlib, have names like `<frozen runpy>`.
     if filename.startswith("<frozen") or _GENERATED in filename:
         return False
-    if filename.startswith(_directories(*_LIBRARIES)):
+    if filename.startswith(_directories(*_HOSTS)):
         return False
     paths = sysconfig.get_paths()
-    # `site-packages` is a directory inside that of the standard library. A script may be an installed package, so files
-    # in `site-packages` count as the user's unless they belong to one of the libraries above.
-    installed = filename.startswith((paths["purelib"], paths["platlib"]))
-    return installed or not filename.startswith((paths["stdlib"], paths["platstdlib"]))
+    # `site-packages` is a directory inside that of the standard library.
+    return _is_installed(filename) or not filename.startswith((paths["stdlib"], paths["platstdlib"]))
+
+
+def _is_installed(filename: str) -> bool:
+    paths = sysconfig.get_paths()
+    # The commands of packages are installed, too.
+    is_in_own = filename.startswith((paths["purelib"], paths["platlib"], paths["scripts"]))
+    return is_in_own or not _INSTALLED.isdisjoint(PurePath(filename).parts)
 
 
 def _directories(*packages: str) -> tuple[str, ...]:

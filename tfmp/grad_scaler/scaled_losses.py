@@ -88,7 +88,9 @@ class ScaledLosses:
         if fault is not None:
             self._warned = True
             _logger.warning(
-                "%s: gradients are divided by the loss scale, but %s, not the loss itself.", _line_of(grads), fault
+                "%s: gradients are divided by the loss scale, but %s, not the loss itself.",
+                script_lines.with_library(_line_of(grads)),
+                fault,
             )
 
     def _are_independent_of_scales(self, ops: Sequence[tf.Operation]) -> bool:

@@ -308,7 +308,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         if message in self._told:
             return
         self._told.add(message)
-        _logger.warning("%s: %s", script_lines.line_of_gradients(grads), message)
+        line = script_lines.with_library(script_lines.line_of_gradients(grads))
+        _logger.warning("%s: %s", line, message)
 
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, *, are_scaled: bool, is_averaged: bool = True) -> None:
         """Apply the gradients; or, if gradients are accumulated, add them to the current window.
