@@ -195,8 +195,8 @@ def _qualified_name(frame: FrameType) -> str:
 
 
 def _defines(kind: type, frame: FrameType) -> bool:
-    method = inspect.unwrap(vars(kind).get(frame.f_code.co_name))
-    return getattr(method, "__code__", None) is frame.f_code
+    method = vars(kind).get(frame.f_code.co_name)
+    return callable(method) and getattr(inspect.unwrap(method), "__code__", None) is frame.f_code
 
 
 def _innermost_of_user(sites: Iterable[CallSite]) -> CallSite | None:

@@ -306,7 +306,8 @@ class GradScaler(StepProperties, tf.Module):
             The op that does this; None in eager mode.
 
         Raises:
-            TypeError: The optimizer has no `apply_gradients`; or `grads_and_vars` are not pairs, or a gradient is complex.
+            TypeError: The optimizer has no `apply_gradients`; or `grads_and_vars` are not pairs; or a gradient is
+                complex.
             ValueError: Every gradient is None; or the optimizer scales losses or averages gradients itself.
             RuntimeError: `step` was already called for this optimizer since the last update; or `unscale` was called
                 outside of the `tf.function` in which `step` is called.
