@@ -49,6 +49,11 @@ class _Pair:
         self.bare.apply(grads, self.bare_variables)
         self.wrapped.apply([grad * SCALE for grad in grads], self.variables)
 
+    def steps_to_compile(self) -> None:
+        """Take steps until settings that stay are compiled: the first ones make notes, such as of what decays."""
+        for _ in range(3):
+            self.step()
+
     def assert_equal(self) -> None:
         for own, other in zip(self.variables, self.bare_variables, strict=True):
             np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
@@ -90,7 +95,8 @@ def test_every_attribute_that_changes_between_steps_is_obeyed(name: str) -> None
             value = 0.5 if attribute == "learning_rate" else getattr(each, attribute)
             if isinstance(value, str | bool | int | float | None):
                 setattr(each, attribute, _changed(value))
-        pair.step()
+        for _ in range(2):
+            pair.step()
         pair.assert_equal()
 
 
@@ -100,8 +106,10 @@ def test_attributes_inside_a_multi_optimizer_are_obeyed() -> None:
     for momentum in (0.5, 0.25, 0.0):
         for each in (pair.bare, pair.inner):
             each.optimizers[0].momentum = momentum
-        pair.step()
+        for _ in range(2):
+            pair.step()
         pair.assert_equal()
+    assert len(pair.programs) == 3
 
 
 def _replace_schedule(opt: Any, _: list[Any]) -> None:
@@ -145,19 +153,17 @@ def test_what_an_optimizer_refers_to_is_obeyed(change: Callable[[Any, list[Any]]
         return optimizer(keras, learning_rate=schedule, weight_decay=0.25)
 
     pair = _Pair(make, lambda: keras.constraints.MaxNorm(1.0))
-    for _ in range(2):
-        pair.step()
+    pair.steps_to_compile()
     change(pair.bare, pair.bare_variables)
     change(pair.inner, pair.variables)
-    for _ in range(2):
-        pair.step()
+    pair.steps_to_compile()
     pair.assert_equal()
     assert len(pair.programs) == 2
 
 
 def test_a_program_is_made_once_for_settings_that_stay() -> None:
     pair = _Pair(lambda: optimizer(keras, "AdamW", global_clipnorm=0.5))
-    for rate in (0.5, 0.25, 0.125):
+    for rate in (0.5, 0.25, 0.125, 0.0625):
         pair.bare.learning_rate = rate
         pair.wrapped.learning_rate = rate
         pair.step()
@@ -172,14 +178,14 @@ def test_settings_that_change_at_each_step_are_obeyed_without_compiling(caplog: 
             each.momentum = 0.5 + step / 100
         pair.step()
     pair.assert_equal()
-    assert len(pair.programs) == 4
+    assert len(pair.programs) == 0
     (message,) = [record.message for record in caplog.records if "is not compiled" in record.message]
     assert "settings of the optimizer have changed 4 times in 5 steps" in message
 
 
 def test_programs_keep_neither_the_optimizer_nor_its_variables_alive() -> None:
     pair = _Pair(lambda: optimizer(keras, "Adam", global_clipnorm=0.5))
-    pair.step()
+    pair.steps_to_compile()
     assert len(pair.programs) == 1
     kept = [pair.inner, pair.wrapped, *pair.variables, *(each.value for each in pair.inner.variables)]
     references = [weakref.ref(each) for each in kept]
@@ -196,7 +202,7 @@ def test_graphs_of_dropped_optimizers_are_freed() -> None:
     def train() -> None:
         # Not the bare optimizer: in a function TensorFlow would keep its graph.
         pair = _Pair(lambda: optimizer(keras, "Adam"))
-        pair.step()
+        pair.steps_to_compile()
         tf.function(pair.wrapped.apply)([tf.ones([3, 2])] * 2)
 
     train()
@@ -234,10 +240,10 @@ def test_small_variables_are_compiled_on_demand_only(jit_compile: Any) -> None:
 def test_large_variables_are_compiled_by_default() -> None:
     inner, kernel = optimizer(keras), variable(keras, np.ones([1024, 1024]))
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(2))
-    for _ in range(2):
+    for _ in range(3):
         opt.apply([tf.ones([1024, 1024])], [kernel])
     assert len(opt._updates.of(inner).programs) == 1
-    assert kernel.numpy()[0, 0] == 0.5
+    assert kernel.numpy()[0, 0] == 0.25
 
 
 def test_sparse_gradients_of_many_sizes_are_applied_in_eager_mode() -> None:

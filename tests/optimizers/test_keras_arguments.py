@@ -169,7 +169,8 @@ def test_public_class_documents_all_arguments_of_the_front_ends(keras: ModuleTyp
     for opt in (wrap(optimizer(keras)), wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5))):
         taken = inspect.signature(type(opt).__init__).parameters
         # `dynamic` is an argument of Keras 2's own wrapper. The public class has a number for a fixed scale instead.
-        assert set(taken) - {"self", "dynamic"} <= documented
+        # `others` are refused.
+        assert set(taken) - {"self", "dynamic", "others"} <= documented
 
 
 @for_every_keras()
@@ -198,3 +199,33 @@ def test_repr_of_a_scaler_shows_whether_it_is_enabled() -> None:
     assert repr(tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8), enabled=False)) == (
         "<tfmp.GradScaler(enabled=False, <FixedLossScaleManager(loss_scale=8.0)>): applied_steps=0, skipped_steps=0>"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"foo": True, "bar": 3}, r"around an optimizer of Keras has no arguments: `foo`, `bar`\."),
+        (
+            {"use_ema": True},
+            r"on the `inner_optimizer`, got use_ema=True: .*LossScaleOptimizer\(SGD\(\.\.\., use_ema=True",
+        ),
+        ({"clipnorm": 1.0, "momentum": 0.5}, r"on the `inner_optimizer`, got clipnorm=1\.0, momentum=0\.5"),
+        ({"learning_rate": 0.5}, r"on the `inner_optimizer`, got learning_rate=0\.5"),
+    ],
+)
+@for_every_keras()
+def test_unknown_arguments_are_refused_and_those_of_the_inner_optimizer_sent_there(
+    keras: ModuleType, arguments: dict[str, Any], message: str
+) -> None:
+    inner = optimizer(keras)
+    with pytest.raises(ValueError, match=message):
+        tfmp.LossScaleOptimizer(inner, **arguments)
+    tfmp.LossScaleOptimizer(inner, use_ema=False, clipnorm=None)
+
+
+@for_every_keras("keras3")
+def test_arguments_for_a_fixed_scale_are_explained(keras: ModuleType) -> None:
+    tfmp.LossScaleOptimizer(optimizer(keras), dynamic=True)
+    for argument in ({"dynamic": False}, {"loss_scale_factor": 8.0}):
+        with pytest.raises(ValueError, match=r"write tfmp\.LossScaleOptimizer\(optimizer, scale\) for a fixed scale"):
+            tfmp.LossScaleOptimizer(optimizer(keras), **argument)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.adapters import Keras3Adapter, KerasAdapter, OptimizerAdapter, TF1Adapter
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.core.updates import Updates, is_of_keras
+from tfmp.core.updates import Updates
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
 from tfmp.types import Gradients
 from tfmp.which_keras import keras_of
@@ -71,8 +71,9 @@ def adapter_of(
         return ScaledGradientsAdapter(optimizer, variables)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
-    if keras_of(optimizer, "optimizers.Optimizer") is not None and is_of_keras(optimizer) and not kwargs:
-        # A class that a user wrote may do more in `apply_gradients` than Keras' own classes do.
+    of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
+    if of_keras and not kwargs and updates.of(optimizer).is_of_own_code:
+        # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
         # Only the optimizers of Keras 3 have `apply`.
         adapter = Keras3Adapter if hasattr(optimizer, "apply") else KerasAdapter
         return adapter(optimizer, variables, update=updates.of(optimizer), leaves_out_none=True)

@@ -1,8 +1,9 @@
 """The base class of the front-ends for Keras 2, tf_keras and Keras 3."""
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tfmp.core import lists, script_lines, settings
 from tfmp.core.accumulation.settings import AccumulationSettings
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.managers import (
     OWN_MANAGERS,
     FixedLossScaleManager,
@@ -23,6 +25,7 @@ from tfmp.core.managers import (
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.step.scaler import LossScaler, Step
 from tfmp.core.tracing import without_autograph
+from tfmp.core.updates import is_foreign
 from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
 from tfmp.optimizers.keras_accumulation import KerasAccumulation
 from tfmp.types import Gradient, Gradients, Loss
@@ -46,8 +49,15 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
 
     #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
     _keras: ClassVar[ModuleType]
-    #: The entries of a saved configuration that `from_config` ignores, because no front-end accepts them.
-    _settings_without_effect: ClassVar[frozenset[str]] = frozenset()
+    #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
+    #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
+    _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm", "ema_overwrite_frequency", "weight_decay")),
+            "ema_momentum": 0.99,
+            "use_ema": False,
+        }
+    )
     # The next four come from a base class of Keras, or from the front-end.
     name: str
     inner_optimizer: Any
@@ -75,6 +85,27 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         self._told: set[str] = set()
         # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
+
+    def _refuse_other_arguments(self, inner_optimizer: object, others: Mapping[str, Any]) -> None:
+        """Raise `ValueError` for arguments of the constructor that it does not have, and say where they belong."""
+        defaults = self._settings_of_every_optimizer
+        given = {name: value for name, value in others.items() if name not in defaults or value != defaults[name]}
+        if "loss_scale_factor" in given and "loss_scale_factor" in defaults:
+            raise ValueError(
+                f"loss_scale_factor={given['loss_scale_factor']!r} is a setting on the `inner_optimizer`, for training "
+                "without a wrapper: write tfmp.LossScaleOptimizer(optimizer, scale) for a fixed scale."
+            )
+        of_inner = [name for name in given if name in {*defaults, *inspect.signature(type(inner_optimizer)).parameters}]
+        if of_inner:
+            values = ", ".join(f"{name}={given[name]!r}" for name in of_inner)
+            kind = type(inner_optimizer).__name__
+            raise ValueError(
+                f"settings of the optimizer belong on the `inner_optimizer`, got {values}: write "
+                f"tfmp.LossScaleOptimizer({kind}(..., {values}))."
+            )
+        if given:
+            names = ", ".join(f"`{name}`" for name in given)
+            raise ValueError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no arguments: {names}.")
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         raise NotImplementedError
@@ -260,7 +291,7 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         }
         # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
         # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
-        used = {name: value for name, value in config.items() if name not in cls._settings_without_effect}
+        used = {name: value for name, value in config.items() if name not in cls._settings_of_every_optimizer}
         return type.__call__(cls, **{**used, **parts})
 
     @classmethod
@@ -359,6 +390,23 @@ def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None
             "Keras' optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
             "tf.compat.v1.train.Optimizer in graphs."
         )
+
+
+def warn_of_methods_never_called(inner_optimizer: object, methods: Iterable[str]) -> None:
+    """Warn of methods of a user's own that the wrapper never calls, because it does their work itself.
+
+    Args:
+        inner_optimizer: The optimizer that is wrapped.
+        methods: The names of these methods.
+    """
+    for name in methods:
+        if is_foreign(getattr(inner_optimizer, name, None)) and not is_horovods(inner_optimizer):
+            _logger.warning(
+                "%s.%s is never called, because the wrapper does its work: move what it adds to apply_gradients or "
+                "update_step, which are called on every step that is applied.",
+                type(inner_optimizer).__name__,
+                name,
+            )
 
 
 def manager_of_keras(

@@ -13,7 +13,7 @@ from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupport
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
-from tfmp.core.updates import JitCompile, Updates, validated_jit_compile
+from tfmp.core.updates import JitCompile, Updates, is_foreign, validated_jit_compile
 from tfmp.optimizers.base import validated_aggregation_dtype
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
@@ -21,7 +21,9 @@ from tfmp.optimizers.keras import (
     manager_of_keras,
     nearest_allowed,
     validate_inner_optimizer,
+    warn_of_methods_never_called,
 )
+from tfmp.optimizers.keras2_tape import ScalingTape
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
 from tfmp.types import Gradient, Loss
 
@@ -65,12 +67,15 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         dynamic_growth_steps: The number of finite steps in a row after which "dynamic" doubles the scale, 2000 by
             default; an argument of Keras' own wrapper too.
         name: The optimizer's name.
+        **others: None. Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the
+            defaults that every optimizer has.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: The manager keeps its state in another optimizer already; TensorFlow 2's behaviour is disabled;
-            `aggregation_dtype` cannot be used here; a setting is out of range; two settings contradict each other; or
-            the inner optimizer is made by Horovod and does not average the gradients of each step.
+        ValueError: An argument is unknown, or is a setting of the inner optimizer; the manager keeps its state in
+            another optimizer already; TensorFlow 2's behaviour is disabled; `aggregation_dtype` cannot be used here; a
+            setting is out of range; two settings contradict each other; or the inner optimizer is made by Horovod and
+            does not average the gradients of each step.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface this class keeps.
     """
@@ -95,8 +100,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
         name: str | None = None,
+        **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
         validate_inner_optimizer(self._keras, inner_optimizer)
+        self._refuse_other_arguments(inner_optimizer, others)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         if not dynamic:
             loss_scale_manager = _fixed(loss_scale_manager, initial_scale, dynamic_growth_steps)
@@ -114,6 +121,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         of_horovod = is_horovods(self) or is_horovods(inner_optimizer)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, of_horovod)
         self._set_up(manager, is_distributed, overflow_detector, accumulation, self._aggregation_dtype)
+        warn_of_methods_never_called(inner_optimizer, ("minimize",))
 
     @property
     def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
@@ -140,6 +148,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     @learning_rate.setter
     def learning_rate(self, learning_rate: float) -> None:
         self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def _learning_rate(self) -> Any:  # noqa: ANN401 - a variable or a schedule
+        # Keras' TensorBoard callback reads this private attribute of the optimizer, to log the rate of a schedule.
+        return self.inner_optimizer._learning_rate
 
     @property
     def use_ema(self) -> bool:
@@ -189,6 +202,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         """Compute the unscaled gradients of a loss.
 
         The loss is scaled, the inner optimizer computes the gradients, and the gradients are divided by the loss scale.
+        If the inner optimizer is of a class of your own that overrides `compute_gradients`, your method gets the loss
+        as it is, and gradients in their true magnitude.
 
         Args:
             loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
@@ -204,6 +219,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         if not callable(var_list):
             var_list = lists.variables("var_list", var_list)
         tape = tape or tf.GradientTape()
+        if is_foreign(self.inner_optimizer.compute_gradients) and not is_horovods(self.inner_optimizer):
+            self._last_call = "compute_gradients"
+            own_tape = ScalingTape(tape, self._scaler.scale, self._scaler.unscale)
+            return list(self.inner_optimizer.compute_gradients(loss, var_list, tape=own_tape))
         with tape:
             scaled = self.get_scaled_loss(loss)
         grads_and_vars = self.inner_optimizer.compute_gradients(scaled, var_list, tape=tape)
@@ -294,7 +313,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         adapter = Keras2Adapter(
             self.inner_optimizer,
             variables,
-            {"name": name},
+            {} if name is None else {"name": name},
             update=self._updates.of(self.inner_optimizer) if self._may_unscale_late() else None,
             sums_first=not is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,

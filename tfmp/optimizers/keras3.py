@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import keras
@@ -23,10 +24,11 @@ from tfmp.optimizers.keras import (
     nearest_allowed,
     register_managers,
     validate_inner_optimizer,
+    warn_of_methods_never_called,
 )
 from tfmp.optimizers.keras3_float8 import follow, scales_of_gradients
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
-from tfmp.types import Gradient, GradsAndVars, Loss
+from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
 
@@ -65,17 +67,20 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             only that micro-batch is left out of the mean, and the step is skipped if no micro-batch is left.
         micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full, such as
             the number of steps in an epoch of `fit`; counting then starts again. By default windows end when full.
+        dynamic: True, as in Keras' own wrapper, which takes no other value either.
         initial_scale: The scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own wrapper too.
         dynamic_growth_steps: The number of finite steps in a row after which "dynamic" doubles the scale, 2000 by
             default; an argument of Keras' own wrapper too.
         name: The optimizer's name.
+        **others: None. Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the
+            defaults that every optimizer has.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: The manager keeps its state in another optimizer already; `initial_scale` or `dynamic_growth_steps`
-            is given with a manager other than "dynamic"; both this and the inner optimizer accumulate gradients; a
-            setting is out of range; Keras does not run on the TensorFlow backend; or TensorFlow 2's behaviour is
-            disabled.
+        ValueError: An argument is unknown, or is a setting of the inner optimizer; the manager keeps its state in
+            another optimizer already; `initial_scale` or `dynamic_growth_steps` is given with a manager other than
+            "dynamic"; both this and the inner optimizer accumulate gradients; a setting is out of range; Keras does not
+            run on the TensorFlow backend; or TensorFlow 2's behaviour is disabled.
 
     Examples:
         >>> import keras, tfmp
@@ -94,11 +99,11 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     """
 
     _keras = keras
-    # Before Keras 3.10 the configuration of Keras' own wrapper also holds these settings of its base class.
-    _settings_without_effect = frozenset(
+    _settings_of_every_optimizer = MappingProxyType(
         {
-            *("clipnorm", "clipvalue", "ema_momentum", "ema_overwrite_frequency", "global_clipnorm"),
-            *("gradient_accumulation_steps", "loss_scale_factor", "use_ema", "weight_decay"),
+            **LossScaleOptimizerKeras._settings_of_every_optimizer,
+            "gradient_accumulation_steps": None,
+            "loss_scale_factor": None,
         }
     )
 
@@ -113,12 +118,16 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        dynamic: bool = True,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
         name: str | None = None,
+        **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _validate(inner_optimizer, accumulation)
+        self._refuse_other_arguments(inner_optimizer, others)
+        _refuse_fixed(dynamic)
         updates = Updates(validated_jit_compile(jit_compile))
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
@@ -128,6 +137,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._updates = updates
         self.inner_optimizer = inner_optimizer
         self._set_up(manager, is_distributed, overflow_detector, accumulation)
+        warn_of_methods_never_called(inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
         # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
         # the constructor raises an error.
         _turn_loss_scale_factor_off(inner_optimizer)
@@ -137,6 +147,16 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """The inner optimizer's count of applied steps."""
         # Before Keras 3.9 the parent class, Keras' own wrapper, has a count of its own.
         return self.inner_optimizer.iterations
+
+    @property
+    def optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """The optimizers inside a `MultiOptimizer` that is wrapped; Keras' callbacks set their learning rates.
+
+        Raises:
+            AttributeError: The inner optimizer is not a `MultiOptimizer`.
+        """
+        optimizers: list[keras.optimizers.Optimizer] = self.inner_optimizer.optimizers
+        return optimizers
 
     def build(self, var_list: Iterable[keras.Variable]) -> None:
         """Make the variables of the inner optimizer and those that accumulate gradients.
@@ -204,7 +224,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             ValueError: The loss is a tensor, and `tape` is missing.
         """
         variables = lists.variables("var_list", var_list)
-        self.apply(self._scaled_gradients(loss, variables, tape), variables)
+        self.apply_gradients(zip(self._scaled_gradients(loss, variables, tape), variables, strict=True))
 
     def _scaled_gradients(
         self, loss: Loss, variables: Sequence[keras.Variable], tape: tf.GradientTape | None
@@ -254,7 +274,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             NotImplementedError: The active strategy is not supported; or is_distributed=True and Horovod runs several
                 processes.
         """
-        grads = lists.gradients(grads)
+        self._apply("apply", lists.gradients(grads), trainable_variables)
+
+    def _apply(self, method: str, grads: Gradients, trainable_variables: Iterable[keras.Variable] | None) -> None:
+        """Apply gradients by the method of the inner optimizer that the user would call without a wrapper."""
         if not grads:
             # Keras accepts an empty list too: a model without weights has nothing to train.
             return
@@ -271,7 +294,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
         # A tensor: the scale as it is before the step.
         float8_scales, loss_scale = scales_of_gradients(variables), self.loss_scale
-        adapter = Keras3Adapter(self.inner_optimizer, variables, update=self._updates.of(self.inner_optimizer))
+        update = self._updates.of(self.inner_optimizer)
+        adapter = Keras3Adapter(self.inner_optimizer, variables, update=update, method=method)
         self._step(adapter, grads, are_scaled=are_scaled)
         if float8_scales:
             follow(float8_scales, before=loss_scale, after=self.loss_scale)
@@ -290,8 +314,13 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         Raises:
             TypeError: `grads_and_vars` does not consist of such pairs.
         """
-        # The parent's method calls `apply`. It returns the wrapper's own count, which never changes.
-        super().apply_gradients(lists.pairs(grads_and_vars))
+        pairs = lists.pairs(grads_and_vars)
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+        if type(self).apply is LossScaleOptimizerKeras3.apply:
+            self._apply("apply_gradients", grads, variables)
+        else:
+            # A subclass overrides `apply`, which Keras' own `apply_gradients` calls.
+            self.apply(grads, variables)
         return self.iterations
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401 - whatever it is given
@@ -366,6 +395,14 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: Accumul
         raise ValueError(
             f"inner_optimizer has gradient_accumulation_steps={own_steps[0]!r}, and accumulation_steps="
             f"{accumulation.accumulation_steps!r}: gradients would be accumulated twice. Leave out the former."
+        )
+
+
+def _refuse_fixed(dynamic: bool) -> None:
+    if not dynamic:
+        raise ValueError(
+            "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, scale) for a "
+            "fixed scale. (Without a wrapper, set `loss_scale_factor` of the optimizer.)"
         )
 
 

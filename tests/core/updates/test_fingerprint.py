@@ -1,5 +1,7 @@
 """Fingerprints of settings: equal if nothing has changed, different if anything has."""
 
+import collections
+import re
 from typing import Any
 
 import keras
@@ -64,6 +66,16 @@ def test_attributes_of_keras_objects_are_read_those_of_others_are_not() -> None:
     assert _key(constraint, own) == before
     constraint.max_value = 2.0
     assert _key(constraint, own) != before
+
+
+def test_objects_whose_attributes_are_not_read_make_a_fingerprint_incomplete() -> None:
+    class Own:
+        pass
+
+    complete = [keras.optimizers.Adam(0.5), keras.constraints.MaxNorm(1.0), tf.Variable(1.0), np.ones(2), len, Own]
+    assert Fingerprint([*complete, {"name": [1, None, re.compile("a")]}]).is_complete
+    assert not Fingerprint([{"name": [Own()]}]).is_complete
+    assert not Fingerprint([collections.deque([1])]).is_complete
 
 
 def test_values_of_variables_are_no_settings() -> None:

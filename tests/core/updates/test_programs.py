@@ -58,11 +58,33 @@ def test_a_key_with_an_object_that_is_gone_is_not_valid() -> None:
     (stale.key,) = programs._kept
     run(stale)
     assert len(programs) == 1
-    program = next(iter(programs._kept.values())).program
     del setting
     gc.collect()
     run(stale)
-    assert next(iter(programs._kept.values())).program is not program
+    assert len(programs) == 0
+    assert float(total) == 3
+
+
+def test_settings_that_an_update_changes_itself_are_never_compiled() -> None:
+    programs, total, counter = KeptPrograms(), tf.Variable(0.0), [0]
+
+    def update(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+        del tensors
+        counter[0] += 1
+        total.assign_add(counter[0] * grads[0])
+
+    for _ in range(4):
+        programs.run(update, lambda: Fingerprint([counter]), [tf.constant(1.0)], [])
+    assert len(programs) == 0
+    assert float(total) == 1 + 2 + 3 + 4
+
+
+def test_settings_that_hold_an_object_that_may_change_unseen_are_never_compiled() -> None:
+    programs, total = KeptPrograms(), tf.Variable(0.0)
+    settings = Fingerprint([object()])
+    for _ in range(3):
+        programs.run(lambda grads, _: total.assign_add(grads[0]), lambda: settings, [tf.constant(1.0)], [])
+    assert len(programs) == 0
     assert float(total) == 3
 
 
@@ -88,6 +110,7 @@ def test_the_programs_used_last_are_kept() -> None:
 
 def test_copies_are_empty() -> None:
     programs = KeptPrograms()
-    programs.run(lambda *_: None, lambda: Fingerprint([]), [tf.constant(1.0)], [])
+    for _ in range(2):
+        programs.run(lambda *_: None, lambda: Fingerprint([]), [tf.constant(1.0)], [])
     assert len(programs) == 1
     assert len(copy.deepcopy(programs)) == 0

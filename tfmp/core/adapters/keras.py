@@ -21,6 +21,8 @@ class KerasAdapter(OptimizerAdapter):
         update: Unscales gradients and applies them by the optimizer, in one program where that saves time; None if the
             gradients are to be unscaled before they come here.
         leaves_out_none: True if variables without a gradient are not passed to the optimizer, which warns of them.
+        method: The method of an optimizer of Keras 3 that is called, which a subclass may override: "apply_gradients"
+            or "apply".
     """
 
     def __init__(
@@ -31,10 +33,12 @@ class KerasAdapter(OptimizerAdapter):
         *,
         update: OptimizerUpdate | None = None,
         leaves_out_none: bool = False,
+        method: str = "apply_gradients",
     ) -> None:
         super().__init__(optimizer, variables, kwargs)
         self._update = update
         self._leaves_out_none = leaves_out_none
+        self._method = method
 
     def unscales(self, grads: Gradients) -> bool:
         """Return True if `apply` can unscale these gradients itself.
@@ -87,7 +91,7 @@ class KerasAdapter(OptimizerAdapter):
         if self._leaves_out_none:
             rows = [row for row in rows if row[0] is not None]
         grads, variables, changes = zip(*rows, strict=True)
-        return Part(self._update, grads, variables, measures, changes, self._kwargs)
+        return Part(self._update, grads, variables, measures, changes, self._kwargs, self._method)
 
     def _divisor(self, grads: Gradients, loss_scale: tf.Tensor | None) -> tf.Tensor | None:
         """Return the number by which the update divides the gradients; None if the optimizer applies them by itself.

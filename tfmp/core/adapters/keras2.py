@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.adapters.keras import KerasAdapter
-from tfmp.core.updates import OptimizerUpdate
+from tfmp.core.updates import OptimizerUpdate, is_foreign
 from tfmp.types import Gradients
 
 
@@ -38,6 +38,11 @@ class Keras2Adapter(KerasAdapter):
         self.sums_first = True
         self._sums = sums_first
         self._counts_skipped_steps = counts_skipped_steps
+
+    def unscales(self, grads: Gradients) -> bool:
+        """Return True if `apply` can unscale these gradients itself, and nothing before it needs them unscaled."""
+        # A user's own `aggregate_gradients` may do more than sum.
+        return not is_foreign(self.optimizer.aggregate_gradients) and super().unscales(grads)
 
     def reduce(self, grads: Gradients) -> Gradients:
         """Sum the gradients over the replicas, unless the caller has done so."""

@@ -38,6 +38,8 @@ class Keras3Adapter(KerasAdapter):
             apply_on_replicas(self.optimizer, grads, self.variables)
         elif self._leaves_out_none:
             return super()._apply_unscaled(grads)
-        else:
+        elif self._method == "apply":
             self.optimizer.apply(list(grads), self.variables)
+        else:
+            self.optimizer.apply_gradients(self._pairs(grads))
         return tf.no_op()

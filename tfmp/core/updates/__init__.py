@@ -1,6 +1,7 @@
 """Updates of variables by Keras' optimizers, in programs that XLA compiles where that saves time."""
 
-from tfmp.core.updates.fingerprint import is_of_keras as is_of_keras
+from tfmp.core.updates.own_code import is_foreign as is_foreign
+from tfmp.core.updates.own_code import is_of_keras as is_of_keras
 from tfmp.core.updates.replicas import apply_on_replicas as apply_on_replicas
 from tfmp.core.updates.replicas import apply_sums as apply_sums
 from tfmp.core.updates.replicas import sum_over_replicas as sum_over_replicas

@@ -1,14 +1,14 @@
 """What an update depends on: the conditions under which it is compiled, views of optimizers, their variables."""
 
+import contextlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.tracing import within_xla
-from tfmp.core.updates.fingerprint import is_of_keras
 
 #: The smallest numbers of values, in all variables together and on average in each, for which compiling saves time.
 #: With fewer values the compilation takes longer than what it saves in hundreds of steps.
@@ -63,8 +63,11 @@ def of_tensorflow(variable: Any) -> tf.Variable:  # noqa: ANN401 - of any Keras
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def view_of(optimizer: Any, **attributes: Any) -> Any:  # noqa: ANN401 - of any Keras
-    """Return a view of an optimizer, which shares all its variables, with other values of some attributes.
+@contextlib.contextmanager
+def view_of(optimizer: Any, **attributes: Any) -> Iterator[Any]:  # noqa: ANN401 - of any Keras
+    """Yield a view of an optimizer, which shares all its variables, with other values of some attributes.
+
+    What the view's methods set, such as a counter of steps in Python, is set on the optimizer when the context ends.
 
     Args:
         optimizer: An optimizer of Keras.
@@ -73,36 +76,34 @@ def view_of(optimizer: Any, **attributes: Any) -> Any:  # noqa: ANN401 - of any 
     Examples:
         >>> import keras
         >>> optimizer = keras.optimizers.SGD(0.5, clipvalue=1.0)
-        >>> view = view_of(optimizer, clipvalue=None)
-        >>> view.clipvalue, optimizer.clipvalue, view.iterations is optimizer.iterations
+        >>> with view_of(optimizer, clipvalue=None) as view:
+        ...     view.clipvalue, optimizer.clipvalue, view.iterations is optimizer.iterations
         (None, 1.0, True)
     """
     # copy.copy would serialize the optimizer and make new variables.
     view = object.__new__(type(optimizer))
-    vars(view).update(vars(optimizer), **attributes)
-    return view
+    shared = dict(vars(optimizer))
+    vars(view).update(shared, **attributes)
+    yield view
+    for name, value in vars(view).items():
+        if name not in attributes and (name not in shared or shared[name] is not value):
+            vars(optimizer)[name] = value
 
 
-def suits_xla(optimizer: Any, variables: Sequence[Any]) -> bool:  # noqa: ANN401 - of either Keras
-    """Return whether only Keras' own code computes an update, and whether it contains no conditional.
-
-    A user's code may do what XLA cannot compile, such as printing. A conditional inside an XLA program would copy the
-    variables.
+def has_no_conditional(optimizer: Any) -> bool:  # noqa: ANN401 - of either Keras
+    """Return whether an update of Keras' own contains no conditional, which would copy variables in an XLA program.
 
     Args:
         optimizer: An optimizer of Keras.
-        variables: The variables that it updates.
     """
-    if _inner_optimizers(optimizer) or optimizer.ema_overwrite_frequency:
-        # The settings of a MultiOptimizer say nothing about the optimizers inside it.
-        return False
-    # The optimizers of Keras 2 do not accumulate gradients.
+    # The settings of a MultiOptimizer say nothing about the optimizers inside it. The optimizers of Keras 2 do not
+    # accumulate gradients.
     accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
-    return not accumulates and is_by_keras_alone(optimizer, variables)
+    return not (_inner_optimizers(optimizer) or optimizer.ema_overwrite_frequency or accumulates)
 
 
-def is_by_keras_alone(optimizer: Any, variables: Sequence[Any]) -> bool:  # noqa: ANN401 - of either Keras
-    """Return whether only Keras' own code computes an update: the optimizer, its schedule and the constraints.
+def parts_with_code(optimizer: Any, variables: Sequence[Any]) -> list[object]:  # noqa: ANN401 - of either Keras
+    """Return the objects whose code computes an update: the optimizer, its schedule and the constraints.
 
     Args:
         optimizer: An optimizer of Keras.
@@ -114,7 +115,7 @@ def is_by_keras_alone(optimizer: Any, variables: Sequence[Any]) -> bool:  # noqa
     constraints = [getattr(variable, "constraint", None) for variable in variables]
     # In Keras 2 a learning rate that is no schedule is a variable of TensorFlow's.
     parts = [each for each in [*rates, *constraints] if not (each is None or isinstance(each, tf.Variable))]
-    return all(map(is_of_keras, [*optimizers, *parts]))
+    return [*optimizers, *parts]
 
 
 def _inner_optimizers(optimizer: Any) -> list[Any]:  # noqa: ANN401 - of either Keras

@@ -1,10 +1,15 @@
 """Tells whether a program that was compiled for an optimizer still does what the optimizer would do."""
 
+import re
+import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
+import tensorflow as tf
+
+from tfmp.core.updates.own_code import is_from, is_of_keras
 
 _Reference: TypeAlias = Callable[[], object]
 
@@ -15,13 +20,14 @@ class Fingerprint:
     A compiled program contains Python's numbers and flags as they were when it was traced; the values of variables it
     reads anew each time it runs. So a fingerprint contains numbers, strings and arrays by value, and variables, tensors
     and functions by their identity. Lists, dictionaries and objects of Keras' own classes, such as schedules and
-    constraints, are looked into.
+    constraints, are looked into. Nothing is known of what any other object contains, and it may change at any time.
 
     Args:
         settings: The settings: an optimizer, what is known of its variables, and the like.
 
     Attributes:
         key: Equal for two fingerprints if all settings are the same.
+        is_complete: False if a setting is an object that may change without a change of the key.
 
     Examples:
         >>> import keras
@@ -37,6 +43,7 @@ class Fingerprint:
 
     def __init__(self, settings: Iterable[object]) -> None:
         self._identified: dict[int, object] = {}
+        self.is_complete = True
         self.key: Hashable = tuple(map(self._read, settings))
 
     def references(self) -> list[_Reference]:
@@ -63,29 +70,26 @@ class Fingerprint:
     def _of_object(self, value: Any) -> Hashable:  # noqa: ANN401
         is_known = id(value) in self._identified
         self._identified[id(value)] = value
+        if is_known:
+            return id(value)
         # Keras' variables, and nothing else of Keras, have `numpy`.
-        if is_known or not is_of_keras(value) or hasattr(value, "numpy"):
+        if not is_of_keras(value) or hasattr(value, "numpy"):
+            self.is_complete = self.is_complete and _is_constant(value)
             return id(value)
         # TensorFlow's own notes, for checkpoints, have names that begin with "_self_".
         attributes = {name: each for name, each in vars(value).items() if not name.startswith("_self_")}
         return id(value), self._read(attributes)
 
 
+def _is_constant(value: object) -> bool:
+    """Return whether nothing about an object changes that an optimizer of Keras reads in Python."""
+    # The values of variables are read by the program.
+    return isinstance(value, _CONSTANT) or is_from(_PACKAGES, type(value).__module__)
+
+
+_PACKAGES = ("keras", "tf_keras", "tensorflow", "tfmp")
+_CONSTANT = (tf.Variable, type, np.dtype, re.Pattern, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _PLAIN = (int, float, complex, str, bytes, np.generic)
-
-
-def is_of_keras(value: object) -> bool:
-    """Return whether the class of an object is a part of Keras or tf_keras, not one that a user wrote.
-
-    Args:
-        value: Any object.
-
-    Examples:
-        >>> import keras
-        >>> is_of_keras(keras.optimizers.SGD(0.5)), is_of_keras(0.5)
-        (True, False)
-    """
-    return type(value).__module__.startswith(("keras.", "tf_keras."))
 
 
 def _reference(value: object) -> _Reference:

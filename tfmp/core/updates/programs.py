@@ -15,7 +15,7 @@ from tfmp.types import Gradients
 _Update: TypeAlias = Callable[[Gradients, Sequence[tf.Tensor]], object]
 _logger = logging.getLogger("tfmp")
 
-#: How many keys of programs are kept for one optimizer; a program can have two.
+#: How many settings are kept for one optimizer, most of them with a program.
 _MOST_KEYS = 16
 #: How many programs may be compiled at once, and after how many steps one more. To compile takes seconds.
 _FREE_PROGRAMS = 4
@@ -52,8 +52,10 @@ class KeptPrograms:
     """Runs updates in eager mode, as compiled programs that are kept and run again while no setting changes.
 
     A program is found by the fingerprint of the settings that the update depends on. It refers weakly to the objects of
-    the fingerprint, so it does not keep an optimizer alive. The programs used last are kept. If settings change so
-    often that compiling would take longer than it saves, the update runs without being compiled; a message says so.
+    the fingerprint, so it does not keep an optimizer alive. The programs used last are kept. The first update with
+    settings runs without being compiled. If it changes settings itself, because the optimizer counts in Python, as
+    Keras 2's `Nadam` does, nothing is compiled. If settings change so often that compiling would take longer than it
+    saves, the update runs without being compiled; a message says so.
 
     Copies of this object are empty.
 
@@ -65,13 +67,14 @@ class KeptPrograms:
         ...     w.assign_sub(grads[0] * tensors[0])
         >>> for _ in range(3):
         ...     programs.run(update, lambda: Fingerprint([w]), [tf.ones([2])], [0.5])
-        >>> w.numpy(), len(traced)
-        (array([-0.5,  0.5], dtype=float32), 1)
+        >>> w.numpy(), len(traced)  # the first step is not compiled
+        (array([-0.5,  0.5], dtype=float32), 2)
     """
 
     def __init__(self) -> None:
         self._kept: dict[Any, _Kept] = {}
         self._steps = 0
+        self._settings = 0
         self._compiled = 0
         self._told = False
 
@@ -80,7 +83,7 @@ class KeptPrograms:
 
     def __len__(self) -> int:
         """Return the number of programs."""
-        return len({id(kept.program) for kept in self._kept.values()})
+        return sum(kept.program is not None for kept in self._kept.values())
 
     def run(
         self,
@@ -100,21 +103,44 @@ class KeptPrograms:
         self._steps += 1
         now = settings()
         kept = self._kept.pop(now.key, None)
-        if kept is not None and kept.is_valid():
-            self._kept[now.key] = kept
-            _call(kept.program, grads, tensors)
-        elif self._compiled >= _FREE_PROGRAMS + self._steps // _STEPS_PER_PROGRAM:
+        if kept is None or not kept.is_valid():
+            self._run_first(update, now, settings, grads, tensors)
+        elif kept.program is None and self._compiled >= self._most_programs():
             self._tell()
             update(grads, tensors)
+            self._keep(now, kept)
         else:
-            self._compiled += 1
-            program = _program(update)
-            _call(program, grads, tensors)
-            # An optimizer may have taken notes in its attributes while the program was traced.
-            for fingerprint in (now, settings()):
-                self._kept[fingerprint.key] = _Kept(program, fingerprint.references())
-            while len(self._kept) > _MOST_KEYS:
-                del self._kept[next(iter(self._kept))]
+            if kept.program is None:
+                self._compiled += 1
+                kept = kept._replace(program=_program(update))
+            _call(kept.program, grads, tensors)
+            self._keep(now, kept)
+
+    def _run_first(
+        self,
+        update: _Update,
+        now: Fingerprint,
+        settings: Callable[[], Fingerprint],
+        grads: Gradients,
+        tensors: Sequence[tf.Tensor],
+    ) -> None:
+        """Run an update with settings that are new, without compiling it."""
+        update(grads, tensors)
+        # What the optimizer changes in Python, such as a counter, would stay as it is when a program runs. Other
+        # attributes are notes, which are made once: the next step finds the settings with them.
+        if now.is_complete and settings().key == now.key:
+            self._keep(now, _Kept(None, now.references()))
+            self._settings += 1
+            if self._settings > self._most_programs():
+                self._tell()
+
+    def _keep(self, fingerprint: Fingerprint, kept: "_Kept") -> None:
+        self._kept[fingerprint.key] = kept
+        while len(self._kept) > _MOST_KEYS:
+            del self._kept[next(iter(self._kept))]
+
+    def _most_programs(self) -> int:
+        return _FREE_PROGRAMS + self._steps // _STEPS_PER_PROGRAM
 
     def _tell(self) -> None:
         if not self._told:
@@ -122,13 +148,13 @@ class KeptPrograms:
             _logger.warning(
                 "the update of the variables is not compiled for now: settings of the optimizer have changed %d times "
                 "in %d steps, and each change needs a new program.",
-                self._compiled,
+                self._settings - 1,
                 self._steps,
             )
 
 
 class _Kept(NamedTuple):
-    """A program, and references to the objects that the key, under which it is kept, contains by their identity."""
+    """A program, or None before it is compiled; and references to the objects whose identities are in its key."""
 
     program: Any
     references: Sequence[Callable[[], object]]

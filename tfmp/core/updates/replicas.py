@@ -1,7 +1,8 @@
 """Applies gradients on the replicas of a strategy, the update of each replica as one program that XLA compiles."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -85,10 +86,10 @@ def apply_sums(
 
     def update(first: tf.Variable, sums: Gradients) -> None:
         del first
-        view = _of_one_replica(optimizer)
 
         def apply(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
-            view.apply(arithmetic.unscale(grads, tensors[0]) if tensors else list(grads), variables)
+            with _of_one_replica(optimizer) as view:
+                view.apply(arithmetic.unscale(grads, tensors[0]) if tensors else list(grads), variables)
 
         run_compiled(apply, sums, [] if loss_scale is None else [loss_scale])
 
@@ -99,10 +100,13 @@ def apply_sums(
     tf.distribute.get_replica_context().merge_call(on_all, args=(list(sums),))
 
 
-def _of_one_replica(optimizer: Any) -> Any:  # noqa: ANN401
-    """Return a view of the optimizer that shares its variables, neither clips nor sums, and updates one replica."""
-    view = view_of(optimizer, clipnorm=None, clipvalue=None, global_clipnorm=None)
+@contextlib.contextmanager
+def _of_one_replica(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield a view of the optimizer that shares its variables, neither clips nor sums, and updates one replica."""
     base = next(each for each in type(optimizer).__mro__ if each.__name__ == _OF_ALL)
-    for name in _UPDATING:
-        vars(view)[name] = functools.partial(getattr(base, name), view)
-    return view
+    with view_of(optimizer, clipnorm=None, clipvalue=None, global_clipnorm=None) as view:
+        for name in _UPDATING:
+            vars(view)[name] = functools.partial(getattr(base, name), view)
+        yield view
+        for name in _UPDATING:
+            del vars(view)[name]

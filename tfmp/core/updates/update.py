@@ -13,13 +13,14 @@ from tfmp.core.gradients.origins import Change
 from tfmp.core.tracing import ops_are_watched, within_xla
 from tfmp.core.updates.conditions import (
     can_be_compiled,
-    is_by_keras_alone,
+    has_no_conditional,
     of_tensorflow,
-    suits_xla,
+    parts_with_code,
     view_of,
     worth_compiling,
 )
 from tfmp.core.updates.fingerprint import Fingerprint
+from tfmp.core.updates.own_code import OwnCode
 from tfmp.core.updates.programs import KeptPrograms, run_compiled
 from tfmp.core.updates.replicas import can_be_compiled_on_replicas
 from tfmp.types import Gradient, Gradients
@@ -43,6 +44,7 @@ class OptimizerUpdate:
     the constraints of the variables are all Keras' own: a user's code may do what XLA cannot compile, such as printing.
     With True it is compiled with a user's code too, in a `tf.function`. In eager mode the compiled program is kept and
     run again while no setting changes; because a user's code may depend on anything, only Keras' own is compiled there.
+    A method that a user puts in the place of one of Keras', on the optimizer or on its class, is a user's code.
     The update is never compiled
 
     * where `can_be_compiled` returns False;
@@ -63,6 +65,8 @@ class OptimizerUpdate:
         self._jit_compile = jit_compile
         self._told_of_debugging = False
         self._last_asked: tuple[list[int], bool] = ([], False)
+        self._own_code = OwnCode()
+        self._own_optimizer = OwnCode()
         #: The programs that run in eager mode.
         self.programs = KeptPrograms()
 
@@ -70,6 +74,16 @@ class OptimizerUpdate:
     def optimizer(self) -> _Optimizer:
         """The optimizer."""
         return self._reference()
+
+    @property
+    def is_of_own_code(self) -> bool:
+        """Whether the optimizer is of a class of Keras, and none of its methods was replaced."""
+        return self._own_optimizer.runs_alone([self.optimizer])
+
+    @property
+    def code_version(self) -> int:
+        """A number that changes whenever a method of the optimizer's class, or of its schedule's, is replaced."""
+        return self._own_code.version
 
     def measure(self, grads: Gradients, variables: Sequence[_Variable], loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Return the tensors that the update needs for clipping by the global norm.
@@ -110,18 +124,27 @@ class OptimizerUpdate:
             return False
         is_large = self._jit_compile is True or self._is_worth_compiling(variables)
         scales = self.optimizer.loss_scale_factor is not None
-        return is_large and not scales and suits_xla(self.optimizer, variables) and not self._is_debugged()
+        return is_large and not scales and self._suits_xla(variables) and not self._is_debugged()
 
     def _clips(self, variables: Sequence[_Variable]) -> bool:
         """Return whether the gradients are clipped here: the optimizer clips by global norm, and XLA compiles it."""
-        return _clips_by_global_norm(self.optimizer) and (self.compiles(variables) or within_xla())
+        in_xla = self.compiles(variables) or within_xla()
+        # A user's code may change the gradients before they are clipped.
+        return in_xla and _clips_by_global_norm(self.optimizer) and self._is_by_keras_alone(variables)
 
     def _is_to_be_compiled(self, variables: Sequence[_Variable]) -> bool:
         if not self._jit_compile or not can_be_compiled():
             return False
         if self._jit_compile == "auto":
-            return self._is_worth_compiling(variables) and suits_xla(self.optimizer, variables)
-        return not tf.executing_eagerly() or is_by_keras_alone(self.optimizer, variables)
+            return self._is_worth_compiling(variables) and self._suits_xla(variables)
+        return not tf.executing_eagerly() or self._is_by_keras_alone(variables)
+
+    def _suits_xla(self, variables: Sequence[_Variable]) -> bool:
+        # A user's code may do what XLA cannot compile, such as printing.
+        return has_no_conditional(self.optimizer) and self._is_by_keras_alone(variables)
+
+    def _is_by_keras_alone(self, variables: Sequence[_Variable]) -> bool:
+        return self._own_code.runs_alone(parts_with_code(self.optimizer, variables))
 
     def _is_worth_compiling(self, variables: Sequence[_Variable]) -> bool:
         # In eager mode each step asks, about the same variables.
@@ -201,6 +224,7 @@ class Part(NamedTuple):
         changes: For each gradient a function that is called with the unscaled values and returns those to apply, or
             None. In eager mode all are None: a program that is kept could not take the tensors that they use.
         options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+        method: The method of the optimizer that applies them: "apply_gradients", or "apply" of Keras 3.
     """
 
     update: OptimizerUpdate
@@ -209,6 +233,7 @@ class Part(NamedTuple):
     measures: Sequence[tf.Tensor]
     changes: Sequence[Change | None]
     options: Mapping[str, Any]
+    method: str = "apply_gradients"
 
 
 def apply_together(parts: Sequence[Part], loss_scale: tf.Tensor) -> None:
@@ -224,7 +249,7 @@ def apply_together(parts: Sequence[Part], loss_scale: tf.Tensor) -> None:
         device = of_tensorflow(part.variables[0]).device if part.update.compiles(part.variables) else _PLAIN
         groups.setdefault(device, []).append(part)
     for device, group in groups.items():
-        shares = [_Share(part.update, part.variables, part.changes, len(part.measures), part.options) for part in group]
+        shares = [_share(part) for part in group]
         grads = [grad for part in group for grad in part.grads]
         norms = [norm for part in group for norm in _norms(part, loss_scale)]
         _apply(shares, grads, [loss_scale, *norms], compiles=device != _PLAIN)
@@ -242,19 +267,27 @@ class _Share(NamedTuple):
     changes: Sequence[Change | None]
     num_norms: int
     options: Mapping[str, Any]
+    method: str
 
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
         optimizer = self.update.optimizer
         true_grads: Gradients = arithmetic.unscale(grads, loss_scale)
         if any(self.changes):
             true_grads = list(map(_changed, true_grads, self.changes))
-        for norm in norms:
-            true_grads = _clipped(true_grads, optimizer, norm)
-            optimizer = view_of(optimizer, global_clipnorm=None, clipvalue=None)
-        if hasattr(optimizer, "apply"):
-            _in_one_replica(lambda: optimizer.apply(true_grads, self.variables))
+        if not norms:
+            self._apply(optimizer, true_grads)
+            return
+        (norm,) = norms
+        with view_of(optimizer, global_clipnorm=None, clipvalue=None) as view:
+            self._apply(view, _clipped(true_grads, optimizer, norm))
+
+    def _apply(self, optimizer: _Optimizer, grads: Gradients) -> None:
+        pairs = list(zip(grads, self.variables, strict=True))
+        if self.method == "apply":
+            _in_one_replica(lambda: optimizer.apply(list(grads), self.variables))
+        elif hasattr(optimizer, "apply"):
+            _in_one_replica(lambda: optimizer.apply_gradients(pairs))
         else:
-            pairs = list(zip(true_grads, self.variables, strict=True))
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True, **self.options)
 
     def settings(self) -> object:
@@ -262,7 +295,18 @@ class _Share(NamedTuple):
         of_variables = [
             [variable, *(getattr(variable, name, None) for name in _SETTINGS)] for variable in self.variables
         ]
-        return [self.update.optimizer, of_variables, self.num_norms, self.options]
+        return [
+            self.update.optimizer,
+            self.update.code_version,
+            of_variables,
+            self.num_norms,
+            self.options,
+            self.method,
+        ]
+
+
+def _share(part: Part) -> _Share:
+    return _Share(part.update, part.variables, part.changes, len(part.measures), part.options, part.method)
 
 
 #: The attributes of a model's variable that change what an optimizer does with it.

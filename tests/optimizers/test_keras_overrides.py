@@ -1,0 +1,214 @@
+"""Optimizers whose class a user wrote: every method that they override takes part in a wrapped step too."""
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import SCALE, fit_linear, for_every_keras, linear_model, optimizer, variable
+
+import tfmp
+
+
+def _decays(variables: Any) -> None:
+    for each in variables:
+        each.assign(each * 0.5)
+
+
+def _limited(grads_and_vars: Any) -> list[Any]:
+    return [(None if grad is None else tf.clip_by_value(grad, -1.0, 1.0), each) for grad, each in grads_and_vars]
+
+
+def _overriding(keras: ModuleType, method: str, **options: Any) -> Any:
+    """Return an optimizer of a user's class that overrides a method."""
+    sgd = keras.optimizers.SGD
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        grads_and_vars = list(grads_and_vars)
+        _decays([each for _, each in grads_and_vars])
+        return sgd.apply_gradients(self, grads_and_vars, *args, **kwargs)
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        _decays(trainable_variables)
+        sgd.apply(self, grads, trainable_variables)
+
+    def update_step(self: Any, gradient: Any, each: Any, *rate: Any) -> None:
+        each.assign(each * 0.5)
+        sgd.update_step(self, gradient, each, *rate)
+
+    def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return _limited(sgd.aggregate_gradients(self, grads_and_vars))
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        return _limited(sgd.compute_gradients(self, loss, var_list, tape))
+
+    overrides = [apply_gradients, apply, update_step, aggregate_gradients, compute_gradients]
+    (override,) = [each for each in overrides if each.__name__ == method]
+    return type("Overriding", (sgd,), {method: override})(**{"learning_rate": 0.25} | options)
+
+
+def _methods(*kerases: str) -> Callable[[Any], Any]:
+    """Run a test with each method that an optimizer of these versions of Keras can override."""
+    methods = {"keras3": ["apply_gradients", "apply", "update_step"]}
+    keras2 = ["apply_gradients", "update_step", "aggregate_gradients", "compute_gradients"]
+    rows = []
+    for name in kerases:
+        for row in for_every_keras(name).args[1]:
+            rows += [
+                pytest.param(*row.values, method, id=f"{name}-{method}", marks=row.marks)
+                for method in methods.get(name, keras2)
+            ]
+    return pytest.mark.parametrize(("keras", "method"), rows)
+
+
+_every_method = _methods("keras3", "keras2", "tf_keras")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=["function", "eager", "xla"]
+)
+@_every_method
+def test_fit_calls_overridden_methods(keras: ModuleType, method: str, settings: dict[str, Any]) -> None:
+    weights = []
+    for wraps in (False, True):
+        inner = _overriding(keras, method)
+        model = linear_model(keras, tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner, **settings)
+        model.set_weights([np.ones([1, 1])])
+        fit_linear(model, [1.0, -4.0, 0.5])
+        weights.append(float(model.get_weights()[0]))
+    assert weights[1] == weights[0]
+    plain = linear_model(keras, optimizer(keras, learning_rate=0.25))
+    plain.set_weights([np.ones([1, 1])])
+    fit_linear(plain, [1.0, -4.0, 0.5])
+    assert weights[0] != float(plain.get_weights()[0])
+
+
+@_every_method
+def test_overridden_methods_are_not_called_on_a_skipped_step(keras: ModuleType, method: str) -> None:
+    opt = tfmp.LossScaleOptimizer(_overriding(keras, method), SCALE)
+    model = linear_model(keras, opt)
+    model.set_weights([np.ones([1, 1])])
+    fit_linear(model, [math.nan])
+    assert (float(model.get_weights()[0]), int(opt.skipped_steps)) == (1, 1)
+
+
+@pytest.mark.parametrize("way", ["apply", "apply_gradients"])
+@_methods("keras3")
+def test_loop_calls_what_the_bare_optimizer_calls(keras: ModuleType, method: str, way: str) -> None:
+    seen = []
+    for wraps in (False, True):
+        inner = _overriding(keras, method)
+        opt = tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner
+        (weight,) = weights = [variable(keras, [1.0])]
+        opt.build(weights)
+        for compiled in (lambda function: function, tf.function):
+            grad = tf.constant([0.5 * SCALE if wraps else 0.5])
+            if way == "apply":
+                compiled(lambda opt=opt, grad=grad, own=weights: opt.apply([grad], own))()
+            else:
+                compiled(lambda opt=opt, grad=grad, own=weight: opt.apply_gradients([(grad, own)]))()
+        seen.append(float(weight.numpy()[0]))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@_every_method
+def test_scaler_calls_overridden_methods(keras: ModuleType, method: str, unscales: bool) -> None:
+    scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(SCALE))
+    seen = []
+    for wraps in (False, True):
+        opt, weight = _overriding(keras, method), variable(keras, [1.0])
+        for grad in (tf.constant([0.5]), tf.constant([-4.0])):
+            if not wraps:
+                opt.apply_gradients([(grad, weight)])
+                continue
+            scaler.scale(tf.constant(1.0))
+            grads = [grad * SCALE]
+            scaler.step(opt, [((scaler.unscale(opt, [(grads[0], weight)])[0][0] if unscales else grads[0]), weight)])
+            scaler.update()
+        seen.append(float(weight.numpy()[0]))
+    assert seen[0] == seen[1]
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_own_aggregation_sees_gradients_in_true_magnitude_in_every_loop(keras: ModuleType) -> None:
+    for compiled in (lambda function: function, tf.function):
+        opt = tfmp.LossScaleOptimizer(_overriding(keras, "aggregate_gradients"), SCALE, jit_compile=True)
+        weight = variable(keras, [1.0])
+        opt.build([weight])
+
+        def step(opt: Any = opt, weight: Any = weight) -> None:
+            opt.scale_loss(tf.constant(1.0))
+            opt.apply_gradients([(tf.constant([2.0 * SCALE]), weight)])
+
+        compiled(step)()
+        assert float(weight.numpy()[0]) == 0.75
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_override_may_leave_out_arguments_that_fit_does_not_pass(keras: ModuleType) -> None:
+    class Strict(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars: Any, skip_gradients_aggregation: bool = False) -> Any:
+            return super().apply_gradients(grads_and_vars, skip_gradients_aggregation=skip_gradients_aggregation)
+
+    model = linear_model(keras, tfmp.LossScaleOptimizer(Strict(0.5), SCALE))
+    fit_linear(model, [1.0])
+    assert float(model.get_weights()[0]) == -0.5
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+@for_every_keras()
+def test_clipping_by_norm_follows_what_a_user_adds_to_the_gradients(keras: ModuleType, jit_compile: bool) -> None:
+    class Decaying(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            decayed = [(grad + 4 * each, each) for grad, each in grads_and_vars]
+            return super().apply_gradients(decayed, *args, **kwargs)
+
+    seen = []
+    for wraps in (False, True):
+        inner = Decaying(0.5, global_clipnorm=0.5)
+        opt = tfmp.LossScaleOptimizer(inner, 1, jit_compile=jit_compile) if wraps else inner
+        weight = variable(keras, [1.0, -2.0])
+        opt.build([weight])
+        step = tf.function(
+            lambda opt=opt, weight=weight: opt.apply_gradients([(tf.constant([3.0, 4.0]), weight)]),
+            jit_compile=not jit_compile,
+        )
+        step()
+        seen.append(weight.numpy())
+    np.testing.assert_allclose(*seen, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "kerases"), [("minimize", "2"), ("minimize", "3"), ("scale_loss", "3"), ("compute_gradients", "3")]
+)
+@for_every_keras()
+def test_methods_that_are_never_called_are_named(
+    keras: ModuleType, method: str, kerases: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = type("Overriding", (keras.optimizers.SGD,), {method: lambda self, *args, **kwargs: None})(0.5)
+    tfmp.LossScaleOptimizer(own, SCALE)
+    tfmp.LossScaleOptimizer(optimizer(keras), SCALE)
+    messages = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+    expected = [f"Overriding.{method} is never called"] if keras.__version__.startswith(kerases) else []
+    assert [message.partition(",")[0] for message in messages] == expected
+
+
+@for_every_keras("keras3")
+def test_replicas_call_overridden_methods(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    seen = []
+    for wraps in (False, True):
+        with two_replicas.scope():
+            inner = _overriding(keras, "apply_gradients")
+            opt = tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner
+            weight = variable(keras, [1.0])
+            opt.build([weight])
+        grad = tf.constant([0.5 * SCALE if wraps else 0.5])
+        tf.function(
+            lambda opt=opt, grad=grad, own=weight: two_replicas.run(lambda: opt.apply_gradients([(grad, own)]))
+        )()
+        seen.append(float(weight.numpy()[0]))
+    assert seen[0] == seen[1] == 0.25
