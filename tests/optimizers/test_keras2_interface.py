@@ -144,4 +144,4 @@ def test_fit_uses_the_wrapper_as_it_is(keras: ModuleType, wrapper: _Wrapper) -> 
         keras.mixed_precision.set_global_policy("float32")
     model.fit(np.ones([4, 1]), np.ones([4, 1]), batch_size=1, verbose=0)
     assert model.optimizer is opt
-    assert float(model.get_weights()[0]) == -2
+    assert model.get_weights()[0].item() == -2

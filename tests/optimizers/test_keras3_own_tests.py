@@ -15,6 +15,8 @@ if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
 
+# Of NumPy 2, where Keras makes an array of a variable.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 def test_tests_of_keras_wrapper_pass_with_tfmps(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec(_TESTS) is None:
         pytest.skip(f"the wheel of Keras {keras.__version__} does not hold its tests")

@@ -12,6 +12,9 @@ from kerases import SCALE, dense_model, for_every_keras, optimizer
 
 import tfmp
 
+# Of NumPy 2, where Keras makes an array of a variable.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
 
 def _fit(keras: ModuleType, inner: Any, wraps: bool, callbacks: list[Any]) -> dict[str, list[float]]:
     model = dense_model(keras, tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner)
@@ -59,7 +62,7 @@ def test_callbacks_set_the_learning_rates_inside_a_multi_optimizer(
     def make() -> Any:
         multi = optimizer(keras, "MultiOptimizer", use_ema=True, ema_momentum=0.5)
         for number, each in enumerate(multi.optimizers):
-            each.name = f"optimizer {number}"
+            each.name = f"optimizer_{number}"
         return multi
 
     try:

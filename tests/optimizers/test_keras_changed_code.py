@@ -59,20 +59,19 @@ def test_nadam_takes_the_same_eager_steps(keras: ModuleType, options: dict[str, 
     pair.assert_equal()
 
 
-@pytest.mark.parametrize("clips", [False, True])
 @for_every_keras("keras2", "tf_keras")
-def test_nadam_in_a_function_that_is_traced_again_is_as_the_bare_one(keras: ModuleType, clips: bool) -> None:
-    results = []
-    for wraps in (False, True):
-        inner = optimizer(keras, "Nadam", **{"global_clipnorm": 0.5} if clips else {})
+def test_nadam_in_functions_that_clip_counts_their_traces_as_the_bare_one(keras: ModuleType) -> None:
+    def trained(wraps: bool) -> list[np.ndarray]:
+        inner = optimizer(keras, "Nadam", global_clipnorm=0.5)
         opt = tfmp.LossScaleOptimizer(inner, 1, jit_compile=True) if wraps else inner
         weights = _weights(keras, None)
         opt.build(weights)
-        for step in range(1, 5):
-            grads = [tf.fill([3, 2], float(step)), tf.fill([3, 2], -0.5)]
-            tf.function(lambda opt=opt, grads=grads, own=weights: opt.apply_gradients(zip(grads, own, strict=True)))()
-        results.append([weight.numpy() for weight in weights])
-    np.testing.assert_allclose(*results, rtol=1e-5)
+        for number in range(1, 3):
+            grads = [tf.fill([3, 2], float(number)), tf.fill([3, 2], -0.5)]
+            tf.function(lambda grads: opt.apply_gradients(zip(grads, weights, strict=True)))(grads)
+        return [weight.numpy() for weight in weights]
+
+    np.testing.assert_allclose(trained(True), trained(False), rtol=1e-5)
 
 
 @for_every_keras("keras2", "tf_keras")
