@@ -33,13 +33,22 @@ def _manager() -> tfmp.LossScaleManager:
 
 
 def of_keras(keras: ModuleType, path: Path, *, saves: bool) -> list[Any]:
-    """Train a Keras model, which is saved as one file; return its values at the end of all micro-batches."""
-    if saves:
+    """Train a Keras model, which is saved as the name of the file says; return its values at the end."""
+    if not saves and path.suffix == ".keras":
+        model = keras.saving.load_model(path)
+    else:
         keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
         model.compile(tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.5), _manager(), **_SETTINGS), "mse")
-    else:
-        model = keras.saving.load_model(path)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    if not saves and path.suffix == ".ckpt":
+        status = checkpoint.read(str(path))
+    if not saves:
+        model.optimizer.build(model.trainable_variables)
+    if not saves and path.suffix == ".ckpt":
+        status.assert_consumed()
+    elif not saves and path.suffix == ".h5":
+        model.load_weights(str(path))
     opt = model.optimizer
     variables = model.trainable_variables
 
@@ -51,7 +60,13 @@ def of_keras(keras: ModuleType, path: Path, *, saves: bool) -> list[Any]:
 
     if saves:
         train(_FACTORS[:_SAVED_AFTER])
-        model.save(path)
+        match path.suffix:
+            case ".ckpt":
+                checkpoint.write(str(path))
+            case ".h5":
+                model.save_weights(str(path))
+            case _:
+                model.save(path)
     train(_FACTORS[_SAVED_AFTER:])
     return [np.asarray(variable).tolist() for variable in [*model.weights, *opt.variables]]
 
@@ -110,6 +125,10 @@ def of_scaler(path: Path, *, saves: bool) -> list[Any]:
 RUNS: dict[str, tuple[Callable[..., list[Any]], str]] = {
     "keras2": (of_keras, "model.keras"),
     "keras3": (of_keras, "model.keras"),
+    "keras2_checkpoint": (of_keras, "model.ckpt"),
+    "keras3_checkpoint": (of_keras, "model.ckpt"),
+    "keras2_weights": (of_keras, "model.weights.h5"),
+    "keras3_weights": (of_keras, "model.weights.h5"),
     "session": (of_session, "model.ckpt"),
     "scaler": (of_scaler, "model.ckpt"),
 }

@@ -1,4 +1,4 @@
-"""Files that tfmp 0.1 saved before its core was redrawn load, and the runs go on as they did."""
+"""Files that earlier versions of tfmp saved load, and the runs go on as they did."""
 
 import json
 from collections.abc import Callable
@@ -33,10 +33,11 @@ def _assert_same(reached: list[Any], expected: list[Any]) -> None:
             np.testing.assert_allclose(own, recorded, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("form", ["", "_checkpoint", "_weights"])
 @for_every_keras()
-def test_model_of_keras_goes_on_in_the_middle_of_its_window(keras: ModuleType) -> None:
+def test_model_of_keras_goes_on_in_the_middle_of_its_window(keras: ModuleType, form: str) -> None:
     skip_before((3, 15), keras, "the file holds layers of Keras 3.15")
-    expected, path = _recorded(f"keras{keras.__version__[0]}")
+    expected, path = _recorded(f"keras{keras.__version__[0]}{form}")
     _assert_same(earlier_runs.of_keras(keras, path, saves=False), expected)
 
 

@@ -28,12 +28,14 @@ from tfmp.core.tracing import without_autograph
 from tfmp.core.updates import is_foreign
 from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
 from tfmp.optimizers.keras_accumulation import KerasAccumulation
+from tfmp.optimizers.keras_checkpoints import CheckpointedAsInner
+from tfmp.optimizers.keras_files import SavedAsInner, StateInFiles
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")
 
 
-class LossScaleOptimizerKeras(LossScaleOptimizer):
+class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimizer):
     """The methods that are the same in the front-ends for all versions of Keras.
 
     A custom training loop can be written in the style of Keras 2 or of Keras 3. Every front-end supports both:
@@ -58,6 +60,8 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
             "use_ema": False,
         }
     )
+    #: Holds the variables of this class in Keras' files.
+    _state_in_files: ClassVar[type[StateInFiles]]
     # The next four come from a base class of Keras, or from the front-end.
     name: str
     inner_optimizer: Any
@@ -83,8 +87,10 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         self._last_call: str | None = None
         # The warnings that were given, each of which is given once.
         self._told: set[str] = set()
+        num_unused = len(self._own_variables())
         # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
+        self._loss_scale_state = self._state_in_files(lambda: self._own_variables()[num_unused:], self._continue_at)
 
     def _refuse_other_arguments(self, inner_optimizer: object, others: Mapping[str, Any]) -> None:
         """Raise `ValueError` for arguments of the constructor that it does not have, and say where they belong."""
@@ -234,24 +240,34 @@ class LossScaleOptimizerKeras(LossScaleOptimizer):
         """
         self.inner_optimizer.finalize_variable_values(lists.variables("var_list", var_list))
 
+    def _own_variables(self) -> list[Any]:
+        variables = self.variables
+        return list(variables[: len(variables) - len(self.inner_optimizer.variables)])
+
+    def _continue_at(self, loss_scale: float, good_steps: int) -> None:
+        continue_at(self._loss_scale_manager, loss_scale, good_steps)
+
     def set_weights(self, weights: Iterable[np.ndarray]) -> None:
-        """Set the values of `variables`, which include the inner optimizer's variables.
+        """Set the values of `variables`, which include the inner optimizer's variables, or of the latter alone.
 
         Args:
-            weights: An array for each variable, in the order of `variables`.
+            weights: An array for each variable, in the order of `variables`; or of the inner optimizer's `variables`,
+                as it has them without a wrapper.
 
         Raises:
             TypeError: `weights` is not a list.
             ValueError: The number of values differs from the number of variables. Before `build` the optimizer does not
                 have all its variables yet.
         """
-        variables = self.variables
+        variables, inner_variables = self.variables, self.inner_optimizer.variables
         weights = lists.items("weights", weights, "a list of values", "pass one array for each of the variables")
-        if len(weights) != len(variables):
+        if len(weights) not in {len(variables), len(inner_variables)}:
             raise ValueError(
                 f"the optimizer has {len(variables)} variables, got {len(weights)} values: build it first, for the "
                 "weights that it trains."
             )
+        if len(weights) == len(inner_variables):
+            variables = inner_variables
         for variable, value in zip(variables, weights, strict=True):
             variable.assign(value)
 

@@ -343,17 +343,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             "jit_compile": self._jit_compile,
         }
 
-    def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Set the variables to the values in a saved file.
-
-        Args:
-            store: A mapping from the position of each variable, as a string, to its value.
-        """
-        # A variable that each replica has of its own divides an assigned value by the number of replicas. An HDF5
-        # dataset cannot be divided, so it is read into an array first.
-        arrays = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 - a file has only this
-        self._keras.optimizers.Optimizer.load_own_variables(self, arrays)
-
     @classmethod
     def _classes_by_name(cls) -> dict[str, type]:
         # Legacy formats such as .h5 store only the name of a class, without the module or the package under which it is

@@ -4,8 +4,13 @@ import keras
 
 from tfmp.optimizers.keras import register_managers
 from tfmp.optimizers.keras2 import LossScaleOptimizerKeras2
+from tfmp.optimizers.keras_files import StateInFiles
 
 register_managers(keras)
+
+
+class _StateInFiles(StateInFiles, keras.losses.Loss):
+    pass
 
 
 @keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")
@@ -30,3 +35,4 @@ class LossScaleOptimizerKeras215(
     """
 
     _keras = keras
+    _state_in_files = _StateInFiles

@@ -28,11 +28,20 @@ from tfmp.optimizers.keras import (
 )
 from tfmp.optimizers.keras3_float8 import follow, scales_of_gradients
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
+from tfmp.optimizers.keras_files import StateInFiles
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
 
 register_managers(keras)
+
+
+#: The variables of Keras' own wrapper, in its order; those of the inner optimizer follow.
+_VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
+
+
+class _StateInFiles(StateInFiles, keras.losses.Loss):
+    pass
 
 
 @keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")
@@ -99,6 +108,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     """
 
     _keras = keras
+    _state_in_files = _StateInFiles
+    _saved_by_keras = len(_VARIABLES_OF_KERAS)
     _settings_of_every_optimizer = MappingProxyType(
         {
             **LossScaleOptimizerKeras._settings_of_every_optimizer,
@@ -327,19 +338,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """Not available: `stateless_apply` is for backends without variables. Call `apply`."""
         raise NotImplementedError("stateless_apply is not for the TensorFlow backend: call apply.")
 
-    def load_own_variables(self, store: Mapping[str, np.ndarray]) -> None:
-        """Set the variables to the values in a file that this class or Keras' own wrapper saved.
-
-        Args:
-            store: A mapping from the position of each variable, as a string, to its value.
-        """
-        # A file of Keras' own wrapper is known by the number of its values. Those of the inner optimizer need no
-        # handling here: Keras loads the inner optimizer by itself, because it is an attribute.
-        if len(store.keys()) == len(_VARIABLES_OF_KERAS) + len(self.inner_optimizer.variables):
-            saved = {name: store[str(index)][()] for index, name in enumerate(_VARIABLES_OF_KERAS)}
-            continue_at(self._loss_scale_manager, saved["dynamic_scale"], saved["step_counter"])
-        else:
-            super().load_own_variables(store)
+    def _load_from_keras(self, store: Mapping[str, np.ndarray]) -> None:
+        saved = {name: store[str(index)][()] for index, name in enumerate(_VARIABLES_OF_KERAS)}
+        self._continue_at(saved["dynamic_scale"], saved["step_counter"])
 
     @classmethod
     def _from_keras(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScaleOptimizerKeras3":
@@ -375,10 +376,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
         with variables_of_each_replica():
             return self.add_variable(shape, "zeros", dtype.name, aggregation="sum", name=name).value
-
-
-#: The variables of Keras' own wrapper, in its order; those of the inner optimizer follow.
-_VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
 
 
 def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:

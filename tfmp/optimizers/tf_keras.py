@@ -4,8 +4,13 @@ import tf_keras
 
 from tfmp.optimizers.keras import register_managers
 from tfmp.optimizers.keras2 import LossScaleOptimizerKeras2
+from tfmp.optimizers.keras_files import StateInFiles
 
 register_managers(tf_keras)
+
+
+class _StateInFiles(StateInFiles, tf_keras.losses.Loss):
+    pass
 
 
 @tf_keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")
@@ -30,3 +35,4 @@ class LossScaleOptimizerTfKeras(
     """
 
     _keras = tf_keras
+    _state_in_files = _StateInFiles
