@@ -1,5 +1,6 @@
-"""A run moves between an optimizer without loss scaling, Keras' own wrapper and tfmp's, in every form and every Keras."""
+"""A run moves between an optimizer without loss scaling, Keras' own wrapper and tfmp's, in every form of saving."""
 
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -33,9 +34,11 @@ def _wrapped(keras: ModuleType, kind: str, inner: Any, **settings: Any) -> Any:
             return tfmp.LossScaleOptimizer(inner, **_RULE, **settings)
 
 
-def _model(keras: ModuleType, kind: str, policy: str | None = None, name: str = "Adam", **settings: Any) -> Any:
+def _model(
+    keras: ModuleType, kind: str, policy: str | None = None, name: str = "Adam", use_ema: bool = True, **settings: Any
+) -> Any:
     """Make a model: in float32 without a wrapper, and in mixed precision with one."""
-    ema = {} if name == "MultiOptimizer" else {"use_ema": True, "ema_momentum": 0.5}
+    ema = {"use_ema": True, "ema_momentum": 0.5} if use_ema else {}
     opt = _wrapped(keras, kind, optimizer(keras, name, learning_rate=0.125, **ema), **settings)
     policy = policy or ("float32" if kind == "bare" else "mixed_float16")
     return dense_model(keras, opt, policy, run_eagerly=True)
@@ -52,6 +55,12 @@ def _train(model: Any, steps: range) -> Any:
     return model
 
 
+@functools.cache
+def _trained(keras: ModuleType, kind: str) -> Any:
+    """Return a model after three steps, to be saved."""
+    return _train(_model(keras, kind), range(3))
+
+
 def _inner(model: Any) -> Any:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
@@ -65,8 +74,11 @@ def _run(model: Any) -> list[Any]:
 def _scale_and_count(model: Any) -> list[Any]:
     if isinstance(model.optimizer, tfmp.LossScaleOptimizer):
         return state(model.optimizer, "loss_scale", "good_steps")
-    names = ("dynamic_scale", "step_counter") if hasattr(model.optimizer, "step_counter") else (
-        "loss_scale", "dynamic_counter")
+    names = (
+        ("dynamic_scale", "step_counter")
+        if hasattr(model.optimizer, "step_counter")
+        else ("loss_scale", "dynamic_counter")
+    )
     return [getattr(model.optimizer, name).numpy() for name in names]
 
 
@@ -147,39 +159,32 @@ _CHECKPOINT = _Form(
 )
 _FORMS = {
     "weights_file": _WEIGHTS,
-    "model_checkpoint": _WEIGHTS._replace(save=_save_by_callback),
     "keras_file": _Form(
         lambda keras, model, path: model.save(path / "model.keras"),
         lambda keras, model, path, opt: _built(model).load_weights(str(path / "model.keras")),
     ),
     "checkpoint": _CHECKPOINT,
     "checkpoint_before_build": _CHECKPOINT._replace(load=_restore_checkpoint_before_build),
-    "checkpoint_manager": _CHECKPOINT._replace(
-        save=lambda keras, model, path: tf.train.CheckpointManager(
-            _checkpoint(model, model.optimizer), str(path), max_to_keep=1
-        ).save(),
-        load=_restore_by_manager,
-    ),
     "backup_and_restore": _Form(_back_up, _restore_backup),
 }
-_FORMS_OF_KERAS_2 = {
-    "tensorflow_weights": _Form(
-        lambda keras, model, path: model.save_weights(path / "weights"), _load_tensorflow_weights("weights"), True
-    ),
-    "saved_model": _Form(
-        lambda keras, model, path: model.save(path / "saved"),
-        _load_tensorflow_weights("saved/variables/variables"),
-        True,
+_BY_CALLBACK_OR_MANAGER = {
+    "model_checkpoint": _WEIGHTS._replace(save=_save_by_callback),
+    "checkpoint_manager": _Form(
+        lambda keras, model, path: tf.train.CheckpointManager(
+            _checkpoint(model, model.optimizer), str(path), max_to_keep=1
+        ).save(),
+        _restore_by_manager,
     ),
 }
-_MOVES = [("bare", "tfmp"), ("tfmp", "bare"), ("own", "tfmp"), ("tfmp", "own")]
-_for_every_move = pytest.mark.parametrize(("source", "target"), _MOVES, ids="->".join)
+_for_every_move = pytest.mark.parametrize("move", ["bare-tfmp", "tfmp-bare", "own-tfmp", "tfmp-own"])
 
 
-def _check_move(keras: ModuleType, form: _Form, source: str, target: str, path: Path) -> None:
-    saved, loaded = _train(_model(keras, source), range(3)), _model(keras, target)
+def _check_move(keras: ModuleType, form: _Form, move: str, path: Path) -> None:
+    source, target = move.split("-")
+    saved, loaded = _trained(keras, source), _model(keras, target)
     if form.save is _back_up:
-        saved = _model(keras, source)
+        # At its end `fit` sets the weights to their moving averages.
+        saved, loaded = _model(keras, source, use_ema=False), _model(keras, target, use_ema=False)
     form.save(keras, saved, path)
     is_keras_3 = keras.__version__.startswith("3.")
     into = loaded.optimizer
@@ -201,16 +206,15 @@ def _check_move(keras: ModuleType, form: _Form, source: str, target: str, path: 
 @for_every_keras()
 def test_run_moves(
     keras: ModuleType,
-    source: str,
-    target: str,
+    move: str,
     form: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    _check_move(keras, _FORMS[form], source, target, tmp_path)
+    _check_move(keras, _FORMS[form], move, tmp_path)
     skipped = [str(warning.message) for warning in recwarn if "variable loading" in str(warning.message)]
-    if keras.__version__.startswith("3.") and target == "own" and not form.startswith("checkpoint"):
+    if keras.__version__.startswith("3.") and move == "tfmp-own" and not form.startswith("checkpoint"):
         # Its scale starts anew, which Keras says. The optimizer inside is loaded.
         assert [message.split("'")[1].startswith("loss_scale_optimizer") for message in skipped] == [True]
     else:
@@ -219,13 +223,28 @@ def test_run_moves(
     assert "variable loading" not in caplog.text
 
 
-@pytest.mark.parametrize("form", _FORMS_OF_KERAS_2)
+@pytest.mark.parametrize("form", _BY_CALLBACK_OR_MANAGER)
+@for_every_keras()
+def test_run_moves_by_callback_or_manager(keras: ModuleType, form: str, tmp_path: Path) -> None:
+    _check_move(keras, _BY_CALLBACK_OR_MANAGER[form], "bare-tfmp", tmp_path)
+
+
 @_for_every_move
 @for_every_keras("keras2", "tf_keras")
-def test_run_moves_in_the_forms_of_keras_2(
-    keras: ModuleType, source: str, target: str, form: str, tmp_path: Path
-) -> None:
-    _check_move(keras, _FORMS_OF_KERAS_2[form], source, target, tmp_path)
+def test_run_moves_in_tensorflows_format(keras: ModuleType, move: str, tmp_path: Path) -> None:
+    form = _Form(
+        lambda keras, model, path: model.save_weights(path / "weights"), _load_tensorflow_weights("weights"), True
+    )
+    _check_move(keras, form, move, tmp_path)
+
+
+@pytest.mark.parametrize("move", ["bare-tfmp", "tfmp-bare"])
+@for_every_keras("keras2", "tf_keras")
+def test_run_moves_by_the_checkpoint_in_a_saved_model(keras: ModuleType, move: str, tmp_path: Path) -> None:
+    form = _Form(
+        lambda keras, model, path: model.save(path / "saved"), _load_tensorflow_weights("saved/variables/variables")
+    )
+    _check_move(keras, form, move, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["weights_file", "checkpoint", "checkpoint_before_build"])
@@ -277,7 +296,7 @@ def test_weights_file_loads_with_another_number_of_micro_batches(
 def test_weights_file_of_another_manager_continues_from_its_scale(keras: ModuleType, tmp_path: Path) -> None:
     inner = optimizer(keras, "Adam", use_ema=True)
     ours = dense_model(keras, tfmp.LossScaleOptimizer(inner, tfmp.LogMaxLossScaleManager(init_loss_scale=2)))
-    _WEIGHTS.save(keras, _train(_model(keras, "tfmp"), range(3)), tmp_path)
+    _WEIGHTS.save(keras, _trained(keras, "tfmp"), tmp_path)
     _WEIGHTS.load(keras, ours, tmp_path, ours.optimizer)
     assert state(ours.optimizer, "loss_scale", "applied_steps", "log_mean") == [16, 3, 0]
 
@@ -288,11 +307,11 @@ def test_weights_file_of_another_manager_continues_from_its_scale(keras: ModuleT
 def test_weights_that_are_loaded_before_build_say_what_to_do(
     keras: ModuleType, source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saved, loaded = _train(_model(keras, source), range(3)), _model(keras, "tfmp")
+    saved, loaded = _trained(keras, source), _model(keras, "tfmp")
     _WEIGHTS.save(keras, saved, tmp_path)
     with caplog.at_level(logging.WARNING, "tfmp"):
         loaded.load_weights(str(tmp_path / "model.weights.h5"))
-    assert "build the optimizer, model.optimizer.build(model.trainable_variables)" in caplog.text
+    assert "build the optimizer, model.optimizer.build(model.trainable_variables), with the settings" in caplog.text
     _WEIGHTS.load(keras, loaded, tmp_path, loaded.optimizer)
     assert _run(loaded) == _run(saved)
 
@@ -300,29 +319,48 @@ def test_weights_that_are_loaded_before_build_say_what_to_do(
 @for_every_keras("keras3")
 def test_checkpoint_of_tfmp_is_refused_by_keras_3s_own_wrapper(keras: ModuleType, tmp_path: Path) -> None:
     # As that of an optimizer without a wrapper. It is restored into the optimizer inside instead.
-    _CHECKPOINT.save(keras, _train(_model(keras, "tfmp"), range(3)), tmp_path)
+    _CHECKPOINT.save(keras, _trained(keras, "tfmp"), tmp_path)
     own = _model(keras, "own")
     with pytest.raises(tf.errors.InvalidArgumentError, match="expected dtype int64 does not equal"):
         _CHECKPOINT.load(keras, own, tmp_path, own.optimizer)
 
 
-@pytest.mark.parametrize(("source", "target"), [("bare", "tfmp"), ("tfmp", "bare")], ids="->".join)
-@pytest.mark.parametrize("form", ["weights_file", "checkpoint"])
+@pytest.mark.parametrize("move", ["bare-tfmp", "tfmp-bare"])
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 @for_every_keras("keras3")
-def test_every_optimizer_of_a_multi_optimizer_moves(
-    keras: ModuleType, form: str, source: str, target: str, tmp_path: Path
-) -> None:
-    saved = _train(_model(keras, source, name="MultiOptimizer"), range(3))
-    loaded = _model(keras, target, name="MultiOptimizer")
-    _FORMS[form].save(keras, saved, tmp_path)
-    _FORMS[form].load(keras, loaded, tmp_path, loaded.optimizer)
-    assert _run(loaded) == _run(saved)
+def test_every_optimizer_of_a_multi_optimizer_moves(keras: ModuleType, move: str, tmp_path: Path) -> None:
+    source, target = (_model(keras, kind, name="MultiOptimizer", use_ema=False) for kind in move.split("-"))
+    _WEIGHTS.save(keras, _train(source, range(3)), tmp_path)
+    _WEIGHTS.load(keras, target, tmp_path, target.optimizer)
+    assert _run(target) == _run(source)
+
+
+@for_every_keras("keras3")
+def test_half_precision_state_moves_from_float32_and_back(keras: ModuleType, tmp_path: Path) -> None:
+    inner = tfmp.half_state(optimizer(keras, "Adam", use_ema=True), momentum="bfloat16")
+    ours, bare = dense_model(keras, tfmp.LossScaleOptimizer(inner, **_RULE)), _model(keras, "bare")
+    _WEIGHTS.save(keras, _trained(keras, "bare"), tmp_path)
+    _WEIGHTS.load(keras, ours, tmp_path, ours.optimizer)
+    expected = _inner(_trained(keras, "bare")).variables
+    for found, float32 in zip(inner.variables, expected, strict=True):
+        rounded = tf.cast(tf.cast(float32.value, found.dtype), float32.dtype).numpy()
+        np.testing.assert_array_equal(np.float32(found.numpy()), rounded)
+    _WEIGHTS.save(keras, ours, tmp_path)
+    _WEIGHTS.load(keras, bare, tmp_path, bare.optimizer)
+    assert [np.float32(each.numpy()).tolist() for each in inner.variables] == values(bare.optimizer.variables)
+
+
+@for_every_keras("keras3")
+def test_checkpoint_never_holds_the_optimizers_of_a_multi_optimizer(keras: ModuleType, tmp_path: Path) -> None:
+    source, target = (_model(keras, "bare", name="MultiOptimizer", use_ema=False) for _ in range(2))
+    _CHECKPOINT.save(keras, _train(source, range(3)), tmp_path)
+    _CHECKPOINT.load(keras, target, tmp_path, target.optimizer)
+    assert [int(each.iterations) for each in (target.optimizer, *target.optimizer.optimizers)] == [3, 0, 0]
 
 
 @for_every_keras()
 def test_values_of_an_optimizer_without_a_wrapper_can_be_set(keras: ModuleType) -> None:
-    bare, ours = _train(_model(keras, "bare"), range(3)), _built(_model(keras, "tfmp"))
+    bare, ours = _trained(keras, "bare"), _built(_model(keras, "tfmp"))
     ours.optimizer.set_weights([variable.numpy() for variable in bare.optimizer.variables])
     assert _run(ours)[1:] == _run(bare)[1:]
     store: dict[str, Any] = {}
@@ -334,7 +372,7 @@ def test_values_of_an_optimizer_without_a_wrapper_can_be_set(keras: ModuleType) 
 
 @for_every_keras()
 def test_model_that_was_loaded_whole_is_wrapped_and_unwrapped(keras: ModuleType, tmp_path: Path) -> None:
-    saved = _train(_model(keras, "bare"), range(3))
+    saved = _trained(keras, "bare")
     for name in ("model.keras", "model.h5"):
         if name == "model.h5" and keras.__version__.startswith("3."):
             continue

@@ -73,3 +73,71 @@ def test_checkpoint_equals_that_of_contrib(session: tf.compat.v1.Session, optimi
     assert ours.get_variable_to_dtype_map() == theirs.get_variable_to_dtype_map()
     for name in theirs.get_variable_to_shape_map():
         np.testing.assert_allclose(ours.get_tensor(name), theirs.get_tensor(name), rtol=1e-6)
+
+
+def _train_op(optimizer: str, wrapped: bool) -> tf.Operation:
+    """Build a model with an optimizer, in a wrapper or not, and return the op of its step."""
+    w = tf.compat.v1.get_variable("w", initializer=[0.5, -1.0, 2.0], use_resource=True)
+    opt = _OPTIMIZERS[optimizer]()
+    if wrapped:
+        opt = tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(8, 1000))
+    return opt.minimize(tf.reduce_sum(w * w), tf.compat.v1.train.get_or_create_global_step())
+
+
+def _without_the_managers() -> list[Any]:
+    """Return the variables that a run without loss scaling has too."""
+    of_manager = {"loss_scale", "good_steps", "bad_steps"}
+    return [each for each in tf.compat.v1.global_variables() if each.op.name.split("/")[0] not in of_manager]
+
+
+def _values(session: tf.compat.v1.Session) -> dict[str, Any]:
+    # The powers of Adam have a scope within a conditional.
+    return {each.op.name.removeprefix("cond/"): session.run(each).tolist() for each in _without_the_managers()}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
+@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
+def test_run_moves_between_an_optimizer_and_its_wrapper(optimizer: str, wrapped: bool, tmp_path: Path) -> None:
+    path = str(tmp_path / "model.ckpt")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        train_op = _train_op(optimizer, not wrapped)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for _ in range(3):
+            session.run(train_op)
+        tf.compat.v1.train.Saver().save(session, path)
+        saved = _values(session)
+        session.run(train_op)
+        expected = _values(session)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        train_op = _train_op(optimizer, wrapped)
+        session.run(tf.compat.v1.global_variables_initializer())
+        tf.compat.v1.train.Saver(tfmp.checkpoint_variable_map(path, _without_the_managers())).restore(session, path)
+        assert _values(session) == saved
+        session.run(train_op)
+        # The scale is a power of two, so unscaling is exact.
+        assert _values(session) == expected
+    assert saved["global_step"] == 3
+
+
+def test_scaffold_restores_a_run_without_loss_scaling_in_a_new_directory(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        train_op = _train_op("adam", wrapped=False)
+        with tf.compat.v1.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path / "old")) as session:
+            for _ in range(3):
+                session.run(train_op)
+            saved = _values(session)
+    path = tf.train.latest_checkpoint(tmp_path / "old")
+    for steps in (0, 3):
+        with tf.Graph().as_default():
+            train_op = _train_op("adam", wrapped=True)
+            saver = tf.compat.v1.train.Saver(tfmp.checkpoint_variable_map(path, _without_the_managers()))
+            scaffold = tf.compat.v1.train.Scaffold(init_fn=lambda _, session, saver=saver: saver.restore(session, path))
+            with tf.compat.v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path / "new"), scaffold=scaffold
+            ) as session:
+                values = _values(session)
+                # The second run goes on from what the first saved in the new directory.
+                assert values["global_step"] == 3 + steps
+                assert steps or values == saved
+                for _ in range(3):
+                    session.run(train_op)

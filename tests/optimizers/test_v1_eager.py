@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -30,6 +31,30 @@ def test_callable_loss_is_minimized(compiled: bool) -> None:
     assert int(global_step) == 2
     assert float(opt.loss_scale) == 256
     assert (int(opt.applied_steps), int(opt.skipped_steps), bool(opt.last_step_finite)) == (2, 2, True)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
+def test_run_moves_between_an_optimizer_and_its_wrapper(wrapped: bool, tmp_path: Path) -> None:
+    def make(wrapped: bool) -> tuple[Any, tf.train.Checkpoint]:
+        weight, inner = tf.Variable(1.0), tf.compat.v1.train.AdamOptimizer(0.5)
+        manager = tfmp.FixedLossScaleManager(8)
+        opt = tfmp.LossScaleOptimizer(inner, manager) if wrapped else inner
+        parts = {"manager": manager} if wrapped else {}
+        return lambda: opt.minimize(lambda: weight * weight, var_list=[weight]), tf.train.Checkpoint(
+            weight=weight, optimizer=inner, **parts
+        )
+
+    def trained(step: Any, checkpoint: tf.train.Checkpoint) -> list[float]:
+        step()
+        powers = checkpoint.optimizer.variables()
+        return [float(checkpoint.weight), *sorted(float(each) for each in powers)]
+
+    step, checkpoint = make(not wrapped)
+    trained(step, checkpoint)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    moved, other = make(wrapped)
+    other.read(path).expect_partial()
+    assert trained(moved, other) == trained(step, checkpoint)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])

@@ -9,9 +9,10 @@ The names of the saved variables identify the system that saved them:
     dynamic_scale         step_counter             Keras 3
 
 A checkpoint of a `Saver` has these names as its keys. A checkpoint of `tf.train.Checkpoint` has an object with
-attributes of these names. A weights file of Keras has no names: its keys are the positions of the optimizer's
-variables, so the system is identified by the types of the variables. In such a file, a user's own manager that saves
-variables of the same types as one of tfmp's managers cannot be told apart from it.
+attributes of these names. In a weights file of Keras, tfmp's wrapper has a group of values with these names. Keras' own
+wrappers, and tfmp 0.2 and earlier, have none there: the keys are the positions of the optimizer's variables, so the
+system is identified by the types of the variables. In such a file, a user's own manager that saves variables of the same
+types as one of tfmp's managers cannot be told apart from it.
 """
 
 import re
@@ -136,13 +137,17 @@ def _by_names(run: SavedRun) -> list[FoundScale]:
                 continue
             columns = [[column[number] for number in sorted(column)] for column in by_name.values()]
             # A scope of a Keras file: tf.contrib cannot have written it.
-            writer = system.writer if system is not _TFMP or not scope.startswith("optimizer_weights/") else "tfmp"
+            of_keras = scope.startswith("optimizer_weights/") or scope.endswith(_STATE_IN_FILES)
+            writer = system.writer if system is not _TFMP or not of_keras else "tfmp"
             found += [
                 FoundScale(writer, row[0], row[1], row[2] if system.bad else None) for row in zip(*columns, strict=True)
             ]
             break
     return found
 
+
+#: The group of tfmp's variables in a weights file of Keras.
+_STATE_IN_FILES = "/_loss_scale_state/vars/"
 
 #: The types of the variables that a wrapper saves in front of those of the wrapped optimizer, one letter for each
 #: variable: the kind of its NumPy type, but `l` for int64.
@@ -164,6 +169,9 @@ def _by_positions(scalars: Mapping[str, np.generic]) -> list[FoundScale]:
     for place in sorted(
         {key.removesuffix("inner_optimizer/vars/0") for key in scalars if key.endswith("/inner_optimizer/vars/0")}
     ):
+        if any(key.startswith(f"{place.removesuffix('/')}{_STATE_IN_FILES}") for key in scalars):
+            # The values have names, and those of the optimizer may have any types.
+            continue
         types = ""
         while (value := scalars.get(f"{place}vars/{len(types)}")) is not None:
             types += "l" if value.dtype == np.int64 else value.dtype.kind

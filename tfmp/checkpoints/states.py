@@ -45,8 +45,9 @@ def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) 
     * tfmp's wrapper for an optimizer of either Keras, in all of these.
 
     The scale of your own manager class is found if its variables have the same names as those of tfmp's managers.
-    Weights files have no names (`.weights.h5`, and `.keras`, which contains one). There your manager is not found, or
-    it is mistaken for one of tfmp's managers if its variables have the same types.
+    Weights files (`.weights.h5`, and `.keras`, which contains one) of Keras' own wrapper, and of tfmp 0.2 and earlier,
+    have no names. There your manager is not found, or it is mistaken for one of tfmp's managers if its variables have
+    the same types.
 
     A fixed scale is not a variable, so no checkpoint holds it. It is read from files in which Keras describes the
     optimizer, which are `.keras` and `.h5` files. In this case `good_steps` and `bad_steps` are 0.

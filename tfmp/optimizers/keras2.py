@@ -1,6 +1,6 @@
 """The base class of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np

@@ -4,8 +4,8 @@
 
     no wrapper               _variables/0, 1, ...  _iterations  _learning_rate  _momentums  and so on
     tfmp                     the same, and  _variables/state_0, state_1, ...  _loss_scale_manager
-    Keras 2's own wrapper    the same as without one, and  loss_scale/{current_loss_scale, good_steps}
-    Keras 3's own wrapper    inner_optimizer, with what no wrapper has;  _variables, its own;  dynamic_scale  step_counter
+    Keras 2's own wrapper    the same, and  loss_scale/{current_loss_scale, good_steps}
+    Keras 3's own wrapper    inner_optimizer, with the same;  _variables, its own;  dynamic_scale  step_counter
     tfmp 0.2 and earlier     inner_optimizer or _inner_optimizer, likewise;  _variables, its own;  _loss_scale_manager
 
 So a run without loss scaling goes on with tfmp, and back, as it does with Keras 2's own wrapper. The layouts with

@@ -67,9 +67,9 @@ class SavedAsInner:
             _assign((variable, store[str(index)]) for index, variable in enumerate(own))
         else:
             _logger.warning(
-                "the loss scale of the file is not loaded: %s has %d variables here, and the file has %d values for it. "
-                "Before you load, build the optimizer, model.optimizer.build(model.trainable_variables), with the "
-                "settings that it was saved with.",
+                "the optimizer's values in the file do not fit, and the loss scale is not loaded: %s has %d variables "
+                "here, and the file has %d values. Before you load, build the optimizer, model.optimizer.build("
+                "model.trainable_variables), with the settings that it was saved with.",
                 type(self.inner_optimizer).__name__,
                 num_inner,
                 len(store.keys()),
