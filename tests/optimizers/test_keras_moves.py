@@ -316,6 +316,20 @@ def test_weights_that_are_loaded_before_build_say_what_to_do(
     assert _run(loaded) == _run(saved)
 
 
+@pytest.mark.parametrize("num_values", [6, 7, 9, 11])
+@for_every_keras()
+def test_values_are_not_mistaken_for_those_of_another_layout(
+    keras: ModuleType, num_values: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Before `build`, momenta may be as many as the variables that a wrapper saved, with those of its optimizer.
+    opt = _model(keras, "tfmp").optimizer
+    before = values(opt.variables)
+    with caplog.at_level(logging.WARNING, "tfmp"):
+        opt.load_own_variables({str(index): np.ones([2], np.float32) for index in range(num_values)})
+    assert f"{num_values} values that the file holds for the optimizer do not fit" in caplog.text
+    assert values(opt.variables) == before
+
+
 @for_every_keras("keras3")
 def test_checkpoint_of_tfmp_is_refused_by_keras_3s_own_wrapper(keras: ModuleType, tmp_path: Path) -> None:
     # As that of an optimizer without a wrapper. It is restored into the optimizer inside instead.

@@ -11,8 +11,8 @@ The names of the saved variables identify the system that saved them:
 A checkpoint of a `Saver` has these names as its keys. A checkpoint of `tf.train.Checkpoint` has an object with
 attributes of these names. In a weights file of Keras, tfmp's wrapper has a group of values with these names. Keras' own
 wrappers, and tfmp 0.2 and earlier, have none there: the keys are the positions of the optimizer's variables, so the
-system is identified by the types of the variables. In such a file, a user's own manager that saves variables of the same
-types as one of tfmp's managers cannot be told apart from it.
+system is identified by the types of the variables. In such a file, a user's own manager that saves variables of the
+same types as one of tfmp's managers cannot be told apart from it.
 """
 
 import re

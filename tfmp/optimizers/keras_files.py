@@ -58,21 +58,21 @@ class SavedAsInner:
         num_inner = len(self.inner_optimizer.variables)
         num_before = len(store.keys()) - num_inner
         own = self.variables[: len(self.variables) - num_inner]
-        self._inner_is_loaded = num_before == 0
-        if self._inner_is_loaded:
+        if num_before == 0:
             self.inner_optimizer.load_own_variables(store)
-        elif num_before == self._saved_by_keras:
+            self._inner_is_loaded = True
+        elif num_before == self._saved_by_keras and _have_shapes(store, [()] * num_before):
             self._load_from_keras(store)
-        elif num_before == len(own):
+        elif num_before == len(own) and _have_shapes(store, [tuple(variable.shape) for variable in own]):
             _assign((variable, store[str(index)]) for index, variable in enumerate(own))
         else:
             _logger.warning(
-                "the optimizer's values in the file do not fit, and the loss scale is not loaded: %s has %d variables "
-                "here, and the file has %d values. Before you load, build the optimizer, model.optimizer.build("
-                "model.trainable_variables), with the settings that it was saved with.",
+                "%d values that the file holds for the optimizer do not fit and are left out: %s has %d variables. "
+                "Before you load, build the optimizer, model.optimizer.build(model.trainable_variables), with the "
+                "settings that it was saved with.",
+                len(store.keys()),
                 type(self.inner_optimizer).__name__,
                 num_inner,
-                len(store.keys()),
             )
 
     def __dir__(self) -> Iterable[str]:
@@ -136,8 +136,13 @@ class StateInFiles:
         return {variable.name.split(":")[0]: variable for variable in self._variables()}
 
 
+def _have_shapes(store: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether the first values have these shapes."""
+    return all(np.shape(store[str(index)]) == shape for index, shape in enumerate(shapes))
+
+
 def _assign(pairs: Iterable[tuple[Any, Any]]) -> None:
     for variable, value in pairs:
-        # Keras 2 and a variable that each replica has of its own divide the value by the number of replicas, which an
-        # HDF5 dataset does not let them do: hence an array.
+        # A variable that each replica has of its own divides an assigned value by the number of replicas. An HDF5
+        # dataset cannot be divided, so it is read into an array first.
         variable.assign(np.asarray(value))
