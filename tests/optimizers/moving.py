@@ -1,0 +1,172 @@
+"""Models of every Keras that move between no wrapper, Keras' own and tfmp's, and the forms of saving to move by."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import dense_model, optimizer, state, values
+
+import tfmp
+
+#: The scale at the start, which is doubled after so many steps.
+RULE = {"initial_scale": 8, "dynamic_growth_steps": 2}
+
+
+def _wrapped(keras: ModuleType, kind: str, inner: Any, **settings: Any) -> Any:
+    match kind:
+        case "bare":
+            return inner
+        case "own":
+            return keras.mixed_precision.LossScaleOptimizer(inner, **RULE)
+        case _:
+            return tfmp.LossScaleOptimizer(inner, **RULE, **settings)
+
+
+def make_model(
+    keras: ModuleType, kind: str, policy: str | None = None, name: str = "Adam", use_ema: bool = True, **settings: Any
+) -> Any:
+    """Make a model: in float32 without a wrapper, and in mixed precision with one."""
+    ema = {"use_ema": True, "ema_momentum": 0.5} if use_ema else {}
+    opt = _wrapped(keras, kind, optimizer(keras, name, learning_rate=0.125, **ema), **settings)
+    policy = policy or ("float32" if kind == "bare" else "mixed_float16")
+    return dense_model(keras, opt, policy, run_eagerly=True)
+
+
+def built(model: Any) -> Any:
+    """Build the optimizer of a model, and return the model."""
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def train(model: Any, steps: range) -> Any:
+    """Take the steps, and return the model."""
+    for step in steps:
+        model.train_on_batch(np.random.default_rng(step).random((8, 3), np.float32), np.ones([8, 1]))
+    return model
+
+
+@functools.cache
+def trained(keras: ModuleType, kind: str) -> Any:
+    """Return a model after three steps, to be saved."""
+    return train(make_model(keras, kind), range(3))
+
+
+def inner_of(model: Any) -> Any:
+    """Return the optimizer of a model, without its wrapper."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def run_of(model: Any) -> list[Any]:
+    """Return what a run goes on with: the weights, and the optimizer's moments and count of steps."""
+    inner = inner_of(model)
+    return [values(model.weights), values(inner.variables), int(inner.iterations)]
+
+
+def scale_and_count(model: Any) -> list[Any]:
+    """Return the loss scale of either wrapper, and its count of finite steps."""
+    if isinstance(model.optimizer, tfmp.LossScaleOptimizer):
+        return state(model.optimizer, "loss_scale", "good_steps")
+    names = (
+        ("dynamic_scale", "step_counter")
+        if hasattr(model.optimizer, "step_counter")
+        else ("loss_scale", "dynamic_counter")
+    )
+    return [getattr(model.optimizer, name).numpy() for name in names]
+
+
+class Form(NamedTuple):
+    """A way of saving a model, and of loading what was saved into another one.
+
+    The last argument of `load` is the optimizer to load into: the model's, or the one inside that.
+    """
+
+    save: Callable[[ModuleType, Any, Path], Any]
+    load: Callable[[ModuleType, Any, Path, Any], Any]
+    #: Whether Keras 2's own wrapper saves its scale.
+    holds_scale_of_keras2: bool = False
+
+
+def checkpoint(model: Any, opt: Any) -> tf.train.Checkpoint:
+    """Return the checkpoint of a model with an optimizer: its own, or the one inside that."""
+    return tf.train.Checkpoint(model=model, optimizer=opt)
+
+
+def _restore_checkpoint(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
+    status = checkpoint(built(model), opt).restore(str(path / "checkpoint-1"))
+    status.expect_partial()
+
+
+def _restore_checkpoint_before_build(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
+    checkpoint(model, opt).restore(str(path / "checkpoint-1")).expect_partial()
+    built(model)
+
+
+def restore_by_manager(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
+    """Restore the latest checkpoint in a directory."""
+    manager = tf.train.CheckpointManager(checkpoint(built(model), opt), str(path), max_to_keep=1)
+    assert manager.restore_or_initialize()
+    manager.checkpoint.restore(manager.latest_checkpoint).expect_partial()
+
+
+def save_by_callback(keras: ModuleType, model: Any, path: Path) -> None:
+    """Save weights as `fit` with a ModelCheckpoint does."""
+    callback = keras.callbacks.ModelCheckpoint(str(path / "model.weights.h5"), save_weights_only=True)
+    callback.set_model(model)
+    callback.on_epoch_end(0, {})
+
+
+def load_tensorflow_weights(name: str) -> Callable[..., None]:
+    """Return a function that loads weights in TensorFlow's format."""
+
+    def load(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
+        model.load_weights(path / name).expect_partial()
+        built(model)
+
+    return load
+
+
+def _interrupted(keras: ModuleType, path: Path) -> list[Any]:
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    return [keras.callbacks.BackupAndRestore(str(path / "backup")), Stop()]
+
+
+def back_up(keras: ModuleType, model: Any, path: Path) -> None:
+    """Train an epoch with BackupAndRestore, and stop."""
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(np.ones([8, 3]), np.ones([8, 1]), epochs=2, verbose=0, callbacks=_interrupted(keras, path))
+
+
+def _restore_backup(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
+    # The backup is of the end of the first epoch, so `fit` restores it and trains no more.
+    model.fit(np.ones([8, 3]), np.ones([8, 1]), epochs=1, verbose=0, callbacks=_interrupted(keras, path)[:1])
+    built(model)
+
+
+WEIGHTS = Form(
+    lambda keras, model, path: model.save_weights(str(path / "model.weights.h5")),
+    lambda keras, model, path, opt: built(model).load_weights(str(path / "model.weights.h5")),
+)
+CHECKPOINT = Form(
+    lambda keras, model, path: checkpoint(model, model.optimizer).save(str(path / "checkpoint")),
+    _restore_checkpoint,
+    holds_scale_of_keras2=True,
+)
+FORMS = {
+    "weights_file": WEIGHTS,
+    "keras_file": Form(
+        lambda keras, model, path: model.save(path / "model.keras"),
+        lambda keras, model, path, opt: built(model).load_weights(str(path / "model.keras")),
+    ),
+    "checkpoint": CHECKPOINT,
+    "checkpoint_before_build": CHECKPOINT._replace(load=_restore_checkpoint_before_build),
+    "backup_and_restore": Form(back_up, _restore_backup),
+}
