@@ -168,5 +168,5 @@ FORMS = {
     ),
     "checkpoint": CHECKPOINT,
     "checkpoint_before_build": CHECKPOINT._replace(load=_restore_checkpoint_before_build),
-    "backup_and_restore": Form(back_up, _restore_backup),
+    "backup_and_restore": Form(back_up, _restore_backup, holds_scale_of_keras2=True),
 }
