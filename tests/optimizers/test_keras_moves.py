@@ -156,5 +156,7 @@ def test_model_that_was_loaded_whole_is_wrapped_and_unwrapped(keras: ModuleType,
         again = keras.models.load_model(tmp_path / f"tfmp-{name}")
         again.compile(again.optimizer.inner_optimizer, "mse", run_eagerly=True)
         assert run_of(again) == run_of(saved)
+        again.compile(keras.mixed_precision.LossScaleOptimizer(again.optimizer, **RULE), "mse", run_eagerly=True)
         assert run_of(train(again, range(3, 5))) == run_of(train(loaded, range(3, 5)))
+        again.compile(again.optimizer.inner_optimizer, "mse", run_eagerly=True)
         saved = again
