@@ -118,3 +118,22 @@ def test_gradient_of_a_captured_tensor_is_right_or_refused(keras: ModuleType) ->
     else:
         expected = tf.reduce_sum(layer(_X, training=False), 0) / captured
         np.testing.assert_allclose(gradient(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", [lambda step: step, tf.function], ids=["eager", "function"])
+@for_every_keras()
+def test_frozen_weights_are_no_captured_tensors(keras: ModuleType, way: Any) -> None:
+    block = _layer(keras, lambda dense, x: dense(x))
+    layer = tfmp.Recompute(block, trainable=False)
+    block.trainable = False
+
+    def gradient() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(_X)
+            y = layer(_X, training=True)
+        return tape.gradient(y, _X)
+
+    with tf.GradientTape() as tape:
+        tape.watch(_X)
+        y = block(_X, training=True)
+    np.testing.assert_allclose(way(gradient)(), tape.gradient(y, _X), rtol=1e-5)

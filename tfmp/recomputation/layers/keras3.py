@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfmp.core.tracing import gradients_may_be_recorded
+from tfmp.core.tracing import gradients_may_be_recorded, unrecorded
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import masked, with_training
@@ -301,7 +301,9 @@ def _symbolic(value: _Any) -> _Any:
 
 
 def _value(variable: keras.Variable) -> tf.Tensor:
-    return tf.convert_to_tensor(variable.value)
+    # A constant of the call. TensorFlow's tapes watch also weights that Keras does not train.
+    with unrecorded():
+        return tf.convert_to_tensor(variable.value)
 
 
 def _ops_of_graph() -> list[tf.Operation]:
