@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tfmp.recomputation.layers.layer import Recompute as Recompute
     from tfmp.recomputation.layers.model import recompute_layers as recompute_layers
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULE_OF = {
     "AutocastLists": "tfmp.mixed_precision.autocast.lists",
