@@ -161,7 +161,7 @@ def _problem(saturation: float = 1.0) -> tuple[tf.Tensor, tf.Tensor, list[tf.Var
 
 
 def _loss(name: str, x: tf.Tensor, y: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
-    return _LOSSES[name](tf.nn.relu(x @ weights[0]) @ weights[1] + weights[2], y)
+    return _LOSSES[name](tf.nn.elu(x @ weights[0]) @ weights[1] + weights[2], y)
 
 
 def _gradients(name: str, dtype: str | None, scale: float = 1.0) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -288,7 +288,7 @@ def test_losses_of_keras_on_probabilities_have_finite_gradients(keras: ModuleTyp
 
     def gradients(scope: Any) -> list[np.ndarray]:
         with tf.GradientTape() as tape, scope:
-            loss = _OF_KERAS[name](keras, tf.nn.relu(x @ weights[0]) @ weights[1] + weights[2], y)
+            loss = _OF_KERAS[name](keras, tf.nn.elu(x @ weights[0]) @ weights[1] + weights[2], y)
         return [np.array(grad) for grad in tape.gradient(loss, weights)]
 
     found, known = gradients(tfmp.autocast()), gradients(contextlib.nullcontext())

@@ -87,6 +87,7 @@ _REPLACEMENTS = (
     _Replacement((f"{_OPS}.signal.fft_ops", "tensorflow.signal"), ("rfft", "rfft2d", "rfft3d"), around_ops.widened),
     _Replacement(_LINEAR_OPERATORS, ("__init__",), around_ops.widened),
     _Replacement((f"{_OPS}.linalg.linear_operator:LinearOperator",), ("_check_input_dtype",), around_ops.without_check),
+    _Replacement((f"{_OPS}.signal.dct_ops", "tensorflow.signal"), ("dct", "idct"), around_ops.widened),
     _Replacement((f"{_OPS}.nn_impl", *_V1_NN), ("moments", "weighted_moments"), around_ops.widened),
     _Replacement(
         (f"{_OPS}.nn_ops",),
