@@ -423,6 +423,7 @@ def test_statistics_of_a_block_that_was_frozen_at_first_change_once_a_step(keras
         block.trainable = False
         model.train_on_batch(*_batch())
         block.trainable = True
+        model.compile(optimizer(keras, "SGD", learning_rate=0.05), "mse", run_eagerly=True)
         model.train_on_batch(*_batch())
         return model.get_weights()
 

@@ -85,7 +85,7 @@ def _task(keras: ModuleType) -> Any:
 
 
 def _variables(opt: Any) -> list[Any]:
-    return [np.array(variable) for variable in (opt.variables() if callable(opt.variables) else opt.variables)]
+    return [variable.numpy() for variable in (opt.variables() if callable(opt.variables) else opt.variables)]
 
 
 def _recomputed(model: Any) -> list[str]:
@@ -108,7 +108,7 @@ def test_task_of_an_own_class_trains_and_encodes_as_without_recomputation(keras:
         np.testing.assert_allclose(histories[1][name], histories[0][name], rtol=1e-6)
     for expected, got in zip(model.get_weights(), recomputed.get_weights(), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
-    np.testing.assert_allclose(recomputed.encode(_X), model.encode(_X), rtol=1e-6)
+    np.testing.assert_allclose(recomputed.encode(_X).numpy(), model.encode(_X).numpy(), rtol=1e-6)
 
 
 @for_every_keras()
