@@ -130,6 +130,6 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
             self._entered.stacks.append(entered.pop_all())
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Leave the scope."""
-        self._entered.stacks.pop().close()
+        self._entered.stacks.pop().__exit__(*error)
