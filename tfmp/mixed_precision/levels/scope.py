@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -130,6 +131,8 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
             self._entered.stacks.append(entered.pop_all())
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Leave the scope."""
-        self._entered.stacks.pop().__exit__(*error)
+        self._entered.stacks.pop().__exit__(kind, error, traceback)
