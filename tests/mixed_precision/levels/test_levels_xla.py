@@ -78,9 +78,9 @@ def test_model_that_upsamples_trains_with_fit(keras: ModuleType) -> None:
     model = keras.Sequential(
         [
             keras.Input([4, 4, 3]),
-            layers.Conv2D(2, 3, padding="same", activation="relu"),
+            layers.Dense(2, "relu"),
             layers.UpSampling2D(2, interpolation="bilinear", name="up"),
-            layers.Conv2D(1, 1),
+            layers.Dense(1),
         ]
     )
     report = tfmp.set_precision(model, "O2")
