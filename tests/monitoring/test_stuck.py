@@ -156,6 +156,7 @@ def test_fixed_scale_is_no_floor(caplog: pytest.LogCaptureFixture) -> None:
     assert [watch.wants_stop(manager, _status(1, skips)) for skips in (1, 7, 8)] == [False, False, True]
     (warning,) = _warnings(caplog)
     assert "the last 8 steps were skipped, and the loss scale is 1 now" in warning
+    assert 'For a scale below 1, pass {"min_loss_scale": 2**-20} as the loss-scale manager.' in warning
 
 
 def test_it_is_said_once_until_a_step_is_applied(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,9 @@ _POLICIES = ("warn", "raise", "stop")
 #: A floor that leaves room for gradients of up to 2**36. Gradients that overflow here are not too large, but wrong.
 _LOW_FLOOR = 2.0**-20
 
+#: What to do if a scale of 1 is too high and the manager cannot lower it.
+_CURE = ' For a scale below 1, pass {"min_loss_scale": 2**-20} as the loss-scale manager.'
+
 
 class LossScaleStuckError(RuntimeError):
     """Training is stuck: steps are skipped, and no change of the loss scale is expected to help.
@@ -90,7 +93,7 @@ def why_stuck(
     if skips_per_backoff is None:
         return (
             f"the last {skips} steps were skipped, and the loss scale is {status.loss_scale:.10g} now: a fixed scale "
-            "may be too high, or the model gives NaN."
+            f"may be too high, or the model gives NaN.{_CURE if status.loss_scale <= 1 else ''}"
         )
     return (
         f"the last {skips} steps were skipped, enough to lower the loss scale {skips // skips_per_backoff} times, and "
