@@ -114,9 +114,10 @@ def test_function_of_a_library_that_steps_a_scaler_is_named(
     compiled: bool, library: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer, weight = tf.compat.v1.train.GradientDescentOptimizer(0.5), tf.Variable(1.0)
+    scaler = tfmp.GradScaler(8)
 
     def step() -> None:
-        library.step(tfmp.GradScaler(8), optimizer, weight)
+        library.step(scaler, optimizer, weight)
 
     (tf.function(step, autograph=False) if compiled else step)()
     assert _warning(caplog).startswith(

@@ -79,14 +79,15 @@ def line_of_op(op: tf.Operation) -> str | None:
         ...     line_of_op(tf.constant(1.0).op)
         '<doctest tfmp.core.script_lines.line_of_op[0]>:2'
     """
-    site = _innermost_of_user(CallSite(frame.filename, frame.lineno) for frame in reversed(list(op.traceback)))
+    site = _innermost_of_user(_sites_of(op))
     return None if site is None else str(site)
 
 
 def line_of_gradients(grads: Iterable[Any]) -> str:
     """Return the line of the user's script that made the first gradient.
 
-    Eager tensors do not record where they were made. For them the result is the line that is being executed.
+    Eager tensors do not record where they were made. For them the result is the line that is being executed, and also
+    for an op that only a library's lines made.
 
     Args:
         grads: Gradients of a graph or of eager mode; some may be None.
@@ -96,7 +97,8 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
         '<doctest tfmp.core.script_lines.line_of_gradients[0]>:1'
     """
     op = next(iter(ops_of(grads)), None)
-    return (op and line_of_op(op)) or line_of_call()
+    made = [] if op is None else _sites_of(op)
+    return str(_innermost_of_user([*made, *map(_site_of, _frames())]) or "an unknown line")
 
 
 def made_within(op: tf.Operation, *files: str) -> bool:
@@ -181,6 +183,11 @@ def _frames() -> Iterator[FrameType]:
 
 def _site_of(frame: FrameType) -> CallSite:
     return CallSite(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _sites_of(op: tf.Operation) -> list[CallSite]:
+    """Return the lines that made an op, the innermost first."""
+    return [CallSite(frame.filename, frame.lineno) for frame in reversed(list(op.traceback))]
 
 
 def _qualified_name(frame: FrameType) -> str:

@@ -129,7 +129,7 @@ def _start_of_gradients(ancestors: Sequence[tf.Operation]) -> tf.Operation | Non
 def _line_of(grads: Gradients) -> str:
     """Return the line that computes the gradients. In a graph this is not a later line, such as one that clips them."""
     start = _start_of_gradients(with_ancestors(script_lines.ops_of(grads)) or [])
-    return (start and script_lines.line_of_op(start)) or script_lines.line_of_gradients(grads)
+    return script_lines.line_of_gradients(grads if start is None else start.outputs)
 
 
 def _is_one(op: tf.Operation) -> bool:

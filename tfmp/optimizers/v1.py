@@ -303,7 +303,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         if op is not None and script_lines.made_by_tfmp(op):
             # Another wrapper of tfmp computed the gradients, as in a model whose variables have several optimizers.
             return
-        line = (op and script_lines.line_of_op(op)) or script_lines.line_of_gradients(grads)
+        line = script_lines.line_of_gradients(grads if op is None else op.outputs)
         _logger.warning(
             "%s: these gradients reach apply_gradients, and their loss was never scaled: compute_gradients of "
             "tfmp.LossScaleOptimizer was not called. Write grads_and_vars = opt.compute_gradients(loss, variables) in "
