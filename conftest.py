@@ -9,7 +9,7 @@ import importlib.util
 
 _KERAS3 = importlib.metadata.version("keras").startswith("3.")
 
-_OTHER_KERAS = ["keras215.py"] if _KERAS3 else ["keras3.py"]
+_OTHER_KERAS = ["keras215.py"] if _KERAS3 else ["keras3.py", "keras3_scope.py"]
 if importlib.util.find_spec("tf_keras") is None:
     _OTHER_KERAS.append("tf_keras.py")
 collect_ignore = [
