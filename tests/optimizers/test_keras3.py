@@ -182,12 +182,19 @@ def test_other_backend_than_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherited() -> None:
     overridden = {"apply", "build", "exclude_from_weight_decay", "from_config", "get_config", "scale_loss"}
-    overridden |= {"apply_gradients", "finalize_variable_values", "iterations", "load_own_variables", "set_weights"}
+    overridden |= {
+        "apply_gradients",
+        "finalize_variable_values",
+        "iterations",
+        "load_own_variables",
+        "save_own_variables",
+        "set_weights",
+    }
     refused = {"stateless_apply"}
     # These work on the inner optimizer or on `variables`, so the methods of Keras' own wrapper are correct here.
     inherited = {
         *("learning_rate", "variables"),
-        *("save_own_variables", "check_finite"),
+        "check_finite",
         *("add_optimizer_variables", "add_variable", "add_variable_from_reference"),
         *("assign", "assign_add", "assign_sub", "update_step"),
     }

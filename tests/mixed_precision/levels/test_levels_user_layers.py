@@ -42,7 +42,12 @@ def _with_attributes(keras: ModuleType, base: str, attributes: dict[str, Any]) -
     return Own()
 
 
-_OBJECT = object()
+class _Anything:
+    def __repr__(self) -> str:
+        return "anything"
+
+
+_OBJECT = _Anything()
 _NAMES = ("activation", "cell", "cells", "compiled", "distribute_strategy", "inputs", "interpolation", "layer")
 _NAMES += ("layers", "operations", "optimizer", "outputs", "quantization_mode", "_functional")
 
