@@ -80,7 +80,7 @@ class SavedAsInner:
         names = list(super().__dir__())
         if self._inner_is_loaded:
             self._inner_is_loaded = False
-            return [name for name in names if name not in {"inner_optimizer", "_inner_optimizer"}]
+            return [name for name in names if name not in {"inner_optimizer", "_inner_optimizer", "optimizers"}]
         return names
 
 
