@@ -221,8 +221,14 @@ def test_sums_of_two_replicas_are_saved_as_one_sum(
     training, resumed = _Training(two_replicas, keras), _Training(two_replicas, keras)
     training.feed([1, 3], [2, 6], [1, 5])
     with h5py.File(tmp_path / "optimizer.h5", "w") as file:
-        training.opt.save_own_variables(file)
-        resumed.opt.load_own_variables(file)
+        # Keras saves both: the optimizer, and what it finds among its attributes.
+        for part in ("optimizer", "state"):
+            saved, loaded = (
+                each.opt if part == "optimizer" else each.opt._loss_scale_state for each in (training, resumed)
+            )
+            group = file.create_group(part)
+            saved.save_own_variables(group)
+            loaded.load_own_variables(group)
     resumed.weight.assign(-1.5)
     assert resumed.feed([6, 8]) == training.feed([6, 8]) == [SCALE, 2, 2, 0, {-1.5 - 0.75 - 2.5}]
 
