@@ -39,11 +39,11 @@ class OwnCode:
         version: Changes whenever anything in the objects' classes is replaced, by Keras' own code too.
 
     Examples:
-        >>> import keras
+        >>> import functools, keras
         >>> own, optimizer = OwnCode(), keras.optimizers.SGD(0.5)
         >>> own.runs_alone([optimizer])
         True
-        >>> optimizer.update_step = lambda *_: None
+        >>> optimizer.update_step = functools.partial(print)
         >>> own.runs_alone([optimizer])
         False
     """
@@ -83,8 +83,9 @@ def is_foreign(value: Any) -> bool:  # noqa: ANN401 - whatever an object or a cl
         value: The value of an attribute: a function, a property, a number, ...
 
     Examples:
-        >>> import tensorflow as tf
-        >>> is_foreign(lambda: 1), is_foreign(property(lambda self: 1)), is_foreign(tf.constant), is_foreign(1)
+        >>> import functools, keras
+        >>> own = functools.partial(print)
+        >>> is_foreign(own), is_foreign(property(own)), is_foreign(keras.optimizers.SGD.update_step), is_foreign(1)
         (True, True, False, False)
     """
     if isinstance(value, property):
