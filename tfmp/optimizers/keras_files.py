@@ -29,7 +29,7 @@ class SavedAsInner:
 
     # These come from the front-end and from Keras.
     inner_optimizer: Any
-    variables: Any
+    _own_variables: Callable[[], list[Any]]
     _loss_scale_state: "StateInFiles"
     #: The number of values that Keras' own wrapper saves before those of the optimizer; None if it saves no other.
     _saved_by_keras: int | None = None
@@ -57,7 +57,7 @@ class SavedAsInner:
         """
         num_inner = len(self.inner_optimizer.variables)
         num_before = len(store.keys()) - num_inner
-        own = self.variables[: len(self.variables) - num_inner]
+        own = self._own_variables()
         if num_before == 0:
             self.inner_optimizer.load_own_variables(store)
             self._inner_is_loaded = True

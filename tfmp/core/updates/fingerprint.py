@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.updates.own_code import is_from, is_of_keras
+from tfmp.core.updates.own_code import OWN_PACKAGES, is_from, is_of_keras
 
 _Reference: TypeAlias = Callable[[], object]
 
@@ -84,10 +84,9 @@ class Fingerprint:
 def _is_constant(value: object) -> bool:
     """Return whether nothing about an object changes that an optimizer of Keras reads in Python."""
     # The values of variables are read by the program.
-    return isinstance(value, _CONSTANT) or is_from(_PACKAGES, type(value).__module__)
+    return isinstance(value, _CONSTANT) or is_from(OWN_PACKAGES, type(value).__module__)
 
 
-_PACKAGES = ("keras", "tf_keras", "tensorflow", "tfmp")
 _CONSTANT = (tf.Variable, type, np.dtype, re.Pattern, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _PLAIN = (int, float, complex, str, bytes, np.generic)
 

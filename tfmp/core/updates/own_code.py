@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 #: The packages whose functions count as Keras' own: those that run when an optimizer of Keras takes a step.
-_PACKAGES = {"keras", "tf_keras", "tensorflow", "tfmp"}
+OWN_PACKAGES = frozenset(("keras", "tf_keras", "tensorflow", "tfmp"))
 
 
 def is_of_keras(value: object) -> bool:
@@ -97,4 +97,4 @@ def is_foreign(value: Any) -> bool:  # noqa: ANN401 - whatever an object or a cl
     # The module in which a function was defined. `__module__` would be that of the function that a user's one wraps.
     home = getattr(function, "__globals__", None)
     module = type(function).__module__ if home is None else home.get("__name__")
-    return not is_from(_PACKAGES | {"builtins"}, module)
+    return not is_from(OWN_PACKAGES | {"builtins"}, module)
