@@ -150,7 +150,13 @@ def take_step(opt: Any, variables: Sequence[Any], grads: Sequence[tf.Tensor]) ->
     opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
-def assert_trains_as(plain: Any, opt: Any, keras: ModuleType, compiled: Callable[..., Any]) -> None:
+def assert_trains_as(
+    plain: Any,
+    opt: Any,
+    keras: ModuleType,
+    compiled: Callable[..., Any],
+    plain_compiled: Callable[..., Any] = tf.function,
+) -> None:
     """Assert that a wrapped optimizer skips steps that overflow, and otherwise trains as it does without a wrapper.
 
     Args:
@@ -158,13 +164,14 @@ def assert_trains_as(plain: Any, opt: Any, keras: ModuleType, compiled: Callable
         opt: The same optimizer in a wrapper, which `wrap` made or which has the same rule.
         keras: The Keras of both.
         compiled: Makes a `tf.function` from the step of the wrapped optimizer.
+        plain_compiled: The same for the step of the plain one. Where the wrapped one is traced, it must be too, because
+            Nadam of Keras 2 counts steps in Python while a function is traced.
     """
     variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
     opt.build(variables)
     plain.build(plain_variables)
     step = compiled(lambda grads: take_step(opt, variables, grads))
-    # The plain step is a function too, because Nadam of tf_keras counts steps in Python while a function is traced.
-    plain_step = tf.function(lambda grads: take_step(plain, plain_variables, grads))
+    plain_step = plain_compiled(lambda grads: take_step(plain, plain_variables, grads))
     for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
         before = [*values(variables), *values_but_state(opt)]
         step(gradients(seed, last))

@@ -136,7 +136,8 @@ def _interrupted(keras: ModuleType, path: Path) -> list[Any]:
             if epoch == 1:
                 raise KeyboardInterrupt
 
-    return [keras.callbacks.BackupAndRestore(str(path / "backup")), Stop()]
+    # The optimizer is built after `fit`, and Keras 2.15 restores the rest of it then, from this file.
+    return [keras.callbacks.BackupAndRestore(str(path / "backup"), delete_checkpoint=False), Stop()]
 
 
 def back_up(keras: ModuleType, model: Any, path: Path) -> None:
