@@ -409,8 +409,8 @@ def _partly_frozen(wrap: Any, way: str) -> keras.Model:
     """Return a model that trained a layer of a frozen block; with `nested`, in two blocks that are both wrapped."""
     keras.utils.set_random_seed(0)
     inner = stateful_block("inner")
-    block = keras.Sequential([wrap(inner), layers.Dense(8)], name="outer") if way == "nested" else inner
-    net = keras.Sequential([keras.Input([8]), wrap(block), layers.Dense(1)])
+    block = keras.Sequential([wrap(inner), layers.Dense(8, name="wide")], name="outer") if way == "nested" else inner
+    net = keras.Sequential([keras.Input([8]), wrap(block), layers.Dense(1, name="head")], name="net")
     if way == "later":
         fitted(net, jit_compile=False)
     block.trainable = False

@@ -111,6 +111,8 @@ def test_task_of_an_own_class_trains_and_encodes_as_without_recomputation(keras:
     np.testing.assert_allclose(recomputed.encode(_X).numpy(), model.encode(_X).numpy(), rtol=1e-6)
 
 
+# Keras 3.15.1 warns so where it saves any Dense.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
 def test_model_of_an_own_class_is_saved_and_loaded_with_its_recomputed_layers(
     keras: ModuleType, tmp_path: Path

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfmp.core.tracing import gradients_may_be_recorded, unrecorded
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
-from tfmp.recomputation.layers.arguments import masked, with_training
+from tfmp.recomputation.layers.arguments import mask_of, masked, set_mask, with_training
 from tfmp.recomputation.layers.keras3_scope import NotingScope
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import is_differentiable
@@ -120,7 +120,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
 
     def _called_symbolically(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Any:
         # New symbolic tensors, so that the call is not taken for a part of the user's model.
-        args, kwargs = keras.tree.map_structure(_symbolic, (args, kwargs))
+        args, kwargs = keras.tree.map_structure(_symbolic_with_mask, (args, kwargs))
         if not _takes_training(self.layer):
             kwargs.pop("training", None)
         return self.layer(*args, **kwargs)
@@ -298,6 +298,14 @@ def _symbolic(value: _Any) -> _Any:
     # Older versions of Keras do not know ragged tensors.
     kind = {name: True for name in ("sparse", "ragged") if getattr(value, name, False)}
     return keras.KerasTensor(value.shape, value.dtype, **kind)
+
+
+def _symbolic_with_mask(value: _Any) -> _Any:
+    mask = mask_of(value)
+    symbolic = _symbolic(value)
+    if mask is not None:
+        set_mask(symbolic, _symbolic(mask))
+    return symbolic
 
 
 def _value(variable: keras.Variable) -> tf.Tensor:
