@@ -228,7 +228,8 @@ def test_a_function_in_float32_does_not_overflow_where_float16_would(
 def test_a_large_norm_drops_the_step_and_only_an_infinite_one_lowers_the_scale(
     recipe: str, names: dict[str, Any], good: list[Batch]
 ) -> None:
-    large = (good[1][0], good[1][1] + np.float32(100))
+    # The norm of its gradient is about 20, and the scaled gradient is finite in float16.
+    large = (good[1][0], good[1][1] + np.float32(10))
     names["batches"] = dataset(names, [large, good[0], overflowing(good[2]), *good[1:]])
     run(recipe, names)
     _close(_weights(names["variables"]), _trained(good))

@@ -36,11 +36,21 @@ def test_scale_that_is_not_a_number_is_refused(bad: Any) -> None:
         tfmp.FixedLossScaleManager(bad)
 
 
-@pytest.mark.parametrize("bad", [0, 0.5, -8, math.inf, math.nan, 1e39])
-def test_scale_out_of_range_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match=rf"^loss_scale must be .*got {re.escape(repr(bad))}\.$"):
+@pytest.mark.parametrize(
+    ("bad", "cure"),
+    [
+        (0, ""),
+        (0.5, ": a manager with a lower min_loss_scale allows it"),
+        (-8, ""),
+        (math.inf, ""),
+        (math.nan, ""),
+        (1e39, ""),
+    ],
+)
+def test_scale_out_of_range_is_refused(bad: float, cure: str) -> None:
+    with pytest.raises(ValueError, match=rf"^loss_scale must be .*got {re.escape(repr(bad))}{cure}\.$"):
         tfmp.FixedLossScaleManager(bad)
-    with pytest.raises(ValueError, match=rf"^init_loss_scale must be .*got {re.escape(repr(bad))}\.$"):
+    with pytest.raises(ValueError, match=rf"^init_loss_scale must be .*got {re.escape(repr(bad))}{cure}\.$"):
         _manager(bad)
 
 

@@ -153,7 +153,11 @@ def test_given_dict_is_not_changed() -> None:
         ({"max_loss_scale": "8"}, TypeError, "max_loss_scale must be a number, got '8' of type str."),
         ({"max_loss_scale": math.nan}, ValueError, "max_loss_scale must be finite, got nan."),
         ({"mode": "log_max", "max_loss_scale": 1000}, ValueError, "max_loss_scale must be a power of two, got 1000.0."),
-        (0.5, ValueError, "loss_scale must be a float32 number of at least 1, got 0.5."),
+        (
+            0.5,
+            ValueError,
+            "loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower min_loss_scale allows it.",
+        ),
         (math.nan, ValueError, "loss_scale must be finite, got nan."),
         (
             True,
