@@ -196,22 +196,50 @@ def test_methods_that_are_never_called_are_named(
     assert [message.partition(",")[0] for message in messages] == expected
 
 
-@for_every_keras("keras3")
-def test_replicas_call_overridden_methods(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
-    class Doubling(keras.optimizers.SGD):
-        def apply_gradients(self, grads_and_vars: Any) -> Any:
-            return super().apply_gradients([(2.0 * grad, each) for grad, each in grads_and_vars])
-
-    def trained(wraps: bool) -> float:
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@_every_method
+def test_replicas_call_overridden_methods(
+    keras: ModuleType, method: str, compiled: bool, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    def trained(wraps: bool) -> list[float]:
         with two_replicas.scope():
-            opt = tfmp.LossScaleOptimizer(Doubling(0.25), SCALE) if wraps else Doubling(0.25)
+            inner = _overriding(keras, method)
+            opt = tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner
             weight = variable(keras, [1.0])
             opt.build([weight])
 
-        def step(grad: tf.Tensor) -> None:
+        def step(factor: tf.Tensor) -> None:
+            # Each replica needs a tensor of its own: tf.distribute does not add up one that is the same on all replicas.
+            grad = factor * opt.scale_loss(1.0) if wraps else factor * 1.0
             opt.apply_gradients([(grad, weight)])
 
-        tf.function(lambda grad: two_replicas.run(step, args=(grad,)))(tf.constant([0.5 * SCALE if wraps else 0.5]))
-        return weight.numpy().item()
+        def run(factor: tf.Tensor) -> None:
+            two_replicas.run(step, args=(factor,))
 
-    assert trained(True) == trained(False) == 0.5
+        weights = []
+        for factor in (tf.constant([0.5]), tf.constant([-4.0])):
+            (tf.function(run) if compiled else run)(factor)
+            weights.append(weight.numpy().item())
+        return weights
+
+    assert trained(True) == trained(False)
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_override_that_drops_arguments_adds_replicas_up_once(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    class Forgetful(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().apply_gradients(grads_and_vars)
+
+    with two_replicas.scope():
+        opt = tfmp.LossScaleOptimizer(Forgetful(0.25), SCALE)
+        weight = variable(keras, [1.0])
+        opt.build([weight])
+
+    def step() -> None:
+        opt.apply_gradients([(opt.scale_loss(tf.constant([0.5])), weight)])
+
+    tf.function(lambda: two_replicas.run(step))()
+    assert weight.numpy().item() == 0.75

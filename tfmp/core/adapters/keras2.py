@@ -1,12 +1,13 @@
 """The adapter for optimizers of Keras 2, which is a part of TensorFlow or the package tf_keras."""
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.adapters.keras import KerasAdapter
-from tfmp.core.updates import OptimizerUpdate, is_foreign
+from tfmp.core.updates import OptimizerUpdate, is_foreign, view_of
 from tfmp.types import Gradients
 
 
@@ -52,8 +53,15 @@ class Keras2Adapter(KerasAdapter):
 
     def _apply_unscaled(self, grads: Gradients) -> tf.Operation:
         # They are already summed over the replicas.
-        self.optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
+        with self._summing_nothing() as optimizer:
+            optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
         return tf.no_op()
+
+    def _summing_nothing(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which a user's `apply_gradients` may drop the argument that says what is summed."""
+        if tf.distribute.has_strategy() and is_foreign(self.optimizer.apply_gradients):
+            return view_of(self.optimizer, aggregate_gradients=list)
+        return contextlib.nullcontext(self.optimizer)
 
     def on_step(self, applied: tf.Tensor) -> tf.Operation | None:
         """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""

@@ -1,5 +1,6 @@
 """Updates of variables by Keras' optimizers, in programs that XLA compiles where that saves time."""
 
+from tfmp.core.updates.conditions import view_of as view_of
 from tfmp.core.updates.own_code import is_foreign as is_foreign
 from tfmp.core.updates.own_code import is_of_keras as is_of_keras
 from tfmp.core.updates.replicas import apply_on_replicas as apply_on_replicas
