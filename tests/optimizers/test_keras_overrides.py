@@ -209,7 +209,7 @@ def test_replicas_call_overridden_methods(
             opt.build([weight])
 
         def step(factor: tf.Tensor) -> None:
-            # Each replica needs a tensor of its own: tf.distribute does not add up one that is the same on all replicas.
+            # Each replica needs a tensor of its own: tf.distribute does not sum one that the replicas share.
             grad = factor * opt.scale_loss(1.0) if wraps else factor * 1.0
             opt.apply_gradients([(grad, weight)])
 
