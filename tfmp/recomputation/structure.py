@@ -5,6 +5,8 @@ from typing import Any, TypeGuard
 
 import tensorflow as tf
 
+from tfmp.core.tracing import without_autograph
+
 
 def is_differentiable(value: object) -> TypeGuard[tf.Tensor]:
     """Return whether a value is a tensor that may have a gradient.
@@ -38,6 +40,7 @@ class Tensors:
         components = [each for _, components in self._leaves for each in components]
         self.tensors: list[Any] = list(filter(self._wanted, components))
 
+    @without_autograph
     def packed(self, tensors: Sequence[tf.Tensor]) -> Any:  # noqa: ANN401 - of the structure's type
         """Return the structure with other tensors in place of its own.
 
