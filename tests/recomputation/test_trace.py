@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+
+import numpy as np
 import tensorflow as tf
 
 from tfmp.recomputation.trace import Trace
@@ -46,3 +49,20 @@ def test_each_trace_is_a_new_one() -> None:
     for _ in range(2):
         Trace(lambda inputs: runs.append(None), []).run([])
     assert runs == [None, None]
+
+
+_NUMBERS = tf.constant(np.random.default_rng(7).normal(size=100), tf.float32)
+
+
+def _scaled(inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    # TensorFlow multiplies the numbers first where it optimizes a graph.
+    return inputs[0] * 0.1 * 3.0 * 0.7
+
+
+def test_run_rounds_as_eager_code_does() -> None:
+    assert Trace(_scaled, [_NUMBERS]).run([_NUMBERS]).numpy().tolist() == _scaled([_NUMBERS]).numpy().tolist()
+
+
+def test_functions_that_run_after_a_trace_are_optimized() -> None:
+    Trace(_scaled, [_NUMBERS]).run([_NUMBERS])
+    assert tf.function(_scaled)([_NUMBERS]).numpy().tolist() != _scaled([_NUMBERS]).numpy().tolist()
