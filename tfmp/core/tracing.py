@@ -1,13 +1,13 @@
 """How code is traced: with AutoGraph or not, for XLA, in a loop, by tapes and debugging tools; what its ops keep."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import tensorflow as tf
 
-# Internal modules: TensorFlow (2.15 to 2.21) has no public way to ask what they tell.
-from tensorflow.python.eager import record
+# Internal modules: TensorFlow (2.15 to 2.21) has no public way to ask what they tell, or to set it for a thread alone.
+from tensorflow.python.eager import context, record
 from tensorflow.python.framework import op_callbacks, op_def_registry
 from tensorflow.python.ops import control_flow_util
 
@@ -145,6 +145,27 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
     """
     stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
     return stopped
+
+
+@contextlib.contextmanager
+def unoptimized() -> Iterator[None]:
+    """Run the functions that this thread calls as they were traced, without TensorFlow's optimization of their graphs.
+
+    Examples:
+        >>> numbers = tf.constant([0.1, 0.2, 0.3])
+        >>> with unoptimized():
+        ...     tf.reduce_all(tf.function(lambda x: x * 0.1 * 3.0)(numbers) == numbers * 0.1 * 3.0).numpy().item()
+        True
+    """
+    of_thread = context.context()
+    options = of_thread.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    of_thread.function_call_options = context.FunctionCallOptions(options.executor_type, config)
+    try:
+        yield
+    finally:
+        of_thread.function_call_options = options
 
 
 def is_watched(tensor: tf.Tensor) -> bool:

@@ -1,15 +1,11 @@
 """A call in eager code that runs as a graph, so that it is known what it does before it runs."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-# An internal module: TensorFlow (2.15 to 2.21) has no public way to run one function as it was traced.
-from tensorflow.python.eager import context
-
-from tfmp.core.tracing import is_watched, unrecorded
+from tfmp.core.tracing import is_watched, unoptimized, unrecorded
 from tfmp.recomputation.structure import Tensors, is_differentiable
 
 
@@ -66,23 +62,7 @@ class Trace:
         for variable in self._traced.trainable_variables:
             # For what notes variables: a graph does not tell which it reads.
             tf.convert_to_tensor(variable)
-        with unrecorded(), _unoptimized():
+        # It runs once. Optimizing it would take longer than that, and round otherwise than the second computation, in
+        # eager code.
+        with unrecorded(), unoptimized():
             return self._results.packed(self._traced(*inputs))
-
-
-@contextlib.contextmanager
-def _unoptimized() -> Iterator[None]:
-    """Run the functions of this thread as they were traced.
-
-    A trace runs once, and optimizing it takes longer than that. Unoptimized, it also rounds as eager code does, which
-    runs it the second time.
-    """
-    of_thread = context.context()
-    options = of_thread.function_call_options
-    config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    of_thread.function_call_options = context.FunctionCallOptions(options.executor_type, config)
-    try:
-        yield
-    finally:
-        of_thread.function_call_options = options
