@@ -222,7 +222,32 @@ def test_replicas_call_overridden_methods(
             weights.append(weight.numpy().item())
         return weights
 
-    assert trained(True) == trained(False)
+    # Two gradients of 0.5, then of -4. A loop of one's own does not call `compute_gradients`.
+    expected = {"aggregate_gradients": [0.75, 1.0], "compute_gradients": [0.75, 2.75]}.get(method, [0.25, 2.125])
+    assert trained(True) == trained(False) == expected
+
+
+@for_every_keras("keras3")
+def test_replicas_apply_the_gradients_that_an_override_changes(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    class Doubling(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars: Any) -> Any:
+            return super().apply_gradients([(2.0 * grad, each) for grad, each in grads_and_vars])
+
+    def trained(wraps: bool) -> float:
+        with two_replicas.scope():
+            opt = tfmp.LossScaleOptimizer(Doubling(0.25), SCALE) if wraps else Doubling(0.25)
+            weight = variable(keras, [1.0])
+            opt.build([weight])
+
+        def step(grad: tf.Tensor) -> None:
+            opt.apply_gradients([(grad, weight)])
+
+        tf.function(lambda grad: two_replicas.run(step, args=(grad,)))(tf.constant([0.5 * SCALE if wraps else 0.5]))
+        return weight.numpy().item()
+
+    assert trained(True) == trained(False) == 0.5
 
 
 @for_every_keras("keras2", "tf_keras")

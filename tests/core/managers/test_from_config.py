@@ -156,7 +156,8 @@ def test_given_dict_is_not_changed() -> None:
         (
             0.5,
             ValueError,
-            "must be a float32 number of at least 1, got 0.5: a manager with a lower min_loss_scale allows it.",
+            "loss_scale must be a float32 number of at least 1, got 0.5: "
+            "a manager with a lower min_loss_scale allows it.",
         ),
         (math.nan, ValueError, "loss_scale must be finite, got nan."),
         (
