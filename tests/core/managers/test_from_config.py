@@ -12,7 +12,28 @@ import tfmp
 
 pytestmark = pytest.mark.graph
 
-_DYNAMIC = tfmp.ExponentialUpdateLossScaleManager(2**16, 2000, 1, 2, 0.5).get_config()
+_DYNAMIC: dict[str, Any] = {
+    "init_loss_scale": 2**16,
+    "incr_every_n_steps": 2000,
+    "decr_every_n_nan_or_inf": 1,
+    "incr_ratio": 2,
+    "decr_ratio": 0.5,
+    "min_loss_scale": 1,
+    "max_loss_scale": None,
+    "hysteresis": 1,
+    "consecutive_hysteresis": False,
+    "tolerance": 0,
+}
+_LOG_MAX: dict[str, Any] = {
+    "init_loss_scale": 2**15,
+    "limit": 65504,
+    "deviations": 3,
+    "mean_decay": 0.99,
+    "deviation_decay": 0.999,
+    "incr_every_n_steps": 1000,
+    "min_loss_scale": 1,
+    "max_loss_scale": 2**24,
+}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +66,7 @@ _DYNAMIC = tfmp.ExponentialUpdateLossScaleManager(2**16, 2000, 1, 2, 0.5).get_co
         (
             {"mode": "log_max", "max_loss_scale": 16},
             tfmp.LogMaxLossScaleManager,
-            tfmp.LogMaxLossScaleManager(init_loss_scale=16, max_loss_scale=16).get_config(),
+            _LOG_MAX | {"init_loss_scale": 16, "max_loss_scale": 16},
         ),
         (
             {"scale_factor": 4.0, "scale_window": 100},
@@ -58,11 +79,11 @@ _DYNAMIC = tfmp.ExponentialUpdateLossScaleManager(2**16, 2000, 1, 2, 0.5).get_co
             _DYNAMIC
             | {"incr_ratio": 3, "decr_ratio": 0.75, "incr_every_n_steps": 7, "hysteresis": 2, "min_loss_scale": 0.5},
         ),
-        ("log_max", tfmp.LogMaxLossScaleManager, tfmp.LogMaxLossScaleManager().get_config()),
+        ("log_max", tfmp.LogMaxLossScaleManager, _LOG_MAX),
         (
             {"mode": "log_max", "init_scale": 8, "deviations": 2},
             tfmp.LogMaxLossScaleManager,
-            tfmp.LogMaxLossScaleManager(init_loss_scale=8, deviations=2).get_config(),
+            _LOG_MAX | {"init_loss_scale": 8, "deviations": 2},
         ),
     ],
 )

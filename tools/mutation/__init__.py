@@ -1,0 +1,1 @@
+"""Mutation testing: which changes of the code would no test notice."""
