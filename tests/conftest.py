@@ -1,12 +1,36 @@
-"""Settings of all tests: TensorFlow 2's or TensorFlow 1's behaviour, and the markers."""
+"""Settings of all tests: TensorFlow 2's or 1's behaviour, the markers, and which tests a tox environment runs."""
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
 
-_ESSENTIAL = Path(__file__).parent / "essential.txt"
+_MARKERS = {
+    "graph": "builds its own graphs, and therefore also runs with --v1-behavior",
+    "horovod": "needs Horovod; the tox environment `horovod` builds it and runs only these tests",
+    "estimator": "needs tf.estimator, which TensorFlow 2.15 is the last to have",
+    "essential(*cases)": "also runs on the other versions of TensorFlow, Keras and Python; with cases, those of its "
+    "cases whose ids begin with one of them; with None, no case, whatever its module says",
+    "home(name)": "runs in the tox environment of this name, in others only if it is essential; with None, in all",
+}
+
+#: The homes of other tests, by the beginning of their names. What runs the same code of tfmp on every TensorFlow has
+#: its home with the newest; but what is marked `estimator`, or has a Keras 2 in its name, with TensorFlow 2.15.
+_HOMES = {
+    "tests/benchmarks/": "tf221",
+    "tests/core/": "tf221",
+    "tests/docs/test_recipes.py": "tf221",
+    "tests/docs/test_tutorials.py": "docs",
+    "tests/estimator_examples/test_digits": "tf221",
+    "tests/grad_scaler/": "tf221",
+    "tests/mixed_precision/autocast/": "tf221",
+    "tests/ranges/": "tf221",
+    "tests/recomputation/functions/": "tf221",
+    "tests/bert/": "tf215",
+    "tests/checkpoints/": "tf221",
+    "tests/optimizers/test_v1": "tf215",
+    "tests/optimizers/test_uneven_workers.py": "tf221",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,43 +39,68 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run after tf.compat.v1.disable_v2_behavior(): graph mode, reference variables, control flow v1",
     )
+    parser.addoption("--essential", action="store_true", help="of the tests in tests/, run only the essential ones")
     parser.addoption(
-        "--only-essential",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="of the tests in tests/ whose names REGEX is found in, run only those that tests/essential.txt lists",
+        "--home",
+        metavar="ENVIRONMENT",
+        help="of the tests in tests/ whose home is another tox environment, run only the essential ones",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "graph: builds its own graphs, and therefore also runs with --v1-behavior")
-    config.addinivalue_line(
-        "markers", "horovod: needs Horovod; the tox environment `horovod` builds it and runs only these tests"
-    )
+    for name, meaning in _MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     # With pytest-xdist, the process that hands out tests runs none: there, loading TensorFlow would only take time.
     if not hands_out:
         config.pluginmanager.import_plugin("under_tensorflow")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over the modules that have no test with the markers that are asked for: to import them takes long."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    asked = [marker for marker in ("graph", "horovod") if config.getoption("markexpr") == marker]
+    asked += ["essential"] * config.getoption("--essential")
+    text = collection_path.read_text("utf-8")
+    return True if any(f"pytest.mark.{marker}" not in text for marker in asked) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    patterns = [re.compile(regex) for regex in config.getoption("--only-essential")]
-    if not patterns:
-        return
-    lines = _ESSENTIAL.read_text("utf-8").splitlines()
-    listed = tuple(line for line in lines if line.startswith("tests/"))
-    unlisted = tuple(line.removeprefix("--deselect=") for line in lines if line.startswith("--deselect="))
+    only_essential, here = config.getoption("--essential"), config.getoption("--home")
 
-    def is_left_out(name: str) -> bool:
-        essential = name.startswith(listed) and not name.startswith(unlisted)
-        return name.startswith("tests/") and not essential and any(each.search(name) for each in patterns)
+    def runs(item: pytest.Item) -> bool:
+        if not item.nodeid.startswith("tests/") or _is_essential(item):
+            return True
+        return not only_essential and (here is None or _home(item) in (None, here))
 
-    left_out = [item for item in items if is_left_out(item.nodeid)]
-    items[:] = [item for item in items if not is_left_out(item.nodeid)]
+    left_out = [item for item in items if not runs(item)]
+    items[:] = [item for item in items if runs(item)]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _is_essential(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("essential")
+    if marker is None or marker.args == (None,):
+        return False
+    return not marker.args or any(f"{_case(item)}-".startswith(f"{each}-") for each in marker.args)
+
+
+def _home(item: pytest.Item) -> str | None:
+    if marker := item.get_closest_marker("home"):
+        home: str | None = marker.args[0]
+        return home
+    if item.get_closest_marker("estimator") or "tf_keras" in _case(item) or "keras2" in item.nodeid:
+        return "tf215"
+    return next((home for start, home in _HOMES.items() if item.nodeid.startswith(start)), None)
+
+
+def _case(item: pytest.Item) -> str:
+    return item.name.partition("[")[2].removesuffix("]")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
         pytest.skip("needs Horovod, which the tox environment `horovod` builds")
+    if item.get_closest_marker("estimator") and importlib.util.find_spec("tensorflow_estimator") is None:
+        pytest.skip("this TensorFlow has no tf.estimator; 2.15 has")

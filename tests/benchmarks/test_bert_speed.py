@@ -16,7 +16,7 @@ _EXAMPLE = (
 )
 
 
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator; 2.15 has")
+@pytest.mark.estimator
 def test_all_contenders_train_alike(tmp_path: Path) -> None:
     text, path = tmp_path / "numbers.txt", tmp_path / "bert.json"
     text.write_text("\n".join(f"The square of {i} is {i * i}." for i in range(200)))

@@ -112,7 +112,7 @@ def test_monitored_session_repeats_the_overflows_that_it_stopped_after(tmp_path:
 
 
 @pytest.mark.graph
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+@pytest.mark.estimator
 def test_estimator_trained_in_pieces_equals_one_trained_at_once(tmp_path: Path) -> None:
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> Any:
         del labels

@@ -5,6 +5,8 @@ import tensorflow as tf
 
 from tfmp.core.tracing import ops_are_watched, within_xla, without_autograph
 
+pytestmark = pytest.mark.essential
+
 
 def _larger(value: tf.Tensor) -> tf.Tensor:
     if value > 0:

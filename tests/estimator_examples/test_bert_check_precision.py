@@ -5,7 +5,6 @@ import io
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("matplotlib")
@@ -18,7 +17,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator; 2.15 has")
+@pytest.mark.estimator
 def test_report_has_the_probes_and_the_weights_of_the_model(tmp_path: Path) -> None:
     text = tmp_path / "numbers.txt"
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -10,9 +10,7 @@ from estimator_examples.bert import modeling
 
 pytestmark = [
     pytest.mark.graph,
-    pytest.mark.skipif(
-        not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator, which trains the model"
-    ),
+    pytest.mark.estimator,
 ]
 
 tf1 = tf.compat.v1

@@ -24,10 +24,6 @@ SMALL = (
     "--dupe_factor=2 --log_every=5 --num_warmup_steps=2 --learning_rate=3e-3"
 )
 
-needs_estimator = pytest.mark.skipif(
-    not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator; 2.15 has"
-)
-
 
 class _Run(NamedTuple):
     """The result of a run in this process, in which warnings are errors."""
@@ -92,7 +88,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path) -> pathl
     return model_dir
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_the_first_steps_overflow_and_are_skipped(trained: tuple[pathlib.Path, str]) -> None:
     model_dir, output = trained
     history = _history(model_dir)
@@ -106,7 +102,7 @@ def test_the_first_steps_overflow_and_are_skipped(trained: tuple[pathlib.Path, s
     assert 1 < summary["final_loss_scale"] < 2**32
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_a_file_gets_the_outline_and_no_bar(trained: tuple[pathlib.Path, str]) -> None:
     _, output = trained
     assert output.startswith("Training\n  model      BERT, 1 layer of width 32, ")
@@ -115,7 +111,7 @@ def test_a_file_gets_the_outline_and_no_bar(trained: tuple[pathlib.Path, str]) -
     assert "%|" not in output
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_a_terminal_shows_lines_above_one_bar(
     tmp_path: pathlib.Path, text: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +146,7 @@ def test_a_terminal_shows_lines_above_one_bar(
     assert [line for line in lines if not line.startswith(starts) or "|" in line] == []
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_the_loss_falls_and_is_evaluated(trained: tuple[pathlib.Path, str]) -> None:
     model_dir, output = trained
     summary = _summary(model_dir)
@@ -162,7 +158,7 @@ def test_the_loss_falls_and_is_evaluated(trained: tuple[pathlib.Path, str]) -> N
     assert f"checkpoint             {model_dir}/model.ckpt-60" in output
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_the_picture_lies_in_the_model_directory(trained: tuple[pathlib.Path, str]) -> None:
     model_dir, _ = trained
     picture = pathlib.Path(_summary(model_dir)["picture"])
@@ -170,7 +166,7 @@ def test_the_picture_lies_in_the_model_directory(trained: tuple[pathlib.Path, st
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.Path, str], text: pathlib.Path) -> None:
     model_dir, _ = trained
     before, earlier = _summary(model_dir), _history(model_dir)
@@ -191,7 +187,7 @@ def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.P
     assert "was begun with --precision O2, got O0" in changed.errors
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_a_low_fixed_scale_skips_nothing(fixed: pathlib.Path) -> None:
     summary = _summary(fixed)
     assert (summary["steps_attempted"], summary["steps_skipped"]) == (6, 0)
@@ -199,7 +195,7 @@ def test_a_low_fixed_scale_skips_nothing(fixed: pathlib.Path) -> None:
     assert summary["loss_scaling"] == "fixed loss scale 128"
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_recomputed_layers_train_to_the_same_losses(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     losses = []
     for name, option in (("plain", ""), ("recomputed", "--recompute")):
@@ -211,14 +207,14 @@ def test_recomputed_layers_train_to_the_same_losses(tmp_path: pathlib.Path, text
     assert recomputed == pytest.approx(plain, rel=1e-5)
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_a_run_that_would_skip_for_ever_ends_with_advice(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     done = _run(tmp_path, f"--input {text} --loss_scale=2**32 --max_consecutive_skips=5 --num_train_steps=6")
     assert done.status == 1
     assert "error: the gradients of 5 steps in a row were not finite" in done.errors
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_the_first_scale_of_a_resumed_run_is_the_saved_one(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     start = f"--input {text} --max_consecutive_skips=3 --num_train_steps=3"
     assert _run(tmp_path, f"{start} --init_loss_scale=2**30").status == 1
@@ -228,7 +224,7 @@ def test_the_first_scale_of_a_resumed_run_is_the_saved_one(tmp_path: pathlib.Pat
     assert "attempt 2: loss scale 1073741824 -> 536870912 (gradients overflowed" in again.printed
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_another_fixed_scale_on_resume_is_no_change_of_the_scale(
     tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
 ) -> None:
@@ -239,7 +235,7 @@ def test_another_fixed_scale_on_resume_is_no_change_of_the_scale(
     assert "->" not in again.printed.partition("Summary")[0]
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_without_its_history_a_directory_is_refused(
     tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
 ) -> None:
@@ -251,7 +247,7 @@ def test_without_its_history_a_directory_is_refused(
         assert "history.csv holds 0 of the 6 steps of the checkpoint" in done.errors
 
 
-@needs_estimator
+@pytest.mark.estimator
 @pytest.mark.parametrize("name", ["/dev/null/model", "/proc/model", "x" * 300])
 def test_a_directory_that_cannot_be_made_is_named(
     name: str, tmp_path: pathlib.Path, text: pathlib.Path, capsys: pytest.CaptureFixture[str]
@@ -276,7 +272,7 @@ def test_an_interrupted_preparation_ends_without_a_traceback(
     assert message in capsys.readouterr().out
 
 
-@needs_estimator
+@pytest.mark.estimator
 def test_less_text_than_a_batch_is_refused(
     tmp_path: pathlib.Path, text: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import replica_processes
-import tensorflow as tf
 
 pytest.importorskip("tokenizers")
 
@@ -17,9 +16,7 @@ import bert_variables
 
 from estimator_examples.bert import run_pretraining
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has no tf.estimator; 2.15 has"
-)
+pytestmark = pytest.mark.estimator
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SMALL = (

@@ -87,6 +87,7 @@ def test_overflow_on_the_last_replica_ends_the_training_of_stock_keras_3_and_not
 
 
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 has a defect")
+@pytest.mark.home("tf215")
 def test_overflow_on_the_last_replica_is_skipped_by_stock_keras_2() -> None:
     summary = _summary("--replicas=2", "--inject-overflow", "--epochs=3", "--stock")
     assert float(summary["test accuracy"].removesuffix("%")) > 80

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 
 def _sgd() -> Any:
     return tf.compat.v1.train.GradientDescentOptimizer(1.0)

@@ -12,6 +12,8 @@ import tensorflow as tf
 import tfmp
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 
+pytestmark = pytest.mark.essential
+
 _NEVER = (
     "gradients are divided by the loss scale, but scale() was not called before: differentiate what scale() returns, "
     "not the loss itself."

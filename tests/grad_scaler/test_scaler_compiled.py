@@ -13,6 +13,8 @@ from kerases import for_every_keras, gradients, kernel_and_bias, optimizer, valu
 import tfmp
 from tfmp.types import Gradients
 
+pytestmark = pytest.mark.essential
+
 _CLIPS: dict[str, Callable[[Gradients], Gradients]] = {
     "global_norm": lambda grads: tfmp.clip_by_global_norm(grads, 1.5)[0],
     "norm": lambda grads: tfmp.clip_by_norm(grads, 1.5),
@@ -28,6 +30,7 @@ _MODES: dict[str, Callable[..., Any]] = {"function": tf.function, "eager": lambd
 @pytest.mark.parametrize("mode", _MODES)
 @pytest.mark.parametrize("clip", [None, *_CLIPS])
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.essential("SGD")
 def test_compiled_steps_train_as_the_bare_optimizer(keras: ModuleType, name: str, clip: str | None, mode: str) -> None:
     opt, plain, scaler = optimizer(keras, name), optimizer(keras, name), tfmp.GradScaler(8.0, jit_compile=True)
     variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.essential, pytest.mark.graph]
 
 tf1 = tf.compat.v1
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 _HOSTS: dict[str, Callable[[], Any]] = {
     "v1": functools.partial(tf.compat.v1.train.MomentumOptimizer, 0.5, 0.5),
     **{name: functools.partial(keras.optimizers.SGD, 0.5, momentum=0.5) for name, keras in kerases.installed().items()},

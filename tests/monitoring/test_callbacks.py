@@ -18,6 +18,8 @@ from kerases import skip_before
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 _KERASES = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
 # Multiplied by a scale of 256 to 1024 it overflows float32.
 _OVERFLOW = 2.0**120
@@ -243,6 +245,8 @@ def _python(code: str, **environment: str) -> str:
 
 @pytest.mark.skipif(len(_KERASES) < 2, reason="there is one Keras only")
 @pytest.mark.parametrize(("first", "second"), [("keras", "tf_keras"), ("tf_keras", "keras")])
+@pytest.mark.essential(None)
+@pytest.mark.home("tf221")
 def test_callback_made_before_the_other_keras_is_loaded_serves_both(first: str, second: str) -> None:
     output = _python(f"""
 import {first}, numpy, tfmp
@@ -260,6 +264,7 @@ for package in ({first}, {second}):
 
 
 @pytest.mark.skipif("tf_keras" not in _KERASES, reason="needs tf_keras")
+@pytest.mark.essential(None)
 def test_user_of_tf_keras_alone_loads_no_other_keras() -> None:
     output = _python(
         "import sys, tensorflow, tfmp; tfmp.LossScaleCallback; print('keras' in sys.modules)", TF_USE_LEGACY_KERAS="1"

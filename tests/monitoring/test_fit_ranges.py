@@ -125,6 +125,7 @@ def test_each_execution_of_n_steps_or_more_is_looked_at(keras: ModuleType, every
     assert np.diff(_steps(callback)).tolist() in ([4] * 4, [4] * 5)
 
 
+@pytest.mark.essential
 def test_model_that_was_fitted_before_without_looks_is_looked_at(keras: ModuleType) -> None:
     model, callback = _model(keras), _Looks(2)
     _fit(model, [1, 1])
@@ -184,6 +185,7 @@ def test_batch_is_run_on_one_replica(keras: ModuleType, two_replicas: tf.distrib
     assert history["gradients_zero"] == [2 / 6]
 
 
+@pytest.mark.essential
 def test_batch_shows_activations_by_their_layers(keras: ModuleType) -> None:
     def layer(name: str) -> Any:
         return keras.layers.Dense(2, use_bias=False, kernel_initializer="ones", name=name)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.essential, pytest.mark.graph]
 
 
 @tf.custom_gradient
@@ -238,7 +238,7 @@ def test_script_that_counts_by_hand_is_told_its_line_once(
     assert all(f": {_line_of_advance(way)}, beside the optimizer, advances it too." in text for text in warnings)
 
 
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+@pytest.mark.estimator
 def test_model_fn_that_counts_by_hand_is_told_its_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def model_fn(features: tf.Tensor, mode: str) -> Any:
         tf.compat.v1.train.get_or_create_global_step()

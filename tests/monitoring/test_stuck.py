@@ -332,7 +332,7 @@ def test_loss_that_is_nan_stops_the_run_with_the_last_applied_weights(
 
 
 @pytest.mark.graph
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+@pytest.mark.estimator
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
 @pytest.mark.parametrize("bad_replica", [0, 1])
 def test_losses_of_all_replicas_of_an_estimator_count(

@@ -46,6 +46,7 @@ def _built() -> Any:
 
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.essential
 def test_training_is_that_with_float32_state_but_for_rounding(name: str, jit_compile: bool) -> None:
     options = {"learning_rate": 0.125} | ({"momentum": 0.9} if name == "SGD" else {})
     plain, half = optimizer(keras, name, **options), _half(name, **options)
@@ -265,6 +266,7 @@ def test_grad_scaler_steps_it() -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
+@pytest.mark.essential
 def test_settings_of_the_optimizer_stay(options: dict[str, Any]) -> None:
     plain, half = (keras.optimizers.Adam(0.125, **options) for _ in range(2))
     half = tfmp.half_state(half, momentum="bfloat16", velocity="bfloat16", rounding="stochastic")

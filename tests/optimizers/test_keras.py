@@ -23,6 +23,8 @@ from kerases import (
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 
 def _apply_scaled(opt: Any, grads: list[Any], variables: list[Any]) -> None:
     """Apply gradients as if they were those of a scaled loss."""

@@ -24,6 +24,8 @@ from kerases import (
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 for_every_keras2 = for_every_keras("keras2", "tf_keras")
 
 

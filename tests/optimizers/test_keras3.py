@@ -24,6 +24,8 @@ from kerases import (
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 

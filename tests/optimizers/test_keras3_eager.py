@@ -15,6 +15,8 @@ import tfmp
 from tfmp.core.updates import programs
 from tfmp.core.updates.programs import KeptPrograms
 
+pytestmark = pytest.mark.essential
+
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
@@ -84,6 +86,7 @@ def _unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_unlimited")
 @pytest.mark.parametrize("name", [name for name in optimizer_names(keras) if name != "MultiOptimizer"])
+@pytest.mark.essential("Adam", "AdamW", "Muon", "SGD")
 def test_every_attribute_that_changes_between_steps_is_obeyed(name: str) -> None:
     pair = _Pair(lambda: optimizer(keras, name, **({} if name == "LossScaleOptimizer" else _OPTIONS)))
     pair.step()

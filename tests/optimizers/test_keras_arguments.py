@@ -14,6 +14,8 @@ from kerases import for_every_keras, gradients, kernel_and_bias, optimizer, skip
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 _KERAS_3 = keras_of_tensorflow.__version__.startswith("3.")
 
 

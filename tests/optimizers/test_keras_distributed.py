@@ -14,6 +14,8 @@ from replica_training import OVERFLOWS, ReplicaTraining, inputs, ours, values
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 
 @functools.cache
 def _on_one_device(keras: ModuleType) -> list[Any]:
@@ -27,6 +29,7 @@ def _on_one_device(keras: ModuleType) -> list[Any]:
     [*((overflow, True) for overflow in OVERFLOWS), ("last", False)],
     ids=[*OVERFLOWS, "last-eager"],
 )
+@pytest.mark.essential("none", "last")
 def test_overflow_on_any_replica_skips_all(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, overflow: str, compiled: bool
 ) -> None:
@@ -43,6 +46,7 @@ def test_overflow_on_any_replica_skips_all(
 
 @for_every_keras()
 @pytest.mark.parametrize("overflow", OVERFLOWS)
+@pytest.mark.essential("none", "last")
 def test_fit_skips_on_all_replicas(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, overflow: str
 ) -> None:
@@ -63,6 +67,7 @@ def test_fit_skips_on_all_replicas(
 
 @for_every_keras()
 @pytest.mark.parametrize("way", ["scale_loss", "get_scaled_loss", "fit"])
+@pytest.mark.essential(None)
 def test_replicas_stay_one_through_200_random_overflows(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, way: str
 ) -> None:
@@ -75,6 +80,7 @@ def test_replicas_stay_one_through_200_random_overflows(
 
 @for_every_keras()
 @pytest.mark.parametrize("overflow", OVERFLOWS)
+@pytest.mark.essential("none", "last")
 def test_sparse_gradients_of_all_replicas_are_applied_or_none(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, overflow: str
 ) -> None:

@@ -17,6 +17,8 @@ from kerases import (
     wrap,
 )
 
+pytestmark = pytest.mark.essential
+
 
 def _check_learning(keras: ModuleType, jit_compile: bool | str) -> None:
     opt = wrap(optimizer(keras, "Adam", learning_rate=0.125), init_loss_scale=2.0**30)

@@ -20,6 +20,8 @@ from kerases import (
     wrap,
 )
 
+pytestmark = pytest.mark.essential
+
 # A function that takes one step, given the optimizer, the variables and a function that returns the loss.
 _Way: TypeAlias = Callable[[Any, list[Any], Callable[[], tf.Tensor]], None]
 

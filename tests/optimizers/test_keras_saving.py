@@ -17,6 +17,7 @@ from kerases import dense_model, for_every_keras, optimizer, skip_before, state,
 import tfmp
 
 pytestmark = [
+    pytest.mark.essential,
     # Keras 3 passes its variables to h5py, which requests a copy from NumPy.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
@@ -316,6 +317,7 @@ def test_fresh_process_loads_the_model_after_importing_tfmp(keras: ModuleType, t
 
 
 @for_every_keras()
+@pytest.mark.essential(None)
 def test_process_that_imported_keras_first_loads_what_an_earlier_tfmp_saved(keras: ModuleType) -> None:
     skip_before((3, 15), keras, "the file holds layers of Keras 3.15")
     recorded = Path(__file__).parent.parent / "recordings" / "scales"

@@ -24,7 +24,10 @@ from kerases import (
 import tfmp
 
 # Keras 3 passes its variables to h5py, which requests a copy from NumPy.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+pytestmark = [
+    pytest.mark.essential,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
 
 # A function that saves a model and returns a model that was loaded from the file.
 _Restore: TypeAlias = Callable[[ModuleType, Any, Path], Any]

@@ -27,6 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> replica_processes.Finis
 
 
 @for_every_keras()
+@pytest.mark.home(None)
 def test_two_workers_hold_equal_states_through_60_random_overflows(
     keras: ModuleType, trained: replica_processes.Finished
 ) -> None:

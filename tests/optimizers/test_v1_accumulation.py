@@ -360,7 +360,7 @@ def test_one_wrapper_has_a_window_in_each_graph() -> None:
 
 
 @pytest.mark.graph
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+@pytest.mark.estimator
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
 def test_checkpoint_holds_the_total_of_the_sums_of_all_replicas(
     tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy

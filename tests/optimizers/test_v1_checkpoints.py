@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.essential, pytest.mark.graph]
 
 _RECORDINGS = Path(__file__).parent.parent / "recordings"
 _OPTIMIZERS = {
@@ -163,7 +163,7 @@ def _of_estimator(estimator: Any) -> dict[str, Any]:
     return {name: estimator.get_variable_value(name).tolist() for name in names}
 
 
-@pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+@pytest.mark.estimator
 @pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
 def test_estimator_goes_on_with_a_run_in_a_new_directory(wrapped: bool, tmp_path: Path) -> None:
     def inputs() -> tf.data.Dataset:

@@ -12,7 +12,7 @@ import tfmp
 
 pytestmark = [
     pytest.mark.graph,
-    pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has"),
+    pytest.mark.estimator,
 ]
 
 _LEARNING_RATE = 0.5

@@ -14,7 +14,7 @@ from replica_training import inputs
 
 from tfmp import LossScaleStatus
 
-pytestmark = pytest.mark.skipif(not hasattr(tf, "estimator"), reason="this TensorFlow has no tf.estimator; 2.15 has")
+pytestmark = pytest.mark.estimator
 
 #: Of 200 steps of replicas in one process: a step of two workers takes longer.
 _STEPS = 100

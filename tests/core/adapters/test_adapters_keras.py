@@ -12,6 +12,8 @@ from kerases import for_every_keras, optimizer, values, variable
 from tfmp.core.adapters import KerasAdapter
 from tfmp.core.updates import OptimizerUpdate
 
+pytestmark = pytest.mark.essential
+
 
 def _adapter(opt: Any, variables: Sequence[Any], jit_compile: bool = False) -> KerasAdapter:
     return KerasAdapter(opt, variables, update=OptimizerUpdate(opt, jit_compile))

@@ -8,6 +8,8 @@ from kerases import for_every_keras, optimizer, values, variable
 
 from tfmp.core.adapters import Keras2Adapter
 
+pytestmark = pytest.mark.essential
+
 _for_every_keras_2 = for_every_keras("keras2", "tf_keras")
 
 

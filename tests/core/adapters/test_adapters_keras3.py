@@ -9,6 +9,8 @@ from kerases import for_every_keras, optimizer, values, variable
 from tfmp.core.adapters import Keras3Adapter
 from tfmp.core.updates import OptimizerUpdate
 
+pytestmark = pytest.mark.essential
+
 
 @for_every_keras("keras3")
 @pytest.mark.parametrize("jit_compile", [True, False])

@@ -9,6 +9,8 @@ from tfmp.bert import AdamWeightDecayOptimizer
 from tfmp.core.adapters import StepCounter, TF1Adapter
 from tfmp.core.distribute import SingleProcess, current_distribution
 
+pytestmark = pytest.mark.essential
+
 tf1 = tf.compat.v1
 
 

@@ -9,6 +9,8 @@ from kerases import for_every_keras, optimizer, values, variable
 from tfmp.bert import AdamWeightDecayOptimizer
 from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter, TF1Adapter
 
+pytestmark = pytest.mark.essential
+
 tf1 = tf.compat.v1
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfmp.core.storage.graph_registry import GraphList, OncePerGraph
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.essential, pytest.mark.graph]
 
 
 def test_object_is_made_once_for_each_graph() -> None:

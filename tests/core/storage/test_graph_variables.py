@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfmp
 from tfmp.core.storage import graph_variables
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.essential, pytest.mark.graph]
 
 
 def _manager() -> tfmp.ExponentialUpdateLossScaleManager:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.essential, pytest.mark.graph]
 
 
 def _manager() -> tfmp.ExponentialUpdateLossScaleManager:

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tfmp.core.updates.fingerprint import Fingerprint
 
+pytestmark = pytest.mark.essential
+
 _A, _B = tf.Variable(1.0), tf.Variable(1.0)
 
 

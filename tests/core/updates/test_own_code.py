@@ -10,6 +10,8 @@ from kerases import optimizer
 
 from tfmp.core.updates.own_code import OwnCode, is_foreign
 
+pytestmark = pytest.mark.essential
+
 
 class _Own(keras.optimizers.SGD):
     pass

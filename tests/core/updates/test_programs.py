@@ -5,11 +5,14 @@ import gc
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfmp.core.updates.fingerprint import Fingerprint
 from tfmp.core.updates.programs import KeptPrograms, run_compiled
 from tfmp.types import Gradient, Gradients
+
+pytestmark = pytest.mark.essential
 
 
 def _sums_into(total: tf.Variable, traced: list[int]) -> Callable[[Gradient], None]:

@@ -5,6 +5,8 @@ import tensorflow as tf
 
 from tfmp.core.updates.conditions import can_be_compiled, worth_compiling
 
+pytestmark = pytest.mark.essential
+
 
 def test_update_is_not_compiled_under_xla_or_by_replicas(
     two_replicas: tf.distribute.MirroredStrategy,

@@ -16,6 +16,8 @@ from replica_training import ReplicaTraining, inputs, ours, values
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
@@ -73,6 +75,7 @@ def _compiles(function: Callable[[], None]) -> bool:
         ("Adam", "", True),
     ],
 )
+@pytest.mark.essential("AdamW", "Muon", "SGD")
 def test_replicas_train_as_the_bare_optimizer(
     two_replicas: tf.distribute.MirroredStrategy, name: str, options: str, sparse: bool
 ) -> None:

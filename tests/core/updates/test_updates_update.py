@@ -22,6 +22,8 @@ from kerases import (
 
 import tfmp
 
+pytestmark = pytest.mark.essential
+
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
@@ -78,6 +80,7 @@ def _assert_trains_as_without_wrapper(name: str, **options: Any) -> None:
         *((name, {"global_clipnorm": 0.5}) for name in ("SGD", "AdamW", "MultiOptimizer")),
     ],
 )
+@pytest.mark.essential("Ftrl", "MultiOptimizer", "Muon", "SGD", "ScheduleFreeAdamW")
 def test_compiled_update_treats_sparse_gradients_as_keras_does(name: str, options: dict[str, Any]) -> None:
     plain, plain_variables = optimizer(keras, name, **options), [variable(keras, np.ones([5, 2]))]
     variables = [variable(keras, np.ones([5, 2]))]

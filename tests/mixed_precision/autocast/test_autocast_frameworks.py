@@ -429,6 +429,7 @@ def test_data_of_a_strategy_is_read_in_a_scope(two_replicas: tf.distribute.Mirro
 
 
 @for_every_keras("keras3", "tf_keras")
+@pytest.mark.home(None)
 def test_fit_of_a_model_with_a_scope_on_two_replicas(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
@@ -574,6 +575,7 @@ def test_variables_of_keras_do_not_widen_an_activation(keras: ModuleType, way: _
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in a future version:UserWarning")
 @pytest.mark.parametrize("name", ["dense", "conv2d", "batch_normalization", "dropout"])
+@pytest.mark.home("tf215")
 def test_layers_of_tensorflow_1_in_a_scope(session: tf.compat.v1.Session, name: str) -> None:
     v1 = tf.compat.v1
     if not _has_v1_layers():

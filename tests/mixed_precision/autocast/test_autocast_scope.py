@@ -14,6 +14,8 @@ import tensorflow as tf
 import tfmp
 from tfmp.mixed_precision.autocast import hooks, state
 
+pytestmark = pytest.mark.essential
+
 
 def _functions() -> dict[str, Any]:
     return {path: getattr(owner, name) for path, (owner, name, _) in hooks._functions().items()}

@@ -12,6 +12,8 @@ import tensorflow as tf
 import tfmp
 from tfmp.mixed_precision.autocast import hooks, state
 
+pytestmark = pytest.mark.essential
+
 _REFUSED = r"a tf.function is traced within tfmp.autocast.* Enter the scope inside of the function"
 
 _X = tf.constant([[1.0, 2.0], [3.0, 4.0]])

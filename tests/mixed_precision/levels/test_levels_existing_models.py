@@ -65,6 +65,7 @@ def test_model_gets_the_policies_of_one_that_is_made_under_the_level(keras: Modu
 
 @for_every_case
 @for_every_keras()
+@pytest.mark.essential
 def test_o0_gives_back_the_float32_model_bit_for_bit(keras: ModuleType, case: Case) -> None:
     model = case.built(keras)
     expected, before, types = _outputs(model, case.batch), values(model), policies(model)
@@ -292,6 +293,7 @@ def test_model_that_scales_its_loss_is_set_in_the_midst_of_training(keras: Modul
 
 @pytest.mark.parametrize("form", ["keras", "h5", "weights"])
 @for_every_keras()
+@pytest.mark.home(None)
 def test_loaded_model_is_set(keras: ModuleType, form: str, tmp_path: Path) -> None:
     case = CASES["convolutional"]
     model = case.built(keras)

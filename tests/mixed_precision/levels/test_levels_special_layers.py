@@ -12,7 +12,10 @@ from levelled_models import CASES, gradients, policies, policy
 
 import tfmp
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+pytestmark = [
+    pytest.mark.essential,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
 
 _X = CASES["sequential"].batch
 

@@ -30,6 +30,7 @@ def _fit(model: Any) -> Any:
 
 @pytest.mark.parametrize(("loss_fn", "policy"), [(None, "float32"), ("mse", "mixed_float16")])
 @for_every_keras()
+@pytest.mark.essential
 def test_trained_model_is_as_before(keras: ModuleType, loss_fn: str | None, policy: str) -> None:
     model = _trained(keras, policy)
     before = state(model)

@@ -88,6 +88,7 @@ def test_what_rounds_to_the_largest_number_of_float16_is_not_too_large(
 
 
 @for_every_keras()
+@pytest.mark.essential
 def test_layers_that_overflow_only_within_are_found_by_the_float16_run(keras: ModuleType) -> None:
     overflowing = overflowing_within(keras)
     layers = [_layer_of_ones(keras, name="first"), overflowing(name="one"), multiplying(keras, 0.5, "half")]
@@ -303,6 +304,7 @@ def _attending(keras: ModuleType) -> Any:
 
 
 @for_every_keras()
+@pytest.mark.essential
 def test_subclassed_model_is_seen_through_its_layers_and_its_own_weights(keras: ModuleType) -> None:
     model = _attending(keras)
     ids, y = np.arange(40).reshape(8, 5) % 10, data()[1]
@@ -349,6 +351,7 @@ def test_ranges_are_those_of_the_layers_called_by_hand(keras: ModuleType) -> Non
 
 
 @for_every_keras()
+@pytest.mark.essential
 def test_error_of_a_layer_is_that_of_a_model_made_in_mixed_precision(keras: ModuleType) -> None:
     (x, y), model, twin = data(), dense_model(keras), dense_model(keras, "mixed_float16")
     report = check(model, _as_float32, [(x, y)])

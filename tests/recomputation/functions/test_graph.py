@@ -306,6 +306,7 @@ def test_optimizer_trains_the_same_weights() -> None:
 
 @pytest.mark.skipif(not tf.__version__.startswith("2.15."), reason="tf.compat.v1.layers needs Keras 2.15")
 @pytest.mark.filterwarnings("ignore:`tf.layers.:UserWarning")
+@pytest.mark.home("tf215")
 def test_layers_of_tf1_are_recomputed() -> None:
     def block(x: tf.Tensor) -> tf.Tensor:
         hidden = tf1.layers.dense(x, 4, tf.nn.relu, kernel_initializer=tf1.glorot_uniform_initializer(seed=1))

@@ -93,6 +93,7 @@ def _names(layer: Any) -> list[str]:
 @in_every_mode
 @pytest.mark.parametrize("make", _BLOCKS)
 @for_every_keras2
+@pytest.mark.essential("tf_keras-_nested-eager", "tf_keras-_with_dropout-graph", "tf_keras-_feed_forward-xla")
 def test_fit_trains_as_without_recomputation(keras: ModuleType, make: Any, mode: dict[str, bool]) -> None:
     plain = _model(keras, make(keras, "float32"), **mode)
     ours = _model(keras, tfmp.Recompute(make(keras, "float32")), **mode)

@@ -57,6 +57,12 @@ def _policy_of_before() -> Iterator[None]:
         (convolutional_block, "graph", "float32"),
     ],
 )
+@pytest.mark.essential(
+    "stateful_block-xla-float32",
+    "stateful_block-eager-float32",
+    "activated_block-graph-mixed_float16",
+    "nested_block-graph-float32",
+)
 def test_fit_ends_at_the_variables_of_the_plain_model(block: Any, way: str, policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     expected, got = (fitted(model(wrap, block), **_WAYS[way]) for wrap in (plain, tfmp.Recompute))
@@ -154,6 +160,7 @@ class _ManyArguments(layers.Layer):
 
 
 @pytest.mark.parametrize("in_function", [False, True, "xla"])
+@pytest.mark.essential
 def test_nests_integers_booleans_and_options_pass_through(in_function: Any) -> None:
     first, second = (tf.random.stateless_normal([3, 4], [seed, 0]) for seed in (1, 2))
     ids, keep = tf.constant([1, 1, 4]), tf.constant([True, True, False])
@@ -222,6 +229,7 @@ class _WithoutTraining(layers.Layer):
 
 
 @pytest.mark.parametrize("way", ["graph", "eager"])
+@pytest.mark.essential
 def test_training_reaches_the_second_call_of_a_layer_that_does_not_take_it(way: str) -> None:
     expected, got = (fitted(model(wrap, _WithoutTraining), **_WAYS[way]) for wrap in (plain, tfmp.Recompute))
     assert largest_difference(expected, got) <= 1e-6

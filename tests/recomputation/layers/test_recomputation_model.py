@@ -14,7 +14,10 @@ from keras_blocks import data, fitted, layers, plain, stateful_block, values
 
 import tfmp
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+pytestmark = [
+    pytest.mark.essential,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
 
 
 def _net() -> keras.Model:
