@@ -49,12 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_counts(outcomes: Sequence[Outcome]) -> None:
-    for path in dict.fromkeys(outcome.mutant.path for outcome in outcomes):
-        of_module = [outcome for outcome in outcomes if outcome.mutant.path == path]
-        killed = sum(outcome.killed_by is not None for outcome in of_module)
-        print(f"{path.name}: {killed} of {len(of_module)} mutants killed, {killed / len(of_module):.1%}")
-    killed = sum(outcome.killed_by is not None for outcome in outcomes)
-    print(f"all: {killed} of {len(outcomes)} mutants killed, {killed / len(outcomes):.1%}")
+    of_modules = {
+        path.name: [outcome for outcome in outcomes if outcome.mutant.path == path]
+        for path in dict.fromkeys(outcome.mutant.path for outcome in outcomes)
+    }
+    for name, some in [*of_modules.items(), ("all", outcomes)]:
+        killed = sum(outcome.killed_by is not None for outcome in some)
+        hung = sum(outcome.killed_by == "time" for outcome in some)
+        print(f"{name}: {killed} of {len(some)} mutants killed ({hung} as they hung), {killed / len(some):.1%}")
 
 
 if __name__ == "__main__":
