@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.gradients import arithmetic
-from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.types import Gradients
 
 _SCALE = 1024.0
@@ -74,20 +74,30 @@ def test_saturated_values_are_counted_separately() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "largest", "next_largest"),
+    ("dtype", "largest", "limit", "next_largest"),
     [
-        ("float16", 65504.0, 65472.0),
-        ("bfloat16", 255 * 2.0**120, 254 * 2.0**120),
-        ("float32", (2**24 - 1) * 2.0**104, (2**24 - 2) * 2.0**104),
-        ("float8_e4m3fn", 448.0, 416.0),
-        ("float8_e5m2", 57344.0, 49152.0),
+        ("float16", 65504.0, 65488.0, 65472.0),
+        ("bfloat16", 255 * 2.0**120, 254.5 * 2.0**120, 254 * 2.0**120),
+        # No number of float32 lies between these.
+        ("float32", (2**24 - 1) * 2.0**104, (2**24 - 1) * 2.0**104, (2**24 - 2) * 2.0**104),
+        ("float8_e4m3fn", 448.0, 432.0, 416.0),
+        ("float8_e5m2", 57344.0, 53248.0, 49152.0),
     ],
 )
-def test_only_the_largest_value_of_a_type_is_saturated(dtype: str, largest: float, next_largest: float) -> None:
+def test_values_above_the_middle_of_the_two_largest_values_of_a_type_are_saturated(
+    dtype: str, largest: float, limit: float, next_largest: float
+) -> None:
     detector = tfmp.SaturationDetector(dtype=dtype)
     for sign in (1, -1):
-        assert not bool(detector.all_finite([tf.constant(sign * largest)], tf.constant(1.0)))
-        assert bool(detector.all_finite([tf.constant(sign * next_largest)], tf.constant(1.0)))
+        for value, saturated in [
+            (largest, True),
+            (limit, True),
+            (float(np.nextafter(np.float32(limit), np.float32(0))), False),
+            (next_largest, False),
+        ]:
+            grads = [tf.constant([sign * value])]
+            assert bool(detector.all_finite(grads, tf.constant(1.0))) is not saturated
+            assert detector.counts(grads, tf.constant(1.0)).numpy().tolist() == [[0, 0, int(saturated)]]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float11"])
@@ -121,3 +131,16 @@ def test_limit_can_be_given_as_a_number() -> None:
 def test_limit_out_of_range_is_refused(limit: float) -> None:
     with pytest.raises(ValueError, match=f"limit must be .*, got {limit}"):
         tfmp.SaturationDetector(limit)
+
+
+def test_no_detector_stands_for_the_one_that_looks_for_infinities_and_nan() -> None:
+    own = _OfTheUsers()
+    assert validated_detector(own) is own
+    assert type(validated_detector(None)) is tfmp.NonFiniteDetector
+
+
+def test_object_that_is_no_detector_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"^overflow_detector must be a tfmp\.OverflowDetector, got 'inf' of type str: "
+    ):
+        validated_detector("inf")

@@ -16,6 +16,12 @@ class _OfOneReplica(tfmp.NonFiniteDetector):
     ignores_sums = True
 
 
+class _Tolerant(tfmp.OverflowDetector):
+    def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
+        del grads, loss_scale
+        return tf.constant(True)
+
+
 def _check(scaling: Scaling = Scaling.UNSCALED, loss_scale: float = 8.0, **settings: int) -> GradientCheck:
     return GradientCheck(tfmp.NonFiniteDetector(), tf.constant(loss_scale), scaling, **settings)
 
@@ -77,15 +83,23 @@ def test_next_value_of_a_variable_is_never_scaled_and_checked_for_finiteness_alo
     nan = checked(math.nan)
     assert not bool(check.all_finite(nan))
     assert check.counts(nan).numpy().tolist() == [_NOTHING, [0, 1, 0]]
+    both = check.checked_form([tf.constant([math.inf]), tf.constant([math.nan])])
+    assert check.counts(both).numpy().tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
 def test_gradient_that_could_overflow_in_the_sum_over_replicas_counts_as_infinite() -> None:
-    grads = [tf.constant([1.0, 0.625 * tf.float32.max]), tf.constant([1.0])]
+    grads = [tf.constant([1.0, 0.625 * tf.float32.max, tf.float32.max]), tf.constant([1.0])]
     alone, summed = _check(), _check(num_summed=2)
     ignoring = GradientCheck(_OfOneReplica(), tf.constant(8.0), num_summed=2)
     assert [bool(check.all_finite(grads)) for check in (alone, summed, ignoring)] == [True, False, True]
     counts = [check.counts(grads).numpy().tolist() for check in (alone, summed, ignoring)]
-    assert counts == [[_NOTHING, _NOTHING], [[1, 0, 0], _NOTHING], [_NOTHING, _NOTHING]]
+    assert counts == [[_NOTHING, _NOTHING], [[2, 0, 0], _NOTHING], [_NOTHING, _NOTHING]]
+
+
+@pytest.mark.parametrize(("num_summed", "finite"), [(1, True), (2, False)])
+def test_detector_alone_decides_where_gradients_are_not_summed(num_summed: int, finite: bool) -> None:
+    check = GradientCheck(_Tolerant(), tf.constant(8.0), num_summed=num_summed)
+    assert bool(check.all_finite([tf.constant([math.inf])])) is finite
 
 
 def test_infinity_is_counted_once_where_gradients_are_summed() -> None:
@@ -107,3 +121,47 @@ def test_counts_of_large_gradients_are_those_of_all_values(mode: str, num_summed
     rows = [_NOTHING, [3000 + in_sum[0], 3000, 0], _NOTHING, [0, 1, 0], [in_sum[1], 0, 0]]
     assert counted.numpy().tolist() == rows
     assert check.counts(grads).numpy().tolist() == rows
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_saturated_values_are_counted_although_their_squares_are_finite(mode: str) -> None:
+    check = GradientCheck(tfmp.SaturationDetector(), tf.constant(1.0))
+
+    def count(grad: tf.Tensor) -> tf.Tensor:
+        return check.counts([grad], check.squares([grad]))
+
+    counted = tf.function(count) if mode == "function" else count
+    assert counted(tf.fill([100, 100], 65504.0)).numpy().tolist() == [[0, 0, 10000]]
+
+
+@pytest.mark.parametrize(
+    ("detector", "jit_compile", "num_squares"),
+    [(tfmp.NonFiniteDetector(), False, 1), (tfmp.SaturationDetector(), False, 0), (tfmp.NonFiniteDetector(), True, 0)],
+)
+def test_graph_hands_on_only_squares_that_counts_can_use(
+    detector: tfmp.OverflowDetector, jit_compile: bool, num_squares: int
+) -> None:
+    check, found = GradientCheck(detector, tf.constant(8.0)), []
+
+    def find(grad: tf.Tensor) -> None:
+        found.append(len(check.squares([grad])))
+
+    tf.function(find, jit_compile=jit_compile)(tf.ones([100, 100]))
+    assert found == [num_squares]
+    # Eager code computes nothing ahead that only a skipped step needs.
+    assert check.squares([tf.ones([100, 100])]) == []
+
+
+def test_counts_of_a_skipped_step_use_the_squares_of_its_check() -> None:
+    check = _check()
+
+    @tf.function
+    def count(grad: tf.Tensor) -> tf.Tensor:
+        squares, nothing = check.squares([grad]), tf.constant([_NOTHING], tf.int64)
+        return tf.cond(check.all_finite([grad]), lambda: nothing, lambda: check.counts([grad], squares))
+
+    grad = tf.fill([100, 100], math.nan)
+    assert count(grad).numpy().tolist() == [[0, 10000, 0]]
+    graph = count.get_concrete_function(grad).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    assert sum(node.op == "L2Loss" for node in nodes) == 1

@@ -156,7 +156,7 @@ def _limit_of(dtype: str | tf.DType) -> float:
         of_tensorflow = None
     if of_tensorflow is None or not of_tensorflow.is_floating:
         raise TypeError(f'dtype must be a floating-point type that TensorFlow knows, such as "float16", got {dtype!r}.')
-    largest = np.array(of_tensorflow.max, of_tensorflow.as_numpy_dtype)
+    largest = of_tensorflow.max
     # NumPy's `nextafter` also knows bfloat16 and float8, through the types of `ml_dtypes`.
     next_largest = np.float32(np.nextafter(largest, np.zeros_like(largest)))
     halfway = (float(largest) + float(next_largest)) / 2
