@@ -1,6 +1,7 @@
 """The rule of tf.contrib and its extensions, compared with reference implementations in plain Python."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -240,3 +241,60 @@ def test_continue_from_returns_an_op_in_a_graph(session: tf.compat.v1.Session) -
     session.run(manager.update_loss_scale(tf.constant(False)))
     session.run(set_state)
     assert list(session.run(manager.state.read())) == [1024, 1, -1, 0]
+
+
+#: Makes of a number what may be passed as a scale.
+_FORMS: dict[str, Callable[[float], Any]] = {
+    "float": float,
+    "numpy": np.float64,
+    "array": lambda number: np.array([number]),
+    "tensor": tf.constant,
+    "float64 tensor": lambda number: tf.constant(number, tf.float64),
+}
+
+
+@pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
+@pytest.mark.parametrize("loss_scale", [2.0, 3.0, 4096.0])
+def test_scale_is_set_and_the_counts_stay(loss_scale: float, form: Callable[[float], Any]) -> None:
+    manager = _manager(min_loss_scale=2, max_loss_scale=4096, hysteresis=2)
+    manager.update_loss_scale(tf.constant(True))
+    assert manager.set_loss_scale(form(loss_scale)) is None
+    assert [float(field) for field in manager.state.read()] == [loss_scale, 1, -1]
+
+
+@pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (1.5, r"loss_scale must be a float32 number of at least 2, got 1\.5"),
+        (4097.0, r"loss_scale must not be greater than max_loss_scale, got 4097\.0\."),
+        (math.inf, r"loss_scale must be finite, got inf\."),
+        (math.nan, r"loss_scale must be finite, got nan\."),
+    ],
+)
+def test_scale_out_of_bounds_is_not_set(bad: float, message: str, form: Callable[[float], Any]) -> None:
+    manager = _manager(min_loss_scale=2, max_loss_scale=4096)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        manager.set_loss_scale(form(bad))
+    assert float(manager.get_loss_scale()) == 1024
+
+
+@pytest.mark.parametrize("bad", ["8", None, np.array([8.0, 8.0])])
+def test_what_is_no_number_is_not_set_as_a_scale(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"^loss_scale must be a number, got "):
+        _manager().set_loss_scale(bad)
+
+
+@pytest.mark.graph
+def test_scale_that_a_graph_computes_is_checked_when_it_is_known(session: tf.compat.v1.Session) -> None:
+    manager = _manager(min_loss_scale=2, max_loss_scale=4096)
+    given = tf.compat.v1.placeholder(tf.float64, [])
+    set_scale = manager.set_loss_scale(given)
+    session.run(tf.compat.v1.global_variables_initializer())
+    for loss_scale in (2, 3, 4096):
+        session.run(set_scale, {given: loss_scale})
+        assert session.run(manager.get_loss_scale()) == loss_scale
+    for bad in (1.5, 4097, math.inf, math.nan):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the new loss scale is not within the manager"):
+            session.run(set_scale, {given: bad})
+    assert session.run(manager.get_loss_scale()) == 4096

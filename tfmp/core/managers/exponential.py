@@ -221,20 +221,18 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             4096.0
         """
         if tf.is_tensor(loss_scale):
-            loss_scale = tf.cast(tf.convert_to_tensor(loss_scale), tf.float32)
+            loss_scale = tf.cast(loss_scale, tf.float32)
         known = tf.get_static_value(loss_scale) if tf.is_tensor(loss_scale) else loss_scale
-        checks = []
-        if known is not None:
-            number = known.item() if isinstance(known, np.ndarray | np.generic) and known.size == 1 else known
-            loss_scale = settings.loss_scale("loss_scale", number, least=float(self._lowest))
-            if loss_scale > self._highest:
-                raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {number!r}.")
-        else:
+        if tf.is_tensor(loss_scale) and known is None:
             # Both comparisons are False for NaN, so this also refuses NaN.
             within = tf.logical_and(loss_scale >= self._lowest, loss_scale <= self._highest)
             checks = [
                 tf.debugging.Assert(within, ["the new loss scale is not within the manager's bounds:", loss_scale])
             ]
+        else:
+            checks = []
+            number = known.item() if isinstance(known, np.ndarray | np.generic) and known.size == 1 else known
+            loss_scale = self._checked_scale(number)
         with tf.control_dependencies(checks):
             # `tf.identity` makes an op that runs after the checks. The assignment waits for it.
             return self.state.assign(self.state.read()._replace(loss_scale=tf.identity(loss_scale)))
@@ -276,11 +274,15 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return self.state.assign(type(state)(*map(tf.convert_to_tensor, state)))
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
-        scale = settings.loss_scale("loss_scale", state_dict["loss_scale"], least=float(self._lowest))
-        if scale > self._highest:
-            raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {state_dict['loss_scale']!r}.")
+        self._checked_scale(state_dict["loss_scale"])
         for name, least in {"good_steps": 0, "bad_steps": 1 - self._hysteresis, "steps_since_change": 0}.items():
             settings.count(name, state_dict.get(name, 0), least=least)
+
+    def _checked_scale(self, loss_scale: float) -> np.float32:
+        scale = settings.loss_scale("loss_scale", loss_scale, least=float(self._lowest))
+        if scale > self._highest:
+            raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {loss_scale!r}.")
+        return scale
 
     def _state_to_save(self) -> StateVariables[Any]:
         return self.state
