@@ -174,13 +174,29 @@ def test_every_manager_works_in_a_graph_other_than_its_own(make_manager: Callabl
     for _ in range(2):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             finite = tf.compat.v1.placeholder(tf.bool, [])
-            step = [_update(manager, finite), manager.note_step(finite)]
+            step = [_update(manager, finite), manager.note_step(finite, finite)]
             watched = list(manager.get_status())
             session.run(tf.compat.v1.global_variables_initializer())
             assert session.run(watched) == [8, True, True, 0, 0, 0, 0]
             session.run(step, {finite: True})
             session.run(step, {finite: False})
             assert session.run(watched)[1:] == [False, False, 2, 1, 1, 1]
+
+
+@pytest.mark.graph
+@_each(_WITH_STATE)
+def test_each_update_in_a_graph_takes_the_name_of_a_conditional(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    manager = make_manager()
+    with tf.Graph().as_default():
+        _update(manager, tf.constant(True))
+        _update(manager, tf.constant(True))
+        names = {variable.op.name.removesuffix("/value") for variable in tf.compat.v1.global_variables()}
+        # The names of variables that are made later, and so the keys of old checkpoints, depend on it.
+        with tf.compat.v1.name_scope("cond") as scope:
+            assert scope == "cond_2/"
+    assert names == set(manager.state.read()._fields)
 
 
 _STEPS = [False, True, False, False, True, True, True, False, False, True, *[False] * 8]
@@ -238,6 +254,16 @@ def test_checkpoint_saves_and_restores_the_eager_state(
         f"manager/state/values/{field}/.ATTRIBUTES/VARIABLE_VALUE" for field in manager.state.read()._fields
     }
     assert _state(restored) == _state(manager)
+
+
+@_each(_WITH_STATE)
+def test_state_dict_moves_the_state_to_another_manager(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    manager, restored = make_manager(), make_manager()
+    for finite in _STEPS[:5]:
+        _update(manager, finite)
+    assert manager.state_dict() == dict(zip(manager.state.read()._fields, _state(manager), strict=True))
+    restored.load_state_dict(manager.state_dict())
+    assert _state(restored) == _state(manager) != _state(make_manager())
 
 
 @pytest.mark.graph

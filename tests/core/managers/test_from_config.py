@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tfmp
+from tfmp.core.managers.from_config import dynamic_manager, manager_of_wrapper
 
 pytestmark = pytest.mark.graph
 
@@ -172,6 +173,7 @@ def test_given_dict_is_not_changed() -> None:
             "init_scale (init_loss_scale) must not be greater than max_loss_scale, got 4 and 2.",
         ),
         ({"max_loss_scale": "8"}, TypeError, "max_loss_scale must be a number, got '8' of type str."),
+        ({"min_loss_scale": "8"}, TypeError, "min_loss_scale must be a number, got '8' of type str."),
         ({"max_loss_scale": math.nan}, ValueError, "max_loss_scale must be finite, got nan."),
         ({"mode": "log_max", "max_loss_scale": 1000}, ValueError, "max_loss_scale must be a power of two, got 1000.0."),
         (
@@ -193,3 +195,49 @@ def test_given_dict_is_not_changed() -> None:
 def test_value_that_describes_no_manager_is_refused(spec: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         tfmp.get_loss_scale_manager(spec)
+
+
+_OF_KERAS = _DYNAMIC | {"init_loss_scale": 2**15}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [({}, {}), ({"initial_scale": 8, "dynamic_growth_steps": 7}, {"init_loss_scale": 8, "incr_every_n_steps": 7})],
+)
+def test_dynamic_manager_has_the_rule_of_keras(arguments: dict[str, Any], config: dict[str, Any]) -> None:
+    assert dynamic_manager(**arguments).get_config() == _OF_KERAS | config
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"initial_scale": 0.5}, ValueError, "initial_scale must be a float32 number of at least 1, got 0.5"),
+        ({"initial_scale": "8"}, TypeError, "initial_scale must be a number, got '8' of type str."),
+        ({"dynamic_growth_steps": 0}, ValueError, "dynamic_growth_steps must be a whole number from 1 to 2**31 - 1"),
+    ],
+)
+def test_dynamic_manager_refuses_settings_in_the_words_of_keras(
+    bad: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        dynamic_manager(**bad)
+
+
+@pytest.mark.parametrize(
+    ("spec", "config"),
+    [
+        ("dynamic", _OF_KERAS),
+        ({"mode": "dynamic"}, _DYNAMIC),
+        ("fixed", {"loss_scale": 2**15}),
+        (8, {"loss_scale": 8}),
+        ("log_max", _LOG_MAX),
+    ],
+)
+def test_only_the_word_dynamic_means_another_manager_to_a_wrapper(spec: Any, config: dict[str, Any]) -> None:
+    assert manager_of_wrapper(spec).get_config() == config
+
+
+@pytest.mark.parametrize("bad", [None, True, False])
+def test_wrapper_does_not_take_what_may_be_meant_otherwise(bad: Any) -> None:
+    with pytest.raises(TypeError, match=f'^loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", .*{bad}'):
+        manager_of_wrapper(bad)

@@ -210,7 +210,9 @@ def test_continue_from_returns_an_op_in_a_graph(session: tf.compat.v1.Session) -
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize("given", [{"loss_scale": "8"}, {"loss_scale": 8, "good_steps": None}])
+@pytest.mark.parametrize(
+    "given", [{"loss_scale": "8"}, {"loss_scale": 8, "good_steps": None}, {"loss_scale": 8, "bad_steps": "2"}]
+)
 def test_continue_from_refuses_what_is_not_a_number(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=rf"^{list(given)[-1]} must be a number, got .* of type "):
         tfmp.LogMaxLossScaleManager().continue_from(**given)

@@ -1,5 +1,8 @@
 """What every manager has of the base class, also one that was written for tf.contrib."""
 
+import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,10 +84,95 @@ def test_state_that_is_not_a_managers_is_refused_whole(state: Any, error: Any, m
     assert manager.state_dict() == {"loss_scale": 8, "good_steps": 0, "bad_steps": 0}
 
 
-def test_manager_shows_its_settings_and_its_state() -> None:
+#: A state that each kind of manager takes, with the least values.
+_EXPONENTIAL = {"loss_scale": 2.0, "good_steps": 0, "bad_steps": -1, "steps_since_change": 0}
+_LOG_MAX = {
+    **{"loss_scale": 2.0**-126, "log_mean": -3.5, "log_variance": 0.0},
+    **{"observations": 0, "margin": 0, "good_steps": 0},
+}
+
+
+def _managers() -> dict[str, tfmp.LossScaleManager]:
+    bounds = {"min_loss_scale": 2, "max_loss_scale": 16}
+    return {
+        "exponential": tfmp.ExponentialUpdateLossScaleManager(8, 2, hysteresis=2, tolerance=0.5, **bounds),
+        "log max": tfmp.LogMaxLossScaleManager(init_loss_scale=8, **bounds),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        ("exponential", _EXPONENTIAL),
+        ("exponential", {"loss_scale": 16.0, "good_steps": 1, "bad_steps": 1, "steps_since_change": 3}),
+        # A scale out of bounds is corrected by the next step.
+        ("log max", _LOG_MAX),
+    ],
+)
+def test_state_at_the_limits_is_taken(kind: str, state: dict[str, float]) -> None:
+    manager = _managers()[kind]
+    manager.load_state_dict(state)
+    assert manager.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        ("exponential", {"loss_scale": 1.5}, "loss_scale must be a float32 number of at least 2, got 1.5"),
+        ("exponential", {"loss_scale": 17.0}, "loss_scale must not be greater than max_loss_scale, got 17.0."),
+        ("exponential", {"good_steps": -1}, "good_steps must be a whole number from 0 to 2**31 - 1, got -1."),
+        ("exponential", {"bad_steps": -2}, "bad_steps must be a whole number from -1 to 2**31 - 1, got -2."),
+        ("exponential", {"steps_since_change": -1}, "steps_since_change must be a whole number from 0 to 2**31 - 1, "),
+        ("log max", {"loss_scale": 0.0}, "loss_scale must be a float32 number of at least 1.17549e-38, got 0.0"),
+        ("log max", {"log_mean": math.inf}, "log_mean must be finite, got inf."),
+        ("log max", {"log_variance": math.nan}, "log_variance must be finite, got nan."),
+        ("log max", {"observations": -1}, "observations must be a whole number from 0 to 2**31 - 1, got -1."),
+        ("log max", {"margin": 0.5}, "margin must be a whole number from 0 to 2**31 - 1, got 0.5."),
+        ("log max", {"good_steps": -1}, "good_steps must be a whole number from 0 to 2**31 - 1, got -1."),
+    ],
+)
+def test_state_that_the_rule_cannot_continue_from_is_refused(kind: str, wrong: dict[str, float], message: str) -> None:
+    manager = _managers()[kind]
+    before = manager.state_dict()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        manager.load_state_dict((_EXPONENTIAL if kind == "exponential" else _LOG_MAX) | wrong)
+    assert manager.state_dict() == before
+
+
+@pytest.mark.graph
+def test_manager_shows_its_settings_and_in_eager_programs_its_state() -> None:
     assert repr(_AlwaysEight()) == "<_AlwaysEight()>"
-    manager = tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2)
-    assert repr(manager).endswith(": loss_scale=8.0, good_steps=0, bad_steps=0>")
+    with tf.Graph().as_default():
+        manager = tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2)
+        assert repr(manager) == "<ExponentialUpdateLossScaleManager(init_loss_scale=8.0, incr_every_n_steps=2)>"
+
+
+def test_manager_shows_its_state_while_a_function_is_traced_too() -> None:
+    manager, shown = tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2), []
+    tf.function(lambda: shown.append(repr(manager)))()
+    assert {repr(manager), *shown} == {
+        "<ExponentialUpdateLossScaleManager(init_loss_scale=8.0, incr_every_n_steps=2): "
+        "loss_scale=8.0, good_steps=0, bad_steps=0>"
+    }
+
+
+def test_saved_model_counts_steps_and_dropped_micro_batches(tmp_path: Path) -> None:
+    class Counting(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.manager = tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2)
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.bool)] * 2)
+        def step(self, applied: tf.Tensor, finite: tf.Tensor) -> dict[str, tf.Tensor]:
+            self.manager.note_step(applied, finite)
+            return self.manager.get_status()._asdict()
+
+    tf.saved_model.save(Counting(), str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    loaded.step(tf.constant(False), tf.constant(False))
+    status = loaded.step(tf.constant(True), tf.constant(False))
+    assert (int(status["attempted_steps"]), bool(status["last_step_applied"])) == (2, True)
+    assert not status["last_step_finite"]
 
 
 @pytest.mark.graph
