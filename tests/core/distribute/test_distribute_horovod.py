@@ -3,8 +3,10 @@
 Processes of Horovod itself train in `tests/optimizers/test_horovod.py`.
 """
 
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -85,5 +87,43 @@ def test_total_and_maximum_are_named_for_horovod() -> None:
 
 
 def test_processes_that_differ_in_what_has_a_gradient_stop_and_name_it() -> None:
+    grads, names = [tf.constant([1.0]), None], ["kernel", "bias"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)the workers differ.*kernel"):
-        Horovod(_Processes(alike=False)).mean([tf.constant([1.0]), None], ["kernel", "bias"], None)
+        Horovod(_Processes(alike=False)).mean(grads, names, None)
+
+
+class _UnmarkedOps(_Processes):
+    """Sends by ops that are not marked as stateful, as Horovod's are not; counts how often each of them runs."""
+
+    def __init__(self) -> None:
+        super().__init__(alike=True)
+        self.ran: Counter[str] = Counter()
+
+    def allreduce(self, values: tf.Tensor, op: Any, name: str) -> tf.Tensor:
+        return super().allreduce(self._sent(values, name), op, name)
+
+    def allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        return super().allgather(self._sent(values, name), name)
+
+    def _sent(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        def run(array: np.ndarray) -> np.ndarray:
+            self.ran[name] += 1
+            return array
+
+        return tf.ensure_shape(tf.numpy_function(run, [values], values.dtype, stateful=False), values.shape)
+
+
+@pytest.mark.graph
+def test_constants_are_sent_whenever_the_graph_runs_and_not_while_it_is_optimized(
+    session: tf.compat.v1.Session,
+) -> None:
+    processes = _UnmarkedOps()
+    horovod = Horovod(processes)
+    sparse = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([1]), tf.constant([3, 1]))
+    dense, gathered = horovod.mean([tf.constant([2.0, 6.0]), sparse], ["kernel", "table"], None)
+    fetched = [dense, gathered.values, gathered.indices, horovod.total(tf.constant([1, 5]), "micro_batches")]
+    for _ in range(2):
+        found = session.run(fetched)
+        assert [values.tolist() for values in found] == [[2, 6], [[1], [1]], [1, 1], [2, 10]]
+    names = ["forms_of_gradients", "gradient_0", "gradient_1_values", "gradient_1_indices", "micro_batches"]
+    assert processes.ran == dict.fromkeys(names, 2)

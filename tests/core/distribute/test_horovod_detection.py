@@ -1,12 +1,11 @@
 """Recognizing Horovod, by optimizers and a module that look as Horovod's (0.28.1) do."""
 
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from stand_in_horovod import run_horovod
 
 from tfmp.core.distribute.horovod_detection import (
     called_by_horovods,
@@ -74,10 +73,7 @@ def test_call_by_the_wrapper_of_this_optimizer_is_recognized() -> None:
 
 
 def test_horovod_runs_if_the_program_has_initialized_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    horovod = types.ModuleType("horovod.tensorflow")
-    initialized = []
-    horovod.is_initialized = lambda: bool(initialized)
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
+    run_horovod(monkeypatch, 2, is_initialized=False)
     assert running_horovod() is None
-    initialized.append(True)
+    horovod = run_horovod(monkeypatch, 2)
     assert running_horovod() is horovod

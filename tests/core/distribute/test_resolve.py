@@ -1,5 +1,6 @@
 import pytest
 import tensorflow as tf
+from stand_in_horovod import run_horovod
 
 from tfmp.core.distribute import Mirrored, SingleProcess, current_distribution
 
@@ -21,6 +22,33 @@ def test_replicas_are_found_with_either_setting(
     found = []
     two_replicas.run(lambda: found.append(current_distribution(is_distributed)))
     assert [type(distribution) for distribution in found] == [Mirrored, Mirrored]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_distributed", "expected"),
+    [
+        (2, True, "Horovod()"),
+        (2, False, "SingleProcess()"),
+        (1, True, "SingleProcess()"),
+        (1, False, "SingleProcess()"),
+    ],
+)
+def test_horovod_is_used_if_it_runs_several_processes_and_the_user_says_so(
+    size: int, is_distributed: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_horovod(monkeypatch, size)
+    assert repr(current_distribution(is_distributed)) == expected
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_strategy_together_with_several_processes_of_horovod_is_refused(
+    two_replicas: tf.distribute.MirroredStrategy, is_distributed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_horovod(monkeypatch, 2)
+    with pytest.raises(NotImplementedError, match="Horovod runs 2 processes, and MirroredStrategy is active in this"):
+        two_replicas.run(lambda: current_distribution(is_distributed))
+    run_horovod(monkeypatch, 1)
+    two_replicas.run(lambda: current_distribution(is_distributed))
 
 
 def test_unknown_strategy_is_refused_by_name() -> None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+import pytest
 import tensorflow as tf
+from stand_in_horovod import run_horovod
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
@@ -39,3 +41,22 @@ def test_gradients_in_their_own_type_travel_unscaled() -> None:
     average, process = WorkerAverage(tfmp.FixedLossScaleManager(2.0**20), True), _Recording()
     (mean,) = average.mean([tf.constant(2.0**-28)], ["kernel"], process, are_scaled=False)
     assert (process.sent, float(mean)) == ([2.0**-28], 2.0**-28)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_distributed", "warnings"),
+    [(None, False, 0), (1, False, 0), (2, True, 0), (2, False, 1), (3, False, 1)],
+)
+def test_one_warning_is_given_if_nothing_averages_over_the_processes(
+    size: int | None,
+    is_distributed: bool,
+    warnings: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if size is not None:
+        run_horovod(monkeypatch, size)
+    average = WorkerAverage(tfmp.FixedLossScaleManager(8), is_distributed)
+    for _ in range(2):
+        average.mean([tf.constant(2.0)], ["kernel"], SingleProcess())
+    assert caplog.text.count(f"Horovod runs {size} processes, and nothing averages the gradients over them") == warnings

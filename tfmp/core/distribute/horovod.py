@@ -70,7 +70,7 @@ class Horovod(SingleProcess):
         unusable = tf.cast(tf.logical_not(usable), tf.float32)
         parts = [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
         sums = sum_together(lambda values: self.total(values, "step_result"), parts)
-        return tf.equal(sums[0], 0), None if max_abs is None else tf.reduce_max(sums[1], axis=0)
+        return tf.equal(sums[0], 0), None if max_abs is None else tf.reduce_max(sums[1])
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the largest over the processes."""

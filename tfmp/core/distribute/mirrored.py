@@ -51,7 +51,7 @@ class Mirrored:
         """
         del grads, names
         unusable, *largest = sum_together(self._total, self._result_parts(usable, max_abs))
-        return tf.equal(unusable, 0), tf.reduce_max(largest[0], axis=0) if largest else None
+        return tf.equal(unusable, 0), tf.reduce_max(largest[0]) if largest else None
 
     def _result_parts(self, usable: tf.Tensor, max_abs: tf.Tensor | None) -> list[tf.Tensor]:
         unusable = tf.cast(tf.logical_not(usable), tf.float32)
@@ -121,7 +121,7 @@ class MirroredWorkers(Mirrored):
         counts, unusable, *largest = sum_together(self._total, [forms, *self._result_parts(usable, max_abs)])
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         with tf.control_dependencies([alike_on_all(counts, replicas, names)]):
-            return tf.equal(unusable, 0), tf.reduce_max(largest[0], axis=0) if largest else None
+            return tf.equal(unusable, 0), tf.reduce_max(largest[0]) if largest else None
 
 
 def _replica_context() -> Any:  # noqa: ANN401 - TensorFlow ships no types
