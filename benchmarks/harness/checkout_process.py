@@ -11,6 +11,7 @@ and NAMES the contenders' names as JSON. The process writes its answers to the s
 3. After the end of the input, the last answer is the names of the contenders that took wrong steps.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -18,13 +19,12 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from benchmarks.harness import contest
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.contest import Contender
+
+if TYPE_CHECKING:
+    from benchmarks.harness.contest import Contender
 
 
 def main() -> None:
@@ -38,6 +38,11 @@ def main() -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     import_tfmp(Path(root))
+    # Not before: a checkout that cannot be imported is to end the process at once.
+    import tensorflow as tf
+
+    from benchmarks.harness import contest
+
     # TensorFlow warns of a function that is traced too often: it takes the contenders' functions for one function.
     tf.get_logger().setLevel("ERROR")
     make: Callable[..., AbstractContextManager[list[Contender]]] = importlib.import_module(module).contenders
@@ -49,7 +54,7 @@ def main() -> None:
         steps_of = {each.name: each.step for each in contenders}
         for line in sys.stdin:
             name, steps = json.loads(line)
-            answer(_seconds_of_turn(steps_of[name], steps))
+            answer(contest.seconds_of(functools.partial(_turn, steps_of[name], steps)) / steps)
         answer(contest.with_wrong_steps(contenders, chosen.outcome))
 
 
@@ -70,12 +75,9 @@ def import_tfmp(root: Path) -> None:
         raise ImportError(f"tfmp must come from {root}, got {tfmp.__file__}.")
 
 
-def _seconds_of_turn(step: Callable[[], object], steps: int) -> float:
-    def turn() -> None:
-        for _ in range(steps):
-            step()
-
-    return contest.seconds_of(turn) / steps
+def _turn(step: Callable[[], object], steps: int) -> None:
+    for _ in range(steps):
+        step()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from benchmarks.harness import baseline
 _TINY = ["--shapes", "tiny", "--modes", "resource", "--optimizers", "SGD", "--rounds", "3", "--pairs", "1"]
 
 
-def test_steps_of_both_checkouts_are_taken_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_both_checkouts_are_taken_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(baseline, "_SECONDS_OF_TURN", 0.01)
     other = shutil.copytree(Path(tfmp.__file__).parent, tmp_path / "tfmp")
     with (other / "__init__.py").open("a") as module:
         module.write("\n__import__('pathlib').Path(__file__).with_name('imported').touch()\n")
