@@ -190,27 +190,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kerases", type=lambda names: names.split(","), help="keras, tf_keras, or keras,tf_keras")
     parser.add_argument("strategy", choices=["mirrored", "workers"])
-    parser.add_argument("wrapper", choices=["ours", "compiled", "stock"])
+    parser.add_argument("wrapper", choices=["ours", "stock"])
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
-    parser.add_argument("ways", choices=["loop", "fit"], nargs="+")
+    ways = 'by a loop, or `fit`; "compiled" is a loop whose updates XLA compiles, which those of Keras 3 only can be'
+    parser.add_argument("ways", choices=["loop", "fit", "compiled"], nargs="+", help=ways)
     add_options(parser)
     args = parser.parse_args()
 
     strategy = _strategy(args.strategy)
     for name, way in itertools.product(args.kerases, args.ways):
-        _train(importlib.import_module(name), strategy, way, args)
+        keras = importlib.import_module(name)
+        if way != "compiled" or keras.__version__.startswith("3."):
+            _train(keras, strategy, way, args)
 
 
 def _train(keras: ModuleType, strategy: tf.distribute.Strategy, way: str, args: argparse.Namespace) -> None:
     stock = functools.partial(keras.mixed_precision.LossScaleOptimizer, initial_scale=1024, dynamic_growth_steps=2)
-    wrappers = {"ours": ours, "compiled": functools.partial(ours, jit_compile=True), "stock": stock}
-    training = ReplicaTraining(keras, strategy, wrappers[args.wrapper])
+    wrap = (
+        stock
+        if args.wrapper == "stock"
+        else functools.partial(ours, **{"jit_compile": True} if way == "compiled" else {})
+    )
+    training = ReplicaTraining(keras, strategy, wrap)
     if args.restore:
         training.checkpoint.restore(args.restore)
     unscale = not hasattr(training.opt, "scale_loss")
     fed = inputs(args.overflow)[args.first : args.last]
     rank = strategy.cluster_resolver.task_id if args.strategy == "workers" else 0
-    states = training.by_loop(fed, unscale=unscale) if way == "loop" else training.by_fit(fed)
+    states = training.by_fit(fed) if way == "fit" else training.by_loop(fed, unscale=unscale)
     for taken, state in enumerate(states, start=1):
         # Every worker must take part in saving, and each writes to its own directory.
         if args.save:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import replica_processes
 import replica_training
@@ -19,7 +20,9 @@ _STEPS = 60
 def trained(tmp_path_factory: pytest.TempPathFactory) -> replica_processes.Finished:
     """Train with every Keras in one launch: starting the workers takes longer than most of their steps."""
     names = ",".join(keras.__name__ for keras in installed().values())
-    program = replica_training.command(names, "workers", "ours", "random", "loop", "fit", f"--last={_STEPS}")
+    program = replica_training.command(
+        names, "workers", "ours", "random", "loop", "fit", "compiled", f"--last={_STEPS}"
+    )
     directory = tmp_path_factory.mktemp("workers")
     finished = replica_processes.run(program, directory, 120, replica_processes.two_workers())
     assert finished.codes == [0, 0], str(finished)
@@ -36,6 +39,16 @@ def test_two_workers_hold_equal_states_through_60_random_overflows(
         first, second = trained.states(f"{keras.__name__}/{way}")
         assert first == second
         assert first == on_one_device
+
+
+@for_every_keras("keras3")
+def test_workers_compile_their_updates(keras: ModuleType, trained: replica_processes.Finished) -> None:
+    first, second = trained.states(f"{keras.__name__}/compiled")
+    assert first == second
+    expected = ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random")[:_STEPS])
+    for own, other in zip(first, expected, strict=True):
+        for mine, theirs in zip(own[0], other[0], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 # Without tf_keras: the test spends its time waiting for TensorFlow's runtime, which is the same for it.
