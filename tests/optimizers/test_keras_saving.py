@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import dense_model, for_every_keras, optimizer, skip_before, state, values, wrap
+from kerases import dense_model, for_every_keras, installed, optimizer, skip_before, state, values, wrap
 
 import tfmp
 
@@ -285,17 +285,19 @@ import importlib, json, sys
 import numpy as np
 {imports}
 
-keras = importlib.import_module("{keras}")
-model = keras.saving.load_model(sys.argv[1])
-model.train_on_batch(np.ones({shape}), np.ones([{shape}[0], 1]))
-print(json.dumps([variable.numpy().tolist() for variable in [*model.weights, *model.optimizer.variables]]))
+for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    keras = importlib.import_module(name)
+    model = keras.saving.load_model(path)
+    model.train_on_batch(np.ones({shape}), np.ones([{shape}[0], 1]))
+    print(json.dumps([variable.numpy().tolist() for variable in [*model.weights, *model.optimizer.variables]]))
 """
 
 
-def _load_and_train(keras: ModuleType, path: Path, imports: str, shape: list[int]) -> list[Any]:
-    """Load a model in a fresh process, train it on one batch of ones, and return all its values."""
+def _load_and_train(saved: list[tuple[ModuleType, Path]], imports: str, shape: list[int]) -> list[Any]:
+    """Load models in one fresh process, train each on one batch of ones, and return all values of each."""
+    paths = [text for keras, path in saved for text in (keras.__name__, str(path))]
     done = subprocess.run(
-        [sys.executable, "-c", _LOAD.format(imports=imports, keras=keras.__name__, shape=shape), str(path)],
+        [sys.executable, "-c", _LOAD.format(imports=imports, shape=shape), *paths],
         capture_output=True,
         text=True,
         timeout=120,
@@ -303,17 +305,19 @@ def _load_and_train(keras: ModuleType, path: Path, imports: str, shape: list[int
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(tfmp.__file__).parent.parent), *sys.path])},
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@for_every_keras()
-def test_fresh_process_loads_the_model_after_importing_tfmp(keras: ModuleType, tmp_path: Path) -> None:
-    model = _model(keras)
-    _train(model, range(3))
-    model.save(tmp_path / "model.keras")
-    loaded = _load_and_train(keras, tmp_path / "model.keras", "import tfmp", [8, 3])
-    model.train_on_batch(np.ones([8, 3]), np.ones([8, 1]))
-    assert loaded == values([*model.weights, *model.optimizer.variables])
+def test_fresh_process_loads_the_models_after_importing_tfmp(tmp_path: Path) -> None:
+    models = {}
+    for id_, keras in installed().items():
+        models[keras, tmp_path / f"{id_}.keras"] = model = _model(keras)
+        _train(model, range(3))
+        model.save(tmp_path / f"{id_}.keras")
+    loaded = _load_and_train(list(models), "import tfmp", [8, 3])
+    for of_loaded, model in zip(loaded, models.values(), strict=True):
+        model.train_on_batch(np.ones([8, 3]), np.ones([8, 1]))
+        assert of_loaded == values([*model.weights, *model.optimizer.variables])
 
 
 @for_every_keras()
@@ -322,7 +326,7 @@ def test_process_that_imported_keras_first_loads_what_an_earlier_tfmp_saved(kera
     skip_before((3, 15), keras, "the file holds layers of Keras 3.15")
     recorded = Path(__file__).parent.parent / "recordings" / "scales"
     path = recorded / f"keras{keras.__version__[0]}_own" / "model.keras"
-    loaded = _load_and_train(keras, path, f"import {keras.__name__}\nimport tfmp", [4, 1])
+    [loaded] = _load_and_train([(keras, path)], f"import {keras.__name__}\nimport tfmp", [4, 1])
     # This process imported the front-end before it loads the file.
     model = keras.saving.load_model(path)
     model.train_on_batch(np.ones([4, 1]), np.ones([4, 1]))
