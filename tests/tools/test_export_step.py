@@ -1,6 +1,9 @@
 """Exported steps train alike where there is no TensorFlow, on JAX."""
 
+import contextlib
+import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +15,24 @@ from benchmarks.harness import keras_contenders
 pytestmark = pytest.mark.skipif(bool(keras_contenders.why_not_here()), reason=keras_contenders.why_not_here())
 
 
-@pytest.mark.parametrize("form", [[], ["--for-cpu"]])
-def test_programs_take_the_right_steps_on_jax(
-    form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write the programs of both forms, and return their folders."""
     pytest.importorskip("jax", reason="needs JAX, which the tox environment tf221 has")
     from tools import export_step
 
-    assert export_step.main([str(tmp_path / "programs"), "--shapes", "tiny", *form]) == 0
-    assert "adam-clipped-tfmp.hlo: " in capsys.readouterr().out
-    command = [sys.executable, str(tmp_path / "programs" / "run.py"), "--rounds", "3"]
+    made = {}
+    for name, form in {"accelerators": [], "CPUs": ["--for-cpu"]}.items():
+        made[name] = tmp_path_factory.mktemp("programs") / name
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert export_step.main([str(made[name]), "--shapes", "tiny", *form]) == 0
+        assert "adam-clipped-tfmp.hlo: " in printed.getvalue()
+    return made
+
+
+@pytest.mark.parametrize("form", ["accelerators", "CPUs"])
+def test_programs_take_the_right_steps_on_jax(form: str, folders: dict[str, Path]) -> None:
+    command = [sys.executable, str(folders[form] / "run.py"), "--rounds", "3"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     lines = shown.stdout.splitlines()
@@ -30,12 +41,8 @@ def test_programs_take_the_right_steps_on_jax(
     assert len([line for line in lines if line.startswith("|")]) == 2 + 3 * (3 + 2)
 
 
-def test_a_program_that_takes_wrong_steps_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("jax", reason="needs JAX, which the tox environment tf221 has")
-    from tools import export_step
-
-    folder = tmp_path / "programs"
-    export_step.main([str(folder), "--shapes", "tiny"])
+def test_a_program_that_takes_wrong_steps_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["accelerators"], tmp_path / "programs")
     # In the place of Keras' wrapper, one that never skips.
     (folder / "sgd-keras3.hlo").write_bytes((folder / "sgd-bare.hlo").read_bytes())
     rows = json.loads((folder / "programs.json").read_text())
