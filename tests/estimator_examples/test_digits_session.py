@@ -4,7 +4,6 @@ import re
 import sys
 from types import ModuleType
 
-import example_processes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,11 +13,10 @@ from estimator_examples import digits_keras, digits_session
 tf1 = tf.compat.v1
 
 
-def test_a_short_run_skips_first_and_then_learns() -> None:
+def test_a_short_run_skips_first_and_then_learns(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
-    done = example_processes.run("digits_session", "--steps=120")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    assert digits_session.main(["--steps=120"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"attempt 20: loss 2\.\d+, loss scale 2\^22, applied 0, skipped 20", lines[0])
     last = re.fullmatch(r"attempt 120: loss ([\d.]+), loss scale 2\^\d+, applied (\d+), skipped (\d+)", lines[-2])
     assert last is not None
