@@ -156,6 +156,96 @@ def test_mean_of_float64_has_the_precision_of_float64() -> None:
     assert float(variable) == -sum(values) / 3
 
 
+@pytest.mark.parametrize(("keeps_float32", "dtype"), [(False, tf.float16), (True, tf.float32)])
+def test_mean_may_stay_in_float32(keeps_float32: bool, dtype: tf.DType) -> None:
+    variable = tf.Variable(tf.zeros([], tf.float16))
+    accumulator = tfmp.GradientAccumulator([variable], 2, keeps_float32=keeps_float32)
+    accumulator.add([tf.constant(2.0**-10)])
+    assert accumulator.mean()[0].dtype == dtype
+
+
+def test_owner_of_the_variables_is_told_their_names_shapes_and_types() -> None:
+    made = []
+
+    def add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+        made.append((name, list(shape), dtype.name))
+        return tf.Variable(tf.zeros(shape, dtype))
+
+    variables = [tf.Variable(tf.zeros([2, 3], tf.float16)), tf.Variable(tf.zeros([], tf.float64))]
+    accumulator = tfmp.GradientAccumulator(variables, 2, add_buffer=add_buffer)
+    assert made == [
+        ("sum_0", [2, 3], "float32"),
+        ("sum_1", [], "float64"),
+        ("kept", [], "float64"),
+        ("tried", [], "float64"),
+        ("tried_in_epoch", [], "float64"),
+        ("largest", [], "float32"),
+        ("overflows", [2, 3], "float64"),
+    ]
+    accumulator.add([tf.ones([2, 3]), None])
+    assert float(accumulator.tried) == 1
+
+
+def test_no_optimizer_trains_the_variables_of_an_accumulator() -> None:
+    assert tfmp.GradientAccumulator([tf.Variable(0.0)], 2).trainable_variables == ()
+
+
+def test_largest_magnitude_is_that_of_the_micro_batches_that_were_kept() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0), tf.Variable(0.0)], 8)
+    for value in (2.0, -8.0, math.inf, 4.0):
+        accumulator.add([tf.constant(16 * value), tf.constant(1.0)], 16.0)
+    accumulator.add_unscaled([tf.constant(32.0), None], tf.constant(1.0), keeps_max_abs=False)
+    assert float(accumulator.largest) == 8
+    accumulator.add_unscaled([tf.constant(32.0), None], tf.constant(1.0))
+    assert float(accumulator.largest) == 32
+    accumulator.reset()
+    assert float(accumulator.largest) == 0
+
+
+@pytest.mark.parametrize(
+    ("overflow_drops", "values", "mean", "usable", "complete"),
+    [
+        ("window", [2.0, math.inf, 6.0], 4.0, False, None),
+        ("window", [2.0, 6.0], 4.0, True, None),
+        ("micro_batch", [2.0, math.inf, 6.0], 4.0, True, False),
+        ("micro_batch", [2.0, 6.0], 4.0, True, True),
+        # Not NaN, which would be counted as an overflow of every variable.
+        ("micro_batch", [math.inf], 0.0, False, False),
+    ],
+)
+def test_end_of_a_window_tells_what_became_of_its_micro_batches(
+    overflow_drops: str, values: list[float], mean: float, usable: bool, complete: bool | None
+) -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 3, overflow_drops=overflow_drops)
+    for value in values:
+        accumulator.add([tf.constant(value)])
+    # A checkpoint of several replicas restores parts of a count.
+    accumulator.overflows.assign_add([[0.0, 0.25, 0.0]])
+    (grad,), check = accumulator.drain(lambda counts: counts)
+    assert float(grad) == mean
+    assert bool(check.usable) is usable
+    assert (None if check.complete is None else bool(check.complete)) is complete
+    assert check.overflow_counts.numpy().tolist() == [[int(math.inf in values), 1, 0]]
+    assert float(check.max_abs) == max([0.0, *(value for value in values if value < math.inf)])
+    assert check.already_checked
+    with pytest.raises(RuntimeError, match=r"^the window is empty: add gradients first"):
+        accumulator.drain(lambda counts: counts)
+
+
+@pytest.mark.graph
+def test_run_that_fails_before_it_has_gradients_does_not_count(session: tf.compat.v1.Session) -> None:
+    fed = tf.compat.v1.placeholder(tf.float32, [])
+    accumulator = tfmp.GradientAccumulator([tf.compat.v1.get_variable("weight", initializer=0.0)], 2)
+    added = accumulator.add([tf.debugging.check_numerics(fed, "the input ended")])
+    session.run(tf.compat.v1.global_variables_initializer())
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the input ended"):
+            session.run(added, {fed: math.nan})
+    session.run(added, {fed: 1.0})
+    counters = [accumulator.tried, accumulator.tried_in_epoch, accumulator.kept]
+    assert session.run(counters) == [1, 1, 1]
+
+
 def test_scaled_gradients_are_unscaled_before_they_are_added() -> None:
     accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
     for scale in (1024.0, 512.0):
@@ -203,6 +293,15 @@ def test_sparse_gradient_is_sparse_again_with_the_rows_it_touched(mode: str) -> 
     accumulator.reset()
     add(tf.constant([[2.0, 2.0], [0.0, 0.0]]), tf.constant([0, 3], tf.int64))
     assert densify(accumulator.mean()[0]).numpy().tolist() == [[2, 2], *[[0, 0]] * 4]
+
+
+def test_mean_has_the_form_of_the_last_gradient_of_its_variable() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(tf.zeros([2, 1])) for _ in range(3)], 2)
+    rows, dense = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([1])), tf.ones([2, 1])
+    accumulator.add([rows, rows, dense])
+    accumulator.add([dense, None, rows])
+    assert [type(grad) is tf.IndexedSlices for grad in accumulator.mean()] == [False, True, True]
+    assert [densify(grad).numpy().tolist() for grad in accumulator.mean()[:2]] == [[[0.5], [1.0]], [[0.0], [0.5]]]
 
 
 def test_sum_that_overflows_though_no_micro_batch_did_skips_the_window() -> None:
@@ -261,24 +360,24 @@ def test_restored_window_has_the_gradients_that_it_was_saved_with(tmp_path: Path
 
 
 def test_variable_that_a_traced_end_of_the_window_leaves_out_is_not_lost_silently() -> None:
-    x, y = tf.Variable(0.0), tf.Variable(0.0)
-    accumulator = tfmp.GradientAccumulator([x, y], 2)
+    variables = [tf.Variable(0.0, name=name) for name in "xyz"]
+    accumulator = tfmp.GradientAccumulator(variables, 2)
 
-    def add(of_y: float | None) -> None:
-        accumulator.add([tf.constant(1.0), of_y if of_y is None else tf.constant(of_y)])
+    def add(of_others: float | None) -> None:
+        accumulator.add([tf.constant(1.0), *[of_others if of_others is None else tf.constant(of_others)] * 2])
 
     traced = tf.function(add)
     traced(None)
-    assert tf.function(accumulator.mean)()[1] is None
+    assert tf.function(accumulator.mean)()[1:] == [None, None]
     for add_or_traced in (traced, add):
-        with pytest.raises(ValueError, match=r"no gradient for Variable:0 when .* pass tf.zeros_like"):
+        with pytest.raises(ValueError, match=r"no gradient for y:0, z:0 when .* pass tf.zeros_like"):
             add_or_traced(2.0)
-    assert accumulator.mean()[1] is None
+    assert accumulator.mean()[1:] == [None, None]
     # In the other order nothing was left out.
-    accumulator = tfmp.GradientAccumulator([x, y], 2)
+    accumulator = tfmp.GradientAccumulator(variables, 2)
     add(2.0)
     add(None)
-    assert float(tf.function(accumulator.mean)()[1]) == 1
+    assert [float(grad) for grad in tf.function(accumulator.mean)()] == [1, 1, 1]
 
 
 def test_mean_of_an_empty_window_is_refused() -> None:

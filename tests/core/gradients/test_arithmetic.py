@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -52,13 +54,38 @@ def test_power_of_two_scale_is_exactly_undone(values: list[float], exponent: int
     assert unscaled.numpy().tolist() == np.float32(values).tolist()
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 9])
-def test_rows_are_padded_to_a_power_of_two(count: int) -> None:
-    slices = tf.IndexedSlices(tf.ones([count, 2]), tf.fill([count], 3), tf.constant([4, 2]))
+@pytest.mark.parametrize(("count", "padded_count"), [(0, 1), (1, 1), (2, 2), (3, 4), (8, 8), (9, 16)])
+def test_rows_are_padded_to_a_power_of_two(count: int, padded_count: int) -> None:
+    indices = tf.constant([3, 1, 2, 1, 0, 0, 2, 2, 1][:count], tf.int64)
+    slices = tf.IndexedSlices(tf.ones([count, 2], tf.float16), indices, tf.constant([4, 2]))
     padded = arithmetic.pad_rows(slices)
-    assert padded.indices.shape[0] == 2 ** max(count - 1, 0).bit_length()
-    assert padded.values.shape[0] == padded.indices.shape[0]
-    assert np.array_equal(arithmetic.densify(padded), arithmetic.densify(slices))
+    added = padded_count - count
+    assert padded.values.dtype == tf.float16
+    assert padded.values.numpy().tolist() == [[1, 1]] * count + [[0, 0]] * added
+    # No row gets a gradient that had none.
+    assert padded.indices.dtype == tf.int64
+    assert padded.indices.numpy().tolist() == [*indices.numpy().tolist(), *[3 if count else 0] * added]
+    assert padded.dense_shape is slices.dense_shape
+
+
+def test_only_rows_of_indexed_slices_are_padded() -> None:
+    for grad in (None, tf.ones([3])):
+        assert arithmetic.pad_rows(grad) is grad
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@pytest.mark.parametrize("exponent", [0, -64, -65, -127, -149])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_any_gradient_is_shrunk_exactly_by_a_power_of_two(dtype: tf.DType, exponent: int, mode: str) -> None:
+    modes = {
+        "eager": arithmetic.shrink,
+        "function": tf.function(arithmetic.shrink),
+        "xla": tf.function(arithmetic.shrink, jit_compile=True),
+    }
+    shrunk = modes[mode](tf.constant([2.0**127, -(2.0**100)], dtype), tf.constant(2.0**exponent, tf.float64))
+    assert shrunk.dtype == dtype
+    expected = [2.0 ** (127 + exponent), -(2.0 ** (100 + exponent))]
+    assert shrunk.numpy().tolist() == expected
 
 
 def test_cast_to_a_narrower_type_can_overflow() -> None:
@@ -68,3 +95,50 @@ def test_cast_to_a_narrower_type_can_overflow() -> None:
 def test_densify_sums_rows_with_the_same_index() -> None:
     slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([2, 2]), tf.constant([3, 1]))
     assert arithmetic.densify(slices).numpy().tolist() == [[0.0], [0.0], [3.0]]
+
+
+def _slices() -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.constant([[2.0], [3.0]]), tf.constant([2, 0]), tf.constant([4, 1]))
+
+
+def test_forms_tell_which_gradients_are_there_and_which_are_sparse() -> None:
+    forms = arithmetic.forms([tf.constant(1.0), None, _slices()])
+    assert forms.dtype == tf.bool
+    assert forms.numpy().tolist() == [[True, False], [False, False], [True, True]]
+    assert arithmetic.forms([]).shape == [0, 2]
+    assert [arithmetic.is_sparse(grad) for grad in (tf.constant(1.0), None, _slices())] == [False, False, True]
+
+
+def test_functions_are_applied_to_the_parts_of_each_form() -> None:
+    slices, shape = _slices(), [4, 1]
+    mapped = arithmetic.map_parts(tf.negative, tf.square, lambda indices: indices + 1, slices)
+    assert (mapped.values.numpy().tolist(), mapped.indices.numpy().tolist()) == ([[4], [9]], [3, 1])
+    assert mapped.dense_shape.numpy().tolist() == shape
+    assert float(arithmetic.map_parts(tf.negative, tf.square, tf.identity, tf.constant(3.0))) == -3
+    assert arithmetic.map_parts(tf.negative, tf.square, tf.identity, None) is None
+    mapped = arithmetic.map_values(tf.square, slices)
+    assert (mapped.values.numpy().tolist(), mapped.indices.numpy().tolist()) == ([[4], [9]], [2, 0])
+    assert mapped.dense_shape.numpy().tolist() == shape
+    assert float(arithmetic.map_values(tf.square, np.float32(3))) == 9
+
+
+def test_gradients_are_told_apart_by_the_tensors_of_their_values() -> None:
+    dense, slices = tf.constant(2.0), _slices()
+    same_rows = tf.IndexedSlices(slices.values, tf.constant([1, 1]))
+    assert arithmetic.without([dense, None, same_rows], [slices, None]) == [dense]
+    (left,) = arithmetic.without([dense, None, slices], [dense])
+    assert left is slices
+    assert arithmetic.without([dense, None, tf.constant(2.0)], [])[0] is dense
+
+
+@pytest.mark.parametrize(("jit_compile", "indices"), [(False, [0, 2]), (True, [0, 1, 2])])
+@pytest.mark.parametrize("shape", [[3], [3, 2], [3, 2, 2]])
+def test_rows_with_a_value_other_than_0_are_found(jit_compile: bool, indices: list[int], shape: list[int]) -> None:
+    # Only the last value of the first row and the first of the last row are not 0.
+    flat = np.zeros(shape, np.float32).reshape([3, -1])
+    flat[0, -1], flat[2, 0] = math.nan, -1
+    values = flat.reshape(shape)
+    found = tf.function(arithmetic.rows_not_zero, jit_compile=jit_compile)(tf.constant(values))
+    assert found.indices.numpy().tolist() == indices
+    np.testing.assert_array_equal(found.values, values[indices])
+    assert found.dense_shape.numpy().tolist() == shape
