@@ -91,11 +91,11 @@ def test_every_manager_tells_a_dropped_micro_batch_from_a_skipped_step(
     make_manager: Callable[[], tfmp.LossScaleManager],
 ) -> None:
     manager, told = make_manager(), []
-    for applied, finite in [(True, None), (True, False), (True, None), (True, True), (False, False)]:
+    for applied, finite in [(False, None), (True, False), (True, None), (True, True), (False, False)]:
         manager.note_step(tf.constant(applied), None if finite is None else tf.constant(finite))
         status = manager.get_status()
         told.append((bool(status.last_step_applied), bool(status.last_step_finite)))
-    assert told == [(True, True), (True, False), (True, True), (True, True), (False, False)]
+    assert told == [(False, False), (True, False), (True, True), (True, True), (False, False)]
 
 
 @_each(_MANAGERS)
@@ -247,6 +247,7 @@ def test_checkpoint_saves_and_restores_the_eager_state(
     manager, restored = make_manager(), make_manager()
     for finite in _STEPS[:3]:
         _update(manager, finite)
+        manager.note_step(tf.constant(finite), tf.constant(finite))
     assert _state(manager) != _state(restored)
     path = tf.train.Checkpoint(manager=manager).save(tmp_path / "checkpoint")
     tf.train.Checkpoint(manager=restored).restore(path).assert_consumed()
@@ -272,7 +273,7 @@ def test_saver_saves_the_state_of_a_graph(
     make_manager: Callable[[], tfmp.LossScaleManager], session: tf.compat.v1.Session, tmp_path: Path
 ) -> None:
     manager = make_manager()
-    steps = [_update(manager, False), manager.note_step(tf.constant(False))]
+    steps = [_update(manager, False), manager.note_step(tf.constant(False), tf.constant(False))]
     session.run(tf.compat.v1.global_variables_initializer())
     session.run(steps)
     path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))

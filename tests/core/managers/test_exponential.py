@@ -234,13 +234,14 @@ def test_continue_from_brings_the_scale_within_the_bounds(tolerance: float) -> N
 
 
 @pytest.mark.graph
-def test_continue_from_returns_an_op_in_a_graph(session: tf.compat.v1.Session) -> None:
+@pytest.mark.parametrize("bad_steps", [-1, 0, 1])
+def test_continue_from_returns_an_op_in_a_graph(session: tf.compat.v1.Session, bad_steps: int) -> None:
     manager = _manager(hysteresis=2, tolerance=0.5)
-    set_state = manager.continue_from(math.nan, good_steps=1, bad_steps=-1)
+    set_state = manager.continue_from(math.nan, good_steps=1, bad_steps=bad_steps)
     session.run(tf.compat.v1.global_variables_initializer())
     session.run(manager.update_loss_scale(tf.constant(False)))
     session.run(set_state)
-    assert list(session.run(manager.state.read())) == [1024, 1, -1, 0]
+    assert list(session.run(manager.state.read())) == [1024, 1, bad_steps, 0]
 
 
 #: Makes of a number what may be passed as a scale.

@@ -117,7 +117,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "log_max": {
         "init_loss_scale": 8,
         "limit": 1000,
-        "deviations": 2,
+        "deviations": 1000,
         "mean_decay": 0.5,
         "deviation_decay": 0.75,
         "incr_every_n_steps": 7,
@@ -158,6 +158,11 @@ def test_given_dict_is_not_changed() -> None:
         ({"scale_factor": 0}, ValueError, "scale_factor must be greater than 0, got 0."),
         ({"scale_factor": "2"}, TypeError, "scale_factor must be a number, got '2' of type str."),
         ({"init_scale": "512"}, TypeError, "init_scale (init_loss_scale) must be a number, got '512'"),
+        (
+            {"init_scale": "incr_ratio, got 8"},
+            TypeError,
+            "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got 8' of type str.",
+        ),
         ({"growth_factor": 0.5}, ValueError, "growth_factor (incr_ratio) must be greater than 1, got 0.5."),
         ({"scale_factor": 0.5}, ValueError, "scale_factor (incr_ratio) must be greater than 1, got 0.5."),
         ({"incr_ratio": 0.5}, ValueError, "incr_ratio must be greater than 1, got 0.5."),

@@ -115,6 +115,13 @@ def test_zero_or_denormal_gradients_are_not_observed(nothing: float) -> None:
     assert [int(state.good_steps) for state in after] == [2, 3]
 
 
+@pytest.mark.parametrize("max_abs", [2.0**-126, 0.75, 1.0, 3.0, 65504.0])
+def test_logarithm_of_the_magnitude_is_observed(max_abs: float) -> None:
+    (state,) = _run(tfmp.LogMaxLossScaleManager(**_KILO), [max_abs])
+    np.testing.assert_allclose(state.log_mean, math.log2(max_abs), rtol=1e-6)
+    assert state.observations == 1
+
+
 def test_infinite_or_nan_magnitude_of_a_finite_step_is_not_observed() -> None:
     manager = tfmp.LogMaxLossScaleManager(**_KILO)
     state = manager.state.read()
@@ -171,6 +178,24 @@ def test_invalid_restored_statistics_do_not_break_the_scale(bad: float) -> None:
             for after in _run(manager, magnitudes, state):
                 assert 1 <= after.loss_scale <= 2**24
                 assert math.frexp(after.loss_scale)[0] == 0.5
+
+
+@pytest.mark.parametrize("wrong", [{"log_mean": math.nan}, {"log_variance": math.inf}, {"log_variance": -1.0}], ids=str)
+def test_invalid_restored_statistics_are_forgotten(wrong: dict[str, float]) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    state = {"log_mean": 3.0, "log_variance": 4.0, "observations": 5} | wrong
+    restored = LogMaxState(*map(tf.convert_to_tensor, manager.state.read()._replace(**state)))
+    statistics = [
+        (each.log_mean, each.log_variance, each.observations) for each in _run(manager, [math.inf, 16], restored)
+    ]
+    assert statistics == [(0, 0, 0), (4, 0, 1)]
+
+
+@pytest.mark.parametrize(("restored", "meant"), [(-7, 0), (3, 3), (24, 24), (99, 24)])
+def test_restored_margin_is_brought_within_the_powers_of_two_between_the_bounds(restored: int, meant: int) -> None:
+    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+    state = manager.state.read()._replace(margin=tf.constant(restored))
+    assert [int(after.margin) for after in _run(manager, [0.0], state)] == [meant]
 
 
 @pytest.mark.parametrize(("restored", "meant"), {1000.0: 512, -8.0: 1, 3e38: 2**24, 1e-42: 1}.items())
@@ -234,6 +259,8 @@ def test_missing_max_abs_is_refused() -> None:
         ({"max_loss_scale": 2**24 + 2}, "max_loss_scale must be a power of two, got 16777218.0"),
         ({"limit": 0}, "limit must be greater than 0, got 0"),
         ({"deviations": -1}, "deviations must lie between 0 and 1000, got -1"),
+        ({"deviations": 1001}, "deviations must lie between 0 and 1000, got 1001"),
+        ({"deviations": math.inf}, "deviations must be finite, got inf"),
         ({"mean_decay": 1}, "mean_decay must be at least 0 and less than 1, got 1"),
         ({"deviation_decay": -0.5}, "deviation_decay must be at least 0 and less than 1, got -0.5"),
         ({"incr_every_n_steps": 0}, "incr_every_n_steps must be a whole number from 1 to .*, got 0"),

@@ -127,15 +127,14 @@ class LogMaxLossScaleManager(LossScaleManager):
         max_loss_scale: float = 2**24,
     ) -> None:
         super().__init__()
-        scales = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
-        for name, scale in zip(
-            ("min_loss_scale", "max_loss_scale", "init_loss_scale"), (*scales[1:], scales[0]), strict=True
-        ):
+        first, lowest, highest = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
+        scales = {"min_loss_scale": lowest, "max_loss_scale": highest, "init_loss_scale": first}
+        for name, scale in scales.items():
             # `frexp` returns the fraction 0.5 for powers of two, and for no other number.
             if math.frexp(scale)[0] != 0.5:
                 raise ValueError(f"{name} must be a power of two, got {float(scale)!r}.")
-        self._init_loss_scale, self._lowest, self._highest = scales
-        self._lowest_exponent, self._highest_exponent = (math.frexp(scale)[1] - 1 for scale in scales[1:])
+        self._init_loss_scale, self._lowest, self._highest = first, lowest, highest
+        self._lowest_exponent, self._highest_exponent = (math.frexp(scale)[1] - 1 for scale in (lowest, highest))
         self._limit = settings.positive("limit", limit)
         self._deviations = settings.number("deviations", deviations)
         if not 0 <= self._deviations <= _MOST_DEVIATIONS:
