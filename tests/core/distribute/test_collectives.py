@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 
 import pytest
@@ -52,6 +53,7 @@ def test_variables_whose_gradients_differ_between_replicas_are_named(compiled: b
 
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         (tf.function(check) if compiled else check)(tf.constant([[3.0, 0.0], [2.0, 0.0], [3.0, 1.0]]))
+    assert re.search(r"\bthe workers differ in whether .* or sparse:\W", raised.value.message)
     assert "lacking" in raised.value.message
     assert "sparse" in raised.value.message.replace("None, or sparse", "")
     assert "dense" not in raised.value.message

@@ -38,26 +38,41 @@ class _DistributedAdasumOptimizer(_Distributed):
     __module__ = "horovod.tensorflow"
 
 
+class _DistributedOfKeras:
+    """Derived from the user's optimizer, as Horovod's optimizers for Keras are; it wraps nothing."""
+
+    __module__ = "horovod.tensorflow.keras"
+
+    def apply(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
 class _Lookalike:
     """Of a package whose name only begins as Horovod's does."""
 
     __module__ = "horovod_tools.optimizers"
 
+    def __init__(self, opt: Any) -> None:
+        self._optimizer = opt
+
 
 def test_optimizer_is_horovods_by_the_package_of_its_class() -> None:
     assert is_horovods(_Distributed(_sgd()))
-    assert not is_horovods(_Lookalike())
+    assert is_horovods(_DistributedOfKeras())
+    assert not is_horovods(_Lookalike(_sgd()))
     assert not is_horovods(_sgd())
 
 
 def test_optimizer_inside_horovods_is_found() -> None:
     opt = _sgd()
     assert without_horovods(_Distributed(opt)) is opt
-    assert without_horovods(opt) is opt
+    for alone in (opt, _Lookalike(opt), _DistributedOfKeras()):
+        assert without_horovods(alone) is alone
 
 
 def test_optimizers_that_do_not_average_each_step_are_refused() -> None:
     refuse_unsupported_horovods(_Distributed(_sgd()))
+    refuse_unsupported_horovods(_DistributedOfKeras())
     refuse_unsupported_horovods(_sgd())
     with pytest.raises(ValueError, match="leave backward_passes_per_step at 1"):
         refuse_unsupported_horovods(_Distributed(_sgd(), helper=object()))
@@ -69,7 +84,8 @@ def test_call_by_the_wrapper_of_this_optimizer_is_recognized() -> None:
     opt, other = _sgd(), _sgd()
     assert not called_by_horovods(opt)
     assert _Distributed(opt).apply(lambda: called_by_horovods(opt))
-    assert not _Distributed(other).apply(lambda: called_by_horovods(opt))
+    for caller in (_Distributed(other), _DistributedOfKeras()):
+        assert not caller.apply(lambda: called_by_horovods(opt))
 
 
 def test_horovod_runs_if_the_program_has_initialized_it(monkeypatch: pytest.MonkeyPatch) -> None:

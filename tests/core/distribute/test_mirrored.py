@@ -1,6 +1,7 @@
 """The replicas of a strategy agree by one collective, and act alike."""
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from function_steps import take_step
 import tfmp
 from tfmp.core.distribute import Mirrored, MirroredWorkers, current_distribution
 from tfmp.core.step.scaler import LossScaler
+from tfmp.types import Gradients
 
 
 def test_half_precision_aggregation_is_refused_under_a_strategy(two_replicas: tf.distribute.MirroredStrategy) -> None:
@@ -57,7 +59,7 @@ def test_total_and_maximum_are_of_all_replicas(two_replicas: tf.distribute.Mirro
         total, maximum = map(two_replicas.experimental_local_results, two_replicas.run(of_replica))
         return list(zip(total, maximum, strict=True))
 
-    for total, maximum in (tf.function(run) if compiled else run)():
+    for total, maximum in (tf.function(run, autograph=False) if compiled else run)():
         assert total.numpy().tolist() == [2, 4, -1]
         assert maximum.numpy().tolist() == [1, 4, 0]
 
@@ -89,7 +91,8 @@ def test_replicas_agree_by_one_collective(distribution: Mirrored, with_max_abs: 
         assert (largest is not None) is with_max_abs
         return applied, tf.zeros([]) if largest is None else largest
 
-    @tf.function
+    # As in the optimizers: AutoGraph does not convert what tfmp builds.
+    @tf.function(autograph=False)
     def run() -> tuple[Any, Any]:
         applied, largest = strategy.run(agree)
         return strategy.experimental_local_results(applied), strategy.experimental_local_results(largest)
@@ -110,7 +113,7 @@ def test_magnitude_of_an_overflow_does_not_hide_the_flag(
         applied, _ = Mirrored().agree(tf.math.is_finite(max_abs), max_abs, [tf.constant(1.0)], ["kernel"])
         return applied
 
-    found = tf.function(lambda: two_replicas.experimental_local_results(two_replicas.run(agree)))()
+    found = tf.function(lambda: two_replicas.experimental_local_results(two_replicas.run(agree)), autograph=False)()
     assert [bool(applied) for applied in found] == [False, False]
 
 
@@ -142,9 +145,39 @@ def test_each_replica_acts_on_its_own_gradients_and_one_for_all(
         )
         Mirrored().once(lambda: tf.group(steps.assign_add(1)))
 
-    tf.function(lambda: two_replicas.run(step))()
+    tf.function(lambda: two_replicas.run(step), autograph=False)()
     assert [float(value) for value in two_replicas.experimental_local_results(total)] == [3 if flag else -3] * 2
     assert [int(value) for value in two_replicas.experimental_local_results(steps)] == [1, 1]
+
+
+@pytest.mark.graph
+def test_no_replica_of_a_graph_acts_before_all_have_found_their_flags() -> None:
+    events: list[str] = []
+
+    def find(replica: int) -> bool:
+        time.sleep(0.2 * replica)
+        events.append("found")
+        return True
+
+    def act() -> bool:
+        events.append("acted")
+        return True
+
+    def call_act(grads: Gradients) -> tf.Operation:
+        del grads
+        return tf.group(tf.numpy_function(act, [], tf.bool))
+
+    def step() -> tf.Operation:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        flag = tf.ensure_shape(tf.numpy_function(find, [replica], tf.bool), [])
+        return Mirrored().conditional_update(flag, [], call_act, call_act)
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        strategy = tf.distribute.MirroredStrategy(
+            ["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+        )
+        session.run(strategy.experimental_local_results(strategy.run(step)))
+    assert events == ["found", "found", "acted", "acted"]
 
 
 def test_optimizer_sums_the_gradients_of_all_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:

@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 from stand_in_horovod import run_horovod
 
-from tfmp.core.distribute import Mirrored, SingleProcess, current_distribution
+from tfmp.core.distribute import SingleProcess, current_distribution
 
 
 def test_without_a_strategy_there_is_one_process() -> None:
@@ -20,8 +20,14 @@ def test_replicas_are_found_with_either_setting(
     two_replicas: tf.distribute.MirroredStrategy, is_distributed: bool
 ) -> None:
     found = []
-    two_replicas.run(lambda: found.append(current_distribution(is_distributed)))
-    assert [type(distribution) for distribution in found] == [Mirrored, Mirrored]
+    two_replicas.run(lambda: found.append(repr(current_distribution(is_distributed))))
+    assert found == ["Mirrored()", "Mirrored()"]
+
+
+def test_replicas_of_workers_are_told_from_those_of_one_process() -> None:
+    found: list[str] = []
+    tf.distribute.MultiWorkerMirroredStrategy().run(lambda: found.append(repr(current_distribution(True))))
+    assert set(found) == {"MirroredWorkers()"}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +43,9 @@ def test_horovod_is_used_if_it_runs_several_processes_and_the_user_says_so(
     size: int, is_distributed: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_horovod(monkeypatch, size)
-    assert repr(current_distribution(is_distributed)) == expected
+    distribution = current_distribution(is_distributed)
+    assert repr(distribution) == expected
+    assert float(distribution.total(tf.constant(3.0), "values")) == (6 if expected == "Horovod()" else 3)
 
 
 @pytest.mark.parametrize("is_distributed", [False, True])
