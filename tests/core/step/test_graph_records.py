@@ -71,6 +71,9 @@ def test_loss_that_could_not_be_fetched_is_not_recorded(session: tf.compat.v1.Se
     tf.while_loop(lambda index: index < 2, lambda index: index + tf.cast(record(), tf.int32), [0])
     # A number is no tensor of the graph.
     record_loss(manager, 1.0)
+    hidden = tf.constant(1.0)
+    hidden.graph.prevent_fetching(hidden.op)
+    record_loss(manager, hidden)
     assert losses_of_graph() == []
 
 
@@ -118,9 +121,10 @@ def test_gradients_that_could_not_be_fetched_are_not_recorded(session: tf.compat
     assert gradients_of_graph() == []
 
 
-def test_gradients_of_eager_code_are_not_recorded() -> None:
+def test_losses_and_gradients_of_eager_code_are_not_recorded() -> None:
     scaler, _ = _scaler()
     if not tf.executing_eagerly():
         pytest.skip("is about eager code")
+    scaler.scale(tf.constant(1.0))
     take_step(scaler, [tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
-    assert gradients_of_graph() == []
+    assert (losses_of_graph(), gradients_of_graph()) == ([], [])

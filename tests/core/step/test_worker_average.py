@@ -16,11 +16,13 @@ class _Recording(SingleProcess):
     """One process that records what it is asked to average, cast as on its way to others."""
 
     def __init__(self) -> None:
-        self.sent: list[float] = []
+        self.sent: list[tuple[str, float, tf.DType]] = []
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         travelling = [None if grad is None else tf.cast(grad, dtype or grad.dtype) for grad in grads]
-        self.sent = [float(grad) for grad in travelling if grad is not None]
+        self.sent = [
+            (name, float(grad), grad.dtype) for name, grad in zip(names, travelling, strict=True) if grad is not None
+        ]
         return [None if grad is None else tf.cast(grad, tf.float32) for grad in travelling]
 
 
@@ -30,17 +32,25 @@ def test_gradients_of_a_process_alone_stay_as_they_are() -> None:
     assert average.mean(grads, ["kernel", "bias"], SingleProcess()) == grads
 
 
-def test_unscaled_gradients_travel_scaled_in_half_precision() -> None:
+# As float16, the first gradient would be 0.
+@pytest.mark.parametrize(("value", "dtype"), [(2.0**-28, tf.float32), (2.0**-20, tf.float16)])
+def test_unscaled_gradients_travel_scaled_in_half_precision_and_come_back_in_their_type(
+    value: float, dtype: tf.DType
+) -> None:
     average, process = WorkerAverage(tfmp.FixedLossScaleManager(2.0**20), True, tf.float16), _Recording()
-    # As float16 this gradient would be 0.
-    (mean, none) = average.mean([tf.constant(2.0**-28), None], ["kernel", "bias"], process, are_scaled=False)
-    assert (process.sent, float(mean), none) == ([2.0**-8], 2.0**-28, None)
+    mean, none = average.mean([tf.constant(value, dtype), None], ["kernel", "bias"], process, are_scaled=False)
+    assert process.sent == [("kernel", value * 2**20, tf.float16)]
+    assert (float(mean), mean.dtype, none) == (value, dtype, None)
 
 
-def test_gradients_in_their_own_type_travel_unscaled() -> None:
-    average, process = WorkerAverage(tfmp.FixedLossScaleManager(2.0**20), True), _Recording()
-    (mean,) = average.mean([tf.constant(2.0**-28)], ["kernel"], process, are_scaled=False)
-    assert (process.sent, float(mean)) == ([2.0**-28], 2.0**-28)
+@pytest.mark.parametrize(
+    ("dtype", "are_scaled", "travelling"),
+    [(None, False, tf.float32), (None, True, tf.float32), (tf.float16, True, tf.float16)],
+)
+def test_other_gradients_travel_as_they_are(dtype: tf.DType | None, are_scaled: bool, travelling: tf.DType) -> None:
+    average, process = WorkerAverage(tfmp.FixedLossScaleManager(2.0**20), True, dtype), _Recording()
+    (mean,) = average.mean([tf.constant(2.0**-8)], ["kernel"], process, are_scaled=are_scaled)
+    assert (process.sent, float(mean)) == ([("kernel", 2.0**-8, travelling)], 2.0**-8)
 
 
 @pytest.mark.parametrize(
