@@ -1,12 +1,23 @@
+"""The path of gradients through a step, with adapters that keep what reaches them."""
+
 import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import pytest
 import tensorflow as tf
-from function_steps import take_step
+from function_steps import FunctionAdapter, take_step
+from stand_in_horovod import run_horovod
 
 import tfmp
-from tfmp.core.step.scaler import LossScaler
-from tfmp.types import Gradients
+from tfmp.core.distribute import SingleProcess
+from tfmp.core.gradients.origins import note_change
+from tfmp.core.overflow.gradient_check import Scaling
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.step.gradient_ranges import GradientRanges
+from tfmp.core.step.result import StepResult
+from tfmp.core.step.scaler import LossScaler, Step
+from tfmp.types import Gradient, Gradients
 
 
 def _scaler(detector: tfmp.NonFiniteDetector | tfmp.SaturationDetector | None = None) -> tuple:
@@ -46,3 +57,305 @@ def test_detector_decides_what_is_skipped() -> None:
         scaler, [tf.constant(65504.0 / 8)], ["kernel"], lambda grads: pytest.fail("a saturated gradient was applied")
     )
     assert float(manager.get_loss_scale()) == 4
+
+
+class _Recording(FunctionAdapter):
+    """Keeps with what it is asked to apply gradients, and which steps it is told of."""
+
+    def __init__(
+        self, *, unscales: bool = True, can_sum_first: bool = False, overwritten: Collection[int] = ()
+    ) -> None:
+        super().__init__(["kernel", "bias"], lambda grads: tf.no_op())
+        self.overwritten = frozenset(overwritten)
+        self.dtypes = [tf.float16, tf.float32]
+        self.applied: list[Any] = []
+        self.steps: list[bool] = []
+        self._unscales, self._can_sum_first = unscales, can_sum_first
+
+    def unscales(self, grads: Gradients) -> bool:
+        return self._unscales and len(grads) == 2
+
+    def can_sum_first(self, grads: Gradients) -> bool:
+        return self._can_sum_first and len(grads) == 2
+
+    def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
+        return [grads[0] / (1.0 if loss_scale is None else loss_scale)]
+
+    def apply(self, grads: Gradients, loss_scale: Any = None, measures: Any = (), changes: Any = ()) -> tf.Operation:
+        scale = None if loss_scale is None else float(loss_scale)
+        self.applied.append((_numbers(grads), scale, _numbers(measures), changes))
+        return tf.no_op()
+
+    def on_step(self, applied: tf.Tensor) -> None:
+        self.steps.append(bool(applied))
+
+
+def _numbers(grads: Iterable[Gradient]) -> list[float | None]:
+    return [None if grad is None else float(grad) for grad in grads]
+
+
+class _SummedFirst(SingleProcess):
+    """A process that says that gradients may be summed before the check, as the replicas of a strategy do."""
+
+    can_sum_first = True
+
+
+class _Stricter(tfmp.NonFiniteDetector):
+    """A user's detector, which may look at more than whether the gradients are finite."""
+
+
+def _manager(**settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(8, 100, decr_every_n_nan_or_inf=1, decr_ratio=0.5, **settings)
+
+
+def _scaler_of(manager: tfmp.LossScaleManager, detector: tfmp.OverflowDetector | None = None) -> LossScaler:
+    return LossScaler(manager, detector or tfmp.NonFiniteDetector(), is_distributed=False)
+
+
+def _log_max() -> tfmp.LossScaleManager:
+    return tfmp.LogMaxLossScaleManager(init_loss_scale=8)
+
+
+_SCALERS: dict[str, Callable[[], LossScaler]] = {
+    "finite": lambda: _scaler_of(_manager()),
+    "below 1": lambda: _scaler_of(_manager(min_loss_scale=0.5)),
+    "saturation": lambda: _scaler_of(_manager(), tfmp.SaturationDetector()),
+    "own detector": lambda: _scaler_of(_manager(), _Stricter()),
+    "largest magnitude": lambda: _scaler_of(_log_max()),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [
+        ("finite", Scaling.CHECK_SCALED),
+        ("below 1", Scaling.UNSCALE_FIRST),
+        ("saturation", Scaling.UNSCALE_FIRST),
+        ("largest magnitude", Scaling.CHECK_SCALED),
+    ],
+)
+def test_gradients_stay_scaled_for_an_adapter_that_unscales_them(kind: str, scaling: Scaling) -> None:
+    scaler, adapter, grads = _SCALERS[kind](), _Recording(), [tf.constant(16.0), None]
+    step = scaler.step_of_scaled_grads(adapter, grads, SingleProcess())
+    assert step == Step(adapter, grads, scaling, tf.constant(8.0))
+
+
+def test_gradients_are_unscaled_and_typed_for_an_adapter_that_does_not() -> None:
+    scaler, adapter = _scaler_of(_manager()), _Recording(unscales=False, overwritten=[1])
+    step = scaler.step_of_scaled_grads(adapter, [tf.constant(16.0), tf.constant(16.0)], SingleProcess())
+    assert step == Step(adapter, [tf.constant(2.0, tf.float16), tf.constant(16.0)])
+    assert step.grads[0].dtype == tf.float16
+
+
+@pytest.mark.parametrize(
+    ("kind", "sums_first"),
+    [
+        ("finite", True),
+        ("below 1", False),
+        ("saturation", False),
+        ("own detector", False),
+        ("largest magnitude", False),
+    ],
+)
+def test_gradients_are_summed_first_if_only_their_finiteness_has_to_be_known(kind: str, sums_first: bool) -> None:
+    grads = [tf.constant(16.0), None]
+    for distribution, can_sum_first, possible in [
+        (_SummedFirst(), True, sums_first),
+        (_SummedFirst(), False, False),
+        (SingleProcess(), True, False),
+    ]:
+        scaler, adapter = _SCALERS[kind](), _Recording(unscales=False, can_sum_first=can_sum_first)
+        assert scaler.step_of_scaled_grads(adapter, grads, distribution).sums_first is possible
+        scaler.gradient_ranges = GradientRanges()
+        assert not scaler.step_of_scaled_grads(adapter, grads, distribution).sums_first
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("is_clipped", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "derived", "derived_if_clipped"),
+    [
+        ("finite", True, True),
+        ("below 1", False, False),
+        ("saturation", False, False),
+        ("own detector", True, False),
+        ("largest magnitude", True, False),
+    ],
+)
+def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_others(
+    kind: str, derived: bool, derived_if_clipped: bool, is_clipped: bool, session: tf.compat.v1.Session
+) -> None:
+    scaler, scaled = _SCALERS[kind](), [tf.constant(16.0), None]
+    grads, keeps_finite = scaler.unscale(scaled), tf.constant(True)
+    if is_clipped:
+        clipped = [grads[0] / 2, None]
+        note_change(clipped[0], grads[0], lambda values: values / 2, keeps_finite)
+        grads = clipped
+    session.run(tf.compat.v1.global_variables_initializer())
+    step, known = scaler.step_of_unscaled_grads(_Recording(), grads)
+    if derived_if_clipped if is_clipped else derived:
+        assert step.scaling is Scaling.CHECK_SCALED
+        assert (step.grads, session.run(step.loss_scale)) == (scaled, 8)
+        assert [change is None for change in step.changes] == [False, True] * is_clipped
+        assert (known is not None) is is_clipped
+        assert known is None or session.run(known.usable)
+    else:
+        assert (step.scaling, step.loss_scale, step.changes, known) == (Scaling.UNSCALED, None, (), None)
+        assert step.grads[0].dtype == tf.float16
+    step, _ = scaler.step_of_unscaled_grads(_Recording(unscales=False), grads)
+    assert (step.scaling, step.grads[0].dtype) == (Scaling.UNSCALED, tf.float16)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("before", [None, True, False])
+@pytest.mark.parametrize("keeps_finite", [True, False])
+def test_step_is_skipped_if_a_change_does_not_keep_gradients_finite(
+    before: bool | None, keeps_finite: bool, session: tf.compat.v1.Session
+) -> None:
+    scaler, scaled = _scaler_of(tfmp.FixedLossScaleManager(8)), [tf.constant(16.0), None]
+    grads = scaler.unscale(scaled)
+    clipped = [grads[0] / 2, None]
+    note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(keeps_finite))
+    early = None if before is None else LocalCheck(tf.constant(before), checked=[*grads, tf.constant(1.0)])
+    _, known = scaler.step_of_unscaled_grads(_Recording(), clipped, early)
+    assert session.run(known.usable) == (keeps_finite and before is not False)
+    # What was checked unscaled is known of the scaled gradients.
+    assert list(known.checked)[:2] == ([] if early is None else scaled)
+
+
+def test_early_check_tells_what_a_manager_has_to_know() -> None:
+    grads = [tf.constant(-3.0), None]
+    known = _SCALERS["finite"]().check_early(grads, SingleProcess())
+    assert (bool(known.usable), known.max_abs, known.checked) == (True, None, grads)
+    known = _SCALERS["largest magnitude"]().check_early(grads, SingleProcess())
+    assert (bool(known.usable), float(known.max_abs)) == (True, 3)
+    assert not _SCALERS["finite"]().check_early([tf.constant(math.inf)], SingleProcess()).usable
+
+
+def test_mean_of_checked_micro_batches_is_checked_early_for_its_finiteness_alone() -> None:
+    scaler = _SCALERS["saturation"]()
+    for grad, usable, finite in [(65504 / 8, False, True), (math.inf, False, False), (1.0, True, True)]:
+        grads = [tf.constant(grad)]
+        assert bool(scaler.check_early(grads, SingleProcess()).usable) is usable
+        assert bool(scaler.check_early(grads, SingleProcess(), already_checked=True).usable) is finite
+
+
+class _OfTwo(SingleProcess):
+    """Says that an optimizer sums the gradients of two replicas."""
+
+    num_summed = 2
+
+
+@pytest.mark.parametrize(("distribution", "usable"), [(SingleProcess(), True), (_OfTwo(), False)], ids=["alone", "two"])
+def test_gradient_that_may_overflow_in_the_sum_over_replicas_is_skipped(
+    distribution: SingleProcess, usable: bool
+) -> None:
+    scaler, adapter, grads = _scaler_of(_manager()), _Recording(), [tf.constant(3e38), None]
+    assert bool(scaler.check_early(grads, distribution).usable) is usable
+    scaler.step(Step(adapter, grads), distribution)
+    assert adapter.steps == [usable]
+
+
+@pytest.mark.parametrize(
+    ("usable", "checked", "grad", "applied"),
+    [
+        (True, 2.0, 2.0, True),
+        (False, 2.0, 2.0, False),
+        # The same tensor is not checked again.
+        (True, math.inf, None, True),
+        (True, 2.0, math.inf, False),
+        (False, 2.0, 3.0, False),
+        (True, 2.0, 3.0, True),
+    ],
+)
+def test_step_checks_only_gradients_that_changed_since_an_earlier_check(
+    usable: bool, checked: float, grad: float | None, applied: bool
+) -> None:
+    scaler, adapter, before = _scaler_of(_manager()), _Recording(), tf.constant(checked)
+    known = LocalCheck(tf.constant(usable), checked=[before])
+    after = before if grad is None else tf.constant(grad)
+    scaler.step(Step(adapter, [after, None]), SingleProcess(), known)
+    assert adapter.steps == [applied]
+    assert adapter.applied == [([float(after), None], None, [float(after)], ())] * applied
+    assert float(scaler.scale(tf.constant(1.0))) == (8 if applied else 4)
+
+
+@pytest.mark.parametrize(("max_abs", "expected"), [(None, 3.0), (5.0, 5.0)])
+def test_largest_magnitude_is_that_of_an_earlier_check_if_it_has_one(max_abs: float | None, expected: float) -> None:
+    known = LocalCheck(tf.constant(True), max_abs=None if max_abs is None else tf.constant(max_abs))
+    step = Step(_Recording(), [tf.constant(-3.0), None])
+    _, result = _SCALERS["largest magnitude"]().run(step, SingleProcess(), known)
+    assert float(result.max_abs) == expected
+    assert _SCALERS["finite"]().run(step, SingleProcess(), known)[1].max_abs is None
+
+
+def test_adapter_measures_and_unscales_the_gradients_that_it_applies() -> None:
+    scaler, adapter = _scaler_of(_manager()), _Recording()
+    changes = [lambda values: values, None]
+    step = scaler.step_of_scaled_grads(adapter, [tf.constant(16.0), None], SingleProcess())
+    for each in (step, step._replace(changes=changes)):
+        scaler.step(each, SingleProcess())
+    # What is measured of scaled gradients says nothing of those that are changed.
+    assert adapter.applied == [([16, None], 8, [2], ()), ([16, None], 8, [], changes)]
+
+
+def test_gradients_that_are_not_averaged_yet_are_averaged_by_the_step() -> None:
+    class Averaging(SingleProcess):
+        def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
+            asked.append((_numbers(grads), list(names), dtype))
+            return [None if grad is None else grad / 2 for grad in grads]
+
+    asked: list[Any] = []
+    adapter = _Recording()
+    scaler = LossScaler(_manager(), tfmp.NonFiniteDetector(), is_distributed=True, aggregation_dtype=tf.float16)
+    for is_averaged in (True, False):
+        scaler.step(Step(adapter, [tf.constant(2.0), None], is_averaged=is_averaged), Averaging())
+    # In half precision they travel scaled.
+    assert asked == [([16, None], ["kernel", "bias"], tf.float16)]
+    assert [grads for grads, *_ in adapter.applied] == [[2, None], [1, None]]
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_setting_of_the_user_decides_whether_horovod_distributes(
+    is_distributed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_horovod(monkeypatch, 2)
+    scaler = LossScaler(_manager(), tfmp.NonFiniteDetector(), is_distributed)
+    assert repr(scaler.distribution()) == ("Horovod()" if is_distributed else "SingleProcess()")
+    scaler.worker_average.warn_if_missing()
+    assert ("nothing averages the gradients" in caplog.text) is not is_distributed
+
+
+@pytest.mark.parametrize(("is_step", "counted"), [(None, (1, 0)), (True, (1, 0)), (False, (0, 0))])
+def test_result_that_is_no_step_moves_the_scale_and_is_not_counted(
+    is_step: bool | None, counted: tuple[int, int]
+) -> None:
+    manager = _manager()
+    applied, finite = tf.constant(True), tf.constant(False)
+    result = StepResult(applied, finite, None)
+    _scaler_of(manager).advance(result, None if is_step is None else tf.constant(is_step))
+    status = manager.get_status()
+    assert (int(status.applied_steps), int(status.skipped_steps)) == counted
+    assert bool(status.last_step_finite) is (is_step is False)
+    assert float(manager.get_loss_scale()) == 4
+
+
+@pytest.mark.graph
+def test_overflow_reports_are_those_of_the_graph_or_of_eager_code(session: tf.compat.v1.Session) -> None:
+    scaler = _scaler_of(tfmp.FixedLossScaleManager(8))
+    take_step(scaler, [tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
+    assert [report.names for report in scaler.overflow_reports()] == [["kernel"]]
+    with tf.Graph().as_default():
+        assert scaler.overflow_reports() == []
+        take_step(scaler, [tf.constant(1.0)], ["bias"], lambda grads: tf.no_op())
+        assert [report.names for report in scaler.overflow_reports()] == [["bias"]]
+
+
+def test_counts_are_prepared_outside_of_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    scaler = _scaler_of(_manager())
+    two_replicas.run(lambda: scaler.prepare(["on a replica"]))
+    assert scaler.overflow_reports() == []
+    with two_replicas.scope():
+        scaler.prepare(["in a scope"])
+    scaler.prepare(["alone"])
+    assert [report.names for report in scaler.overflow_reports()] == [["in a scope"], ["alone"]]
