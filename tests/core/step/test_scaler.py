@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from function_steps import FunctionAdapter, take_step
@@ -11,6 +12,7 @@ from stand_in_horovod import run_horovod
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
+from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.origins import note_change
 from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.overflow.local_check import LocalCheck
@@ -359,3 +361,122 @@ def test_counts_are_prepared_outside_of_replicas(two_replicas: tf.distribute.Mir
         scaler.prepare(["in a scope"])
     scaler.prepare(["alone"])
     assert [report.names for report in scaler.overflow_reports()] == [["in a scope"], ["alone"]]
+
+
+class _Summing(_Recording):
+    """Sums the gradients of two replicas, which are the same, before they are checked."""
+
+    def __init__(self) -> None:
+        super().__init__(can_sum_first=True)
+
+    def sum(self, grads: Gradients) -> Gradients:
+        def twice(rows: tf.Tensor) -> tf.Tensor:
+            return tf.concat([rows, rows], axis=0)
+
+        return [arithmetic.map_parts(lambda values: values * 2, twice, twice, grad) for grad in grads]
+
+    def apply_sums(self, sums: Gradients, loss_scale: Any) -> tf.Operation:
+        values = arithmetic.values_of([grad for grad in sums if grad is not None])
+        self.applied.append(([each.numpy().tolist() for each in values], float(loss_scale)))
+        return tf.no_op()
+
+
+class _SummedOfTwo(_SummedFirst):
+    num_summed = 2
+
+
+def _sparse(value: float) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.constant([value]), tf.constant([1]), tf.constant([3]))
+
+
+@pytest.mark.parametrize(
+    ("grad", "applied", "counts"),
+    [
+        (tf.constant(16.0), [([32], 8)], [[0, 0, 0], [0, 0, 0]]),
+        (tf.constant(1.5e38), [([3e38], 8)], [[0, 0, 0], [0, 0, 0]]),
+        (tf.constant(math.inf), [], [[1, 0, 0], [0, 0, 0]]),
+        (_sparse(16.0), [([[16, 16]], 8)], [[0, 0, 0], [0, 0, 0]]),
+        # Rows of sparse gradients that have the same index are not added up yet.
+        (_sparse(2e38), [], [[1, 0, 0], [0, 0, 0]]),
+    ],
+    ids=["dense", "large", "infinite", "sparse", "large and sparse"],
+)
+def test_sums_are_what_is_checked_and_applied(grad: Gradient, applied: list[Any], counts: list[list[int]]) -> None:
+    scaler, adapter = _scaler_of(_manager()), _Summing()
+    step = scaler.step_of_scaled_grads(adapter, [grad, None], _SummedOfTwo())
+    scaler.step(step, _SummedOfTwo())
+    assert len(adapter.applied) == len(applied)
+    for (found, scale), (values, loss_scale) in zip(adapter.applied, applied, strict=True):
+        np.testing.assert_allclose(found, values, rtol=1e-6)
+        assert scale == loss_scale
+    assert adapter.steps == [bool(applied)]
+    (report,) = scaler.overflow_reports()
+    assert (report.names, report.last.numpy().tolist()) == (["kernel", "bias"], counts)
+
+
+def test_replicas_agree_on_what_each_found() -> None:
+    class Agreeing(SingleProcess):
+        def agree(
+            self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
+        ) -> tuple[tf.Tensor, tf.Tensor | None]:
+            asked.append((bool(usable), None if max_abs is None else float(max_abs), _numbers(grads), list(names)))
+            return tf.constant(False), max_abs
+
+    asked: list[Any] = []
+    scaler, adapter = _SCALERS["largest magnitude"](), _Recording()
+    scaler.step(Step(adapter, [tf.constant(-3.0), None]), Agreeing())
+    result = scaler.agree_early(LocalCheck(tf.constant(True), max_abs=tf.constant(5.0)), Agreeing())
+    assert asked == [(True, 3, [-3, None], ["kernel", "bias"]), (True, 5, [], [])]
+    assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
+    assert (adapter.applied, adapter.steps) == ([], [False])
+
+
+@pytest.mark.parametrize(("complete", "finite"), [(None, True), (True, True), (False, False)])
+def test_step_that_drops_a_micro_batch_is_applied_and_not_finite(complete: bool | None, finite: bool) -> None:
+    known = LocalCheck(tf.constant(True), None if complete is None else tf.constant(complete))
+    result = _scaler_of(_manager()).agree_early(known, SingleProcess())
+    assert (bool(result.applied), bool(result.finite)) == (True, finite)
+    assert (result.finite is result.applied) is (complete is None)
+
+
+@pytest.mark.parametrize(
+    ("grads", "overwritten", "already_checked", "applied"),
+    [
+        ([65504 / 8, 1.0], [], False, False),
+        ([65504 / 8, 1.0], [], True, True),
+        ([math.nan, 1.0], [], True, False),
+        ([1.0, 65504 / 8], [], False, False),
+        # What will be the next value of its variable was never scaled.
+        ([1.0, 65504 / 8], [1], False, True),
+    ],
+)
+def test_detector_looks_at_gradients_that_were_scaled_and_not_looked_at_before(
+    grads: list[float], overwritten: list[int], already_checked: bool, applied: bool
+) -> None:
+    scaler, adapter = _SCALERS["saturation"](), _Recording(overwritten=overwritten)
+    known = LocalCheck(tf.constant(True), already_checked=already_checked)
+    scaler.step(Step(adapter, [tf.constant(grad) for grad in grads]), SingleProcess(), known)
+    assert adapter.steps == [applied]
+
+
+def test_sum_that_is_checked_needs_no_room_for_further_replicas() -> None:
+    scaler, adapter = _scaler_of(_manager()), _Recording()
+    adapter.sums_first = True
+    scaler.step(Step(adapter, [tf.constant(3e38), None]), _OfTwo())
+    assert adapter.steps == [True]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("value", [1.0, math.inf])
+def test_step_of_a_graph_runs_what_the_adapter_counts(value: float, session: tf.compat.v1.Session) -> None:
+    class Counting(FunctionAdapter):
+        def on_step(self, applied: tf.Tensor) -> tf.Operation:
+            return counted.assign(tf.where(applied, 1, 2)).op
+
+    counted = tf.compat.v1.get_variable("counted", initializer=0, use_resource=True)
+    scaler = _scaler_of(tfmp.FixedLossScaleManager(8))
+    step = Step(Counting(["kernel"], lambda grads: tf.no_op()), [tf.constant(value)])
+    done = scaler.step(step, SingleProcess())
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(done)
+    assert session.run(counted) == (1 if math.isfinite(value) else 2)
