@@ -29,7 +29,7 @@ def _trained(name: str, case: Case) -> training_process.Measured:
 def test_a_process_for_each_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path, picture = tmp_path / "memory.json", tmp_path / "memory.png"
-    chosen = ["--models", "transformer", "--policies", "float32", "--modes", "graph", "--contenders"]
+    chosen = ["--models", "convolutional", "--policies", "float32", "--modes", "graph", "--contenders"]
     chosen += ["Recompute", "keras.RematScope"]
     sizes = ["--size", "tiny", "--steps", "3", "--rounds", "2"]
     assert memory.main([*chosen, *sizes, "--json", str(path), "--plot", str(picture)]) == 0
