@@ -33,6 +33,11 @@ print({variable.dtype for variable in half.variables[2:]}, float(half.learning_r
 """
 
 
+def _model(optimizer: Any) -> Any:
+    """Make the model without XLA, which takes long to compile a step, and of which no file holds anything."""
+    return model(keras, optimizer, jit_compile=False)
+
+
 def _fit(trained: Any, epochs: int) -> None:
     points, sides = classification()
     trained.fit(points, sides, batch_size=64, epochs=epochs, shuffle=False, verbose=0)
@@ -54,7 +59,7 @@ def test_loaded_model_trains_on_as_if_it_had_not_been_saved(tmp_path: Path) -> N
 
 
 def test_fresh_process_loads_it(tmp_path: Path) -> None:
-    trained = model(keras, wrap(adam(keras, seed=3)))
+    trained = _model(wrap(adam(keras, seed=3)))
     _fit(trained, 1)
     trained.save(tmp_path / "half.keras")
     done = subprocess.run(
@@ -72,21 +77,21 @@ def test_fresh_process_loads_it(tmp_path: Path) -> None:
 
 
 def test_checkpoint_keeps_the_types(tmp_path: Path) -> None:
-    trained = model(keras, wrap(adam(keras)))
+    trained = _model(wrap(adam(keras)))
     _fit(trained, 2)
     path = tf.train.Checkpoint(model=trained, optimizer=trained.optimizer).save(tmp_path / "half")
-    resumed = model(keras, wrap(adam(keras)))
+    resumed = _model(wrap(adam(keras)))
     resumed.optimizer.build(resumed.trainable_variables)
     tf.train.Checkpoint(model=resumed, optimizer=resumed.optimizer).restore(path).assert_consumed()
     assert _all(resumed) == _all(trained)
 
 
 def test_weights_of_float32_state_are_taken_over(tmp_path: Path) -> None:
-    plain = model(keras, wrap(keras.optimizers.Adam(0.125)))
+    plain = _model(wrap(keras.optimizers.Adam(0.125)))
     _fit(plain, 2)
     plain.save(tmp_path / "plain.keras")
     saved = keras.saving.load_model(tmp_path / "plain.keras")
-    half = model(keras, wrap(adam(keras)))
+    half = _model(wrap(adam(keras)))
     half.optimizer.build(half.trainable_variables)
     half.optimizer.set_weights([variable.numpy() for variable in saved.optimizer.variables])
     for one, other in zip(half.optimizer.variables, saved.optimizer.variables, strict=True):
@@ -114,8 +119,8 @@ def test_class_of_the_users_is_found_by_custom_objects() -> None:
 
 
 def test_legacy_file_is_loaded(tmp_path: Path) -> None:
-    trained = model(keras, adam(keras))
-    trained.compile(adam(keras), keras.losses.MeanSquaredError())
+    trained = _model(adam(keras))
+    trained.compile(adam(keras), keras.losses.MeanSquaredError(), jit_compile=False)
     _fit(trained, 1)
     trained.save(tmp_path / "half.h5")
     loaded = keras.saving.load_model(tmp_path / "half.h5")
