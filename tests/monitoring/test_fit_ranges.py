@@ -23,10 +23,14 @@ def keras(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def _model(keras: ModuleType, *, manager: Any = None, learning_rate: float = 0.0, **settings: Any) -> Any:
-    """Return a model of one weight, which stays 1 unless there is a learning rate. Its gradient is the target."""
+    """Return a model of one weight, which stays 1 unless there is a learning rate. Its gradient is the target.
+
+    By default its steps are not compiled by XLA, which takes long.
+    """
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="last")
     model = keras.Sequential([keras.Input([1]), layer])
-    compiled = {name: settings.pop(name) for name in list(settings) if name == "steps_per_execution"}
+    of_compile = {"jit_compile", "steps_per_execution"}
+    compiled = {"jit_compile": False} | {name: settings.pop(name) for name in of_compile & settings.keys()}
     manager = manager or tfmp.FixedLossScaleManager(1024)
     opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(learning_rate), manager, **settings)
     model.compile(opt, loss=lambda target, output: target * output, **compiled)
@@ -77,7 +81,9 @@ def test_logs_of_each_batch_hold_the_shares_of_the_last_look(keras: ModuleType) 
         on_train_batch_end=lambda batch, logs: seen.append(tuple(logs[key] for key in _KEYS))
     )
     targets = [1, _LOST, 1, _SUBNORMAL, 1, 0, 1, 1]
-    _fit(_model(keras), targets, tfmp.LossScaleCallback(ranges_every_n_steps=2), record)
+    # As users compile it: Keras 3 compiles the steps by XLA.
+    model = _model(keras, jit_compile="auto" if keras.__version__.startswith("3.") else None)
+    _fit(model, targets, tfmp.LossScaleCallback(ranges_every_n_steps=2), record)
     assert all(math.isnan(value) for value in seen[0])
     assert seen[1:] == [(0, 1, 0)] * 2 + [(0, 0, 1)] * 2 + [(1, 0, 0)] * 2 + [(0, 0, 0)]
 
@@ -192,7 +198,7 @@ def test_batch_shows_activations_by_their_layers(keras: ModuleType) -> None:
 
     model = keras.Sequential([keras.Input([1]), layer("first"), layer("second")])
     opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), tfmp.FixedLossScaleManager(2.0**10))
-    model.compile(opt, loss=lambda target, output: target * output)
+    model.compile(opt, loss=lambda target, output: target * output, jit_compile=False)
     batch = (np.float32([[4], [0]]), np.full([2, 2], 2.0**-40, np.float32))
     callback = tfmp.LossScaleCallback(ranges_every_n_steps=1, ranges_batch=batch)
     ones = np.ones([1, 1], np.float32)
@@ -267,7 +273,7 @@ def _scaler_model(keras: ModuleType, scaler: tfmp.GradScaler, names: tuple[str, 
             return {"loss": tf.constant(0.0)}
 
     model = Model()
-    model.compile(keras.optimizers.SGD(1.0))
+    model.compile(keras.optimizers.SGD(1.0), jit_compile=False)
     return model
 
 
@@ -318,7 +324,7 @@ def test_model_without_a_loss_is_refused_for_a_batch(keras: ModuleType) -> None:
 def test_model_that_is_built_by_its_first_step_is_looked_at(keras: ModuleType) -> None:
     model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="last")])
     opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), tfmp.FixedLossScaleManager(8))
-    model.compile(opt, loss=lambda target, output: target * output)
+    model.compile(opt, loss=lambda target, output: target * output, jit_compile=False)
     callback = _Looks(1)
     _fit(model, [1, 4], callback)
     assert (_steps(callback), callback.found) == ([1, 2], [{"0": 1}, {"2": 1}])
@@ -326,7 +332,7 @@ def test_model_that_is_built_by_its_first_step_is_looked_at(keras: ModuleType) -
 
 def test_model_that_needs_no_scaling_is_not_looked_at(keras: ModuleType) -> None:
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones")])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=False)
     callback = tfmp.LossScaleCallback(ranges_every_n_steps=1)
     assert set(_fit(model, [1, 1], callback)) == {"loss"}
     assert callback.ranges.last is None
