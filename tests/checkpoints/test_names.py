@@ -210,6 +210,11 @@ def test_another_shape_or_type_is_listed(tmp_path: Path) -> None:
             tfmp.checkpoint_variable_map(tmp_path, variables)
 
 
+def test_anything_but_variables_is_refused() -> None:
+    with tf.Graph().as_default(), pytest.raises(TypeError, match=r"variables must be .*, and it holds 'w' of type str"):
+        tfmp.checkpoint_variable_map(_RECORDINGS / "adam/model.ckpt", ["w"])
+
+
 def test_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with tf.Graph().as_default(), pytest.raises(FileNotFoundError, match="there is no checkpoint"):
         tfmp.checkpoint_variable_map(tmp_path / "model.ckpt")

@@ -1,11 +1,17 @@
 """The loss scale is read from the files of each system, whichever of the systems are installed."""
 
 import functools
-from collections.abc import Callable
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import h5py
+import numpy as np
 import pytest
 import systems
 import tensorflow as tf
@@ -116,6 +122,57 @@ def test_fixed_scale_is_read_where_keras_describes_the_optimizer(keras: tuple[st
 def test_file_that_leaves_the_scale_out_says_so_and_names_the_initial_one() -> None:
     with pytest.raises(ValueError, match=r"Keras 2's own LossScaleOptimizer leaves it out.*initial scale, 1024"):
         tfmp.read_loss_scale_state(_RECORDINGS / "scales/keras2_stock/model.keras")
+
+
+def _keras_file(path: Path, config: dict[str, Any], values: Sequence[str] = ()) -> Path:
+    """Write a file of Keras by hand: a configuration, and a weights file with some values."""
+    weights = io.BytesIO()
+    with h5py.File(weights, "w") as file:
+        for value in values:
+            file[value] = np.float32(1)
+    with zipfile.ZipFile(path / "model.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps(config))
+        archive.writestr("model.weights.h5", weights.getvalue())
+    return path / "model.keras"
+
+
+_OTHER_MANAGER = {"class_name": "Own", "config": {"loss_scale": 8}}
+_FIXED_MANAGER = {"class_name": "FixedLossScaleManager", "config": {"loss_scale": 8}}
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ({"loss_scale_manager": _FIXED_MANAGER}, (8.0, 0, 0, "tfmp's FixedLossScaleManager", "loss_scale_manager")),
+        ({"dynamic": False, "initial_scale": 4}, (4.0, 0, 0, f"{_KERAS2} with a fixed scale", "initial_scale")),
+        *((config, None) for config in ({}, {"loss_scale_manager": _OTHER_MANAGER}, {"loss_scale_manager": None})),
+        *((config, None) for config in ({"dynamic": False}, {"initial_scale": 4}, None)),
+    ],
+)
+def test_fixed_scale_is_read_from_the_optimizers_configuration(
+    optimizer: dict[str, Any] | None, expected: tuple[float, int, int, str, str] | None, tmp_path: Path
+) -> None:
+    path = _keras_file(tmp_path, {"compile_config": {"optimizer": {"config": optimizer}}})
+    if expected is not None:
+        assert tfmp.read_loss_scale_state(path) == expected
+        return
+    with pytest.raises(ValueError, match=r"model\.keras holds no loss scale\. tfmp .*It has no keys\."):
+        tfmp.read_loss_scale_state(path)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("config", [{}, {"compile_config": None}, {"compile_config": {"optimizer": None}}])
+def test_model_that_was_not_compiled_has_no_scale_and_the_first_keys_are_listed(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    for count, listed in [
+        (10, "Its keys: v0, v1, v2, v3, v4, v5, v6, v7, v8, v9."),
+        (11, "The first keys: v0, v1, v10, v2, v3, v4, v5, v6, v7, v8."),
+    ]:
+        path = _keras_file(tmp_path, config, [f"v{number}" for number in range(count)])
+        with pytest.raises(ValueError, match=rf"holds no loss scale.* {re.escape(listed)}$"):
+            tfmp.read_loss_scale_state(path)
 
 
 @pytest.mark.graph

@@ -109,14 +109,14 @@ def _is_held_by_keras(objects: Sequence[SavedObject], scale: int) -> bool:
 
 # A key is made of the path of a scope; the variable's name; a number, if that name was already taken; "/value", if the
 # script passed tfmp's variables to the Saver by the names of their ops; and ":0" in the legacy files of Keras.
-_NAME = re.compile(r"(?P<scope>.*?/)??(?P<name>[a-z_]+?)(_(?P<number>\d+))?(?P<below>/value)?(:0)?")
+_NAME = re.compile(r"(?P<scope>(.*?/)??)(?P<name>[a-z_]+?)(_(?P<number>\d+))?(?P<below>(/value)?)(:0)?")
 
 
 def _by_names(run: SavedRun) -> list[FoundScale]:
     keys: dict[tuple[str, str, str], dict[int, str]] = defaultdict(dict)
     for key in run.scalars:
         if match := _NAME.fullmatch(key):
-            place = (match["scope"] or "", match["name"], match["below"] or "")
+            place = (match["scope"], match["name"], match["below"])
             keys[place][int(match["number"] or 0)] = key
     found = []
     for (scope, name, below), scales in sorted(keys.items()):
