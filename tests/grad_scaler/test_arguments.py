@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ def test_variable_with_float8_scales_is_refused() -> None:
         validated_pairs(tf.compat.v1.train.GradientDescentOptimizer(1.0), [(tf.constant(1.0), Scale())])
 
 
-@pytest.mark.parametrize("pairs", [tf.constant([[1.0, 2.0]]), [tf.constant(1.0)], [[tf.constant(1.0)]]])
-def test_anything_but_pairs_is_refused(pairs: Any) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: tf.constant([[1.0, 2.0]]), lambda: [tf.constant(1.0)], lambda: [[tf.constant(1.0)]]]
+)
+def test_anything_but_pairs_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(
         TypeError, match=r"must be pairs of a gradient and its variable, .*: pass zip\(grads, variables\)"
     ):
-        validated_pairs(tf.compat.v1.train.GradientDescentOptimizer(1.0), pairs)
+        validated_pairs(tf.compat.v1.train.GradientDescentOptimizer(1.0), make())
 
 
 def test_pairs_are_listed_from_an_iterator_with_none_among_them() -> None:

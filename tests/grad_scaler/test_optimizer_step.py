@@ -1,8 +1,13 @@
+from typing import Any
+
+import kerases
+import pytest
 import tensorflow as tf
 
-from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.adapters import Keras3Adapter, KerasAdapter, OptimizerAdapter, TF1Adapter
 from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.grad_scaler.optimizer_step import OptimizerStep, known_together
+from tfmp.core.updates import Updates
+from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
 
 
 def _step(known: LocalCheck | None, variables: int = 1) -> OptimizerStep:
@@ -27,3 +32,62 @@ def test_overflow_counts_of_a_window_are_in_the_rows_of_its_variables() -> None:
     together = known_together([_step(None, variables=2), _step(found)])
     assert together is not None
     assert together.overflow_counts.numpy().tolist() == [[0, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_what_is_known_of_the_gradients_of_each_optimizer_is_joined() -> None:
+    first, second = tf.constant(1.0), tf.constant(2.0)
+    true, false = tf.constant(True), tf.constant(False)
+    checks = [
+        LocalCheck(true, max_abs=tf.constant(2.0), checked=[first, None], already_checked=True),
+        LocalCheck(true, true, max_abs=tf.constant(3.0), checked=[second], already_checked=True),
+    ]
+    together = known_together([_step(check) for check in checks])
+    assert together is not None
+    assert (float(together.max_abs), bool(together.complete), together.already_checked) == (3, True, True)
+    assert [grad is own for grad, own in zip(together.checked, [first, None, second], strict=True)] == [True] * 3
+    assert (together.emptied, together.overflow_counts) == (None, None)
+    # Whoever is not complete, by its own flag or because there is no window: the step is not.
+    for check, complete in [(LocalCheck(false), False), (LocalCheck(true, false), False), (LocalCheck(true), True)]:
+        together = known_together([_step(check), _step(checks[1])])
+        assert together is not None
+        assert (bool(together.complete), together.max_abs, together.already_checked) == (complete, None, False)
+    # The gradients of an optimizer without `unscale` were not checked.
+    together = known_together([_step(checks[0]), _step(None)])
+    assert together is not None
+    assert (together.max_abs, together.already_checked) == (None, False)
+
+
+def test_ops_that_empty_windows_run_together() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        emptied = [tf.Variable(0.0, use_resource=True) for _ in range(2)]
+        checks = [LocalCheck(tf.constant(True), emptied=each.assign(1.0).op) for each in emptied]
+        together = known_together([_step(check) for check in [checks[0], LocalCheck(tf.constant(True)), checks[1]]])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(together.emptied)
+        assert session.run(emptied) == [1, 1]
+
+
+class _Own:
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        del grads_and_vars
+
+
+@pytest.mark.parametrize("keras", [pytest.param(keras, id=name) for name, keras in kerases.installed().items()])
+def test_adapter_is_that_of_the_optimizers_host(keras: Any) -> None:
+    class Changed(keras.optimizers.SGD):  # type: ignore[name-defined, misc] # one of two packages
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            return super().apply_gradients(*args, **kwargs)
+
+    weight, updates = tf.Variable(0.0), Updates("auto")
+    own = Keras3Adapter if keras.__version__.startswith("3.") else KerasAdapter
+    for optimizer, kwargs, kind in [
+        (tf.compat.v1.train.GradientDescentOptimizer(1.0), {"global_step": None}, TF1Adapter),
+        (_Own(), {}, OptimizerAdapter),
+        (keras.optimizers.SGD(1.0), {}, own),
+        (keras.optimizers.SGD(1.0), {"name": None}, OptimizerAdapter),
+        (Changed(1.0), {}, OptimizerAdapter),
+    ]:
+        adapter = adapter_of(optimizer, [weight], kwargs, updates)
+        assert type(adapter) is kind
+        assert adapter.optimizer is optimizer
+        assert adapter.variables[0] is weight

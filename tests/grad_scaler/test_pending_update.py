@@ -1,3 +1,4 @@
+import pytest
 import tensorflow as tf
 
 from tfmp.core.step.result import StepResult
@@ -22,6 +23,13 @@ def test_result_combines_all_steps_until_it_is_cleared() -> None:
     assert _combined(pending) == [0, True, True, 0]
 
 
+def test_overflow_of_a_dropped_micro_batch_is_kept_beside_a_step_without_any() -> None:
+    pending, flag = PendingUpdate(), tf.constant(True)
+    pending.add(_result(True, False, 1.0))
+    pending.add(StepResult(flag, flag, None))
+    assert _combined(pending) == [2, True, False, 1]
+
+
 def test_finite_equals_applied_if_no_micro_batch_can_be_dropped() -> None:
     pending = PendingUpdate()
     pending.add(StepResult(*[tf.constant(True)] * 2, None))
@@ -37,6 +45,17 @@ def test_finite_equals_applied_if_no_micro_batch_can_be_dropped() -> None:
 
 def test_results_are_not_saved_in_checkpoints() -> None:
     assert not tf.train.Checkpoint(pending=PendingUpdate()).pending._trackable_children()
+
+
+@pytest.mark.graph
+def test_results_are_no_variables_of_a_script_with_a_session(session: tf.compat.v1.Session) -> None:
+    pending = PendingUpdate()
+    add = pending.add(_result(True, True, 1.0))
+    assert tf.compat.v1.global_variables() == []
+    # So the script does not initialize them.
+    assert session.run(pending.results) == 0
+    session.run(add)
+    assert session.run(pending.results) == 1
 
 
 def test_partly_applied_iterations_are_counted_and_not_cleared() -> None:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -307,6 +308,86 @@ def test_scaled_losses_on_replicas_give_no_warning(
         training.scaler.update()
 
     iterate()
+    assert _messages(caplog) == []
+
+
+def _through_tensor_array(value: tf.Tensor) -> tf.Tensor:
+    handle, flow = tf.raw_ops.TensorArrayV3(size=1, dtype=tf.float32)
+    flow = tf.raw_ops.TensorArrayWriteV3(handle=handle, index=0, value=value, flow_in=flow)
+    return tf.raw_ops.TensorArrayReadV3(handle=handle, index=0, flow_in=flow, dtype=tf.float32)
+
+
+def _popped() -> tf.Tensor:
+    return tf.raw_ops.StackPopV2(handle=tf.raw_ops.StackV2(max_size=1, elem_type=tf.float32), elem_type=tf.float32)
+
+
+def _gradient(through: Callable[[tf.Tensor], tf.Tensor] = tf.identity) -> tf.Tensor:
+    """Differentiate a loss of the size of a placeholder, and pass the gradient through a function."""
+    weight = tf.compat.v1.placeholder(tf.float32, [None])
+    return through(tf.gradients(weight * weight, weight)[0])
+
+
+def _unconnected() -> tf.Tensor:
+    weight = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(weight)
+    return tape.gradient(tf.constant(2.0), weight, unconnected_gradients="zero")
+
+
+#: What makes gradients, and whether there is a warning if no loss was scaled, and if another was.
+_MAKERS: dict[str, tuple[Callable[[], Any], bool, bool]] = {
+    "constant": (lambda: tf.constant(1.0), True, False),
+    "zeros of a tape": (_unconnected, True, False),
+    "placeholder": (lambda: tf.compat.v1.placeholder(tf.float32, []) * 2.0, False, False),
+    "variable": (lambda: tf.compat.v1.get_variable("w", [], use_resource=True) * 2.0, False, False),
+    "reference variable": (lambda: tf.compat.v1.get_variable("w", [], use_resource=False) * 2.0, False, False),
+    "Python": (lambda: tf.numpy_function(lambda: np.float32(1), [], tf.float32), False, False),
+    "eager Python": (lambda: tf.py_function(lambda: 1.0, [], tf.float32), False, False),
+    "function": (tf.function(lambda: tf.constant(1.0)), True, False),
+    "stack": (_popped, False, False),
+    "gradient": (_gradient, True, True),
+    "gradient with a stack": (lambda: _gradient(lambda grad: grad * _popped()), True, False),
+    "rows of a gradient": (lambda: tf.IndexedSlices(_gradient(), tf.constant([0]), tf.constant([9])), True, True),
+    "clipped gradient": (lambda: _gradient(lambda grad: tfmp.clip_by_norm([grad], 1.0)[0]), True, True),
+    "gradient changed in Python": (
+        lambda: _gradient(lambda grad: tf.numpy_function(np.negative, [grad], tf.float32)),
+        True,
+        False,
+    ),
+    "gradient in a tensor array": (lambda: _gradient(_through_tensor_array), True, False),
+    "gradient in a function": (lambda: _gradient(tf.function(tf.negative)), True, False),
+    "ones of the user": (lambda: tf.ones(tf.compat.v1.placeholder(tf.int32, [1])), False, False),
+}
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("scales", [False, True], ids=["never scaled", "another scaled"])
+@pytest.mark.parametrize("maker", _MAKERS)
+def test_warning_is_given_only_for_what_the_graph_shows(
+    maker: str, scales: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, warns_if_never, warns_if_another = _MAKERS[maker]
+    losses = ScaledLosses()
+    with tf.Graph().as_default():
+        if scales:
+            losses.note(tf.constant(1.0) * tf.constant(8.0))
+        grads = [None, make()]
+        for _ in range(2):
+            losses.warn_if_not_scaled(grads)
+    expected = [_OTHER] * warns_if_another if scales else [_NEVER] * warns_if_never
+    assert [message.split(": ", 1)[1] for message in _messages(caplog)] == expected
+
+
+@pytest.mark.graph
+def test_scale_that_was_read_or_is_in_another_graph_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    read, elsewhere = ScaledLosses(), ScaledLosses()
+    with tf.Graph().as_default():
+        read.note(tf.constant(1.0) * tf.constant(8.0))
+        read.note_read()
+        read.warn_if_not_scaled([_gradient()])
+        elsewhere.note(tf.constant(1.0) * tf.constant(8.0))
+    with tf.Graph().as_default():
+        elsewhere.warn_if_not_scaled([_gradient()])
     assert _messages(caplog) == []
 
 

@@ -330,10 +330,10 @@ def test_step_with_a_part_of_an_accumulators_mean_is_refused() -> None:
         training.scaler.step(training.optimizer, [(first, training.weight)])
 
 
-@pytest.mark.parametrize("loss", [1, tf.constant(1), [1.0, tf.constant([1])]])
-def test_loss_without_a_floating_point_dtype_is_refused(loss: Any) -> None:
+@pytest.mark.parametrize("make", [lambda: 1, lambda: tf.constant(1), lambda: [1.0, tf.constant([1])]])
+def test_loss_without_a_floating_point_dtype_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match="float"):
-        tfmp.GradScaler(8).scale(loss)
+        tfmp.GradScaler(8).scale(make())
 
 
 @pytest.mark.parametrize(
