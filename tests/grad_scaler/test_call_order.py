@@ -1,4 +1,5 @@
 import gc
+import types
 import weakref
 
 import pytest
@@ -20,6 +21,17 @@ def test_optimizers_are_distinguished_by_identity() -> None:
     calls.note_step(AlwaysEqual(), None)
     calls.note_step(AlwaysEqual(), None)
     assert calls.has_steps
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "named"),
+    [("adam", "str"), (types.SimpleNamespace(name="critic"), "SimpleNamespace 'critic'")],
+)
+def test_optimizer_is_named_by_its_type_and_its_name(optimizer: object, named: str) -> None:
+    calls = CallOrder()
+    calls.note_step(optimizer, None)
+    with pytest.raises(RuntimeError, match=rf"step was called already for this optimizer \({named}\) since"):
+        calls.validate_step(optimizer)
 
 
 def test_step_finds_the_check_of_unscale_until_update() -> None:

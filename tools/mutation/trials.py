@@ -9,6 +9,7 @@ TensorFlow has started its threads would hang. For the same reason mutants are n
 import contextlib
 import dataclasses
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -19,12 +20,14 @@ import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import coverage
 import pytest
 import tensorflow as tf
 from _pytest.runner import runtestprotocol
+from _pytest.warnings import catch_warnings_for_item
 from tqdm import tqdm
 
 from tools.mutation.mutants import Mutant, is_at
@@ -158,7 +161,9 @@ class _Trial:
 
 
 def _fails(item: pytest.Item, next_items: Sequence[pytest.Item]) -> bool:
-    reports = runtestprotocol(item, log=False, nextitem=next_items[0] if next_items else None)
+    # The protocol leaves out what pytest wraps around it: the filters that a test sets for its warnings.
+    with catch_warnings_for_item(item.config, item.ihook, "runtest", item):
+        reports = runtestprotocol(item, log=False, nextitem=next_items[0] if next_items else None)
     return any(report.failed for report in reports)
 
 
@@ -185,6 +190,9 @@ def _run_with_coverage(items: Sequence[pytest.Item], share: Sequence[int], files
 
 def _functions_by_file(files: Sequence[str]) -> dict[str, list[types.FunctionType]]:
     """Find the function objects that were made from the files, wherever they are held."""
+    for file in files:
+        # tfmp imports its modules on their first use, which so far was only in the fork that ran the tests.
+        importlib.import_module(".".join(Path(file).relative_to(Path.cwd()).with_suffix("").parts))
     found: dict[str, list[types.FunctionType]] = {file: [] for file in files}
     gc.unfreeze()  # What is frozen is not listed.
     for each in gc.get_objects():
