@@ -333,6 +333,9 @@ def _options(training: str) -> argparse.Namespace:
     parser.add_argument("way_and_order")
     parser.add_argument("--factor", type=float, default=1.0, help="a factor for the inputs of Keras")
     parser.add_argument("--missing", action="store_true", help="give one process a gradient that the other lacks")
+    parser.add_argument(
+        "--v1-behavior", action="store_true", help="turn TensorFlow 1's behavior on, for the trainings after it too"
+    )
     replica_training.add_options(parser)
     options = parser.parse_args(shlex.split(training))
     options.way, options.order = options.way_and_order.split("/")
@@ -342,13 +345,10 @@ def _options(training: str) -> argparse.Namespace:
 def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trainings", nargs="+", help="arguments of `states`")
-    parser.add_argument("--v1-behavior", action="store_true")
     parser.add_argument(
         "--record", action="store_true", help="print the number of collective operations in each training"
     )
     arguments = parser.parse_args()
-    if arguments.v1_behavior:
-        tf1.disable_v2_behavior()
     if arguments.record:
         # With this setting Horovod can record its collective operations from a later call on. Recording keeps one core
         # busy, so it is not on by default.
@@ -381,6 +381,8 @@ class _Warnings(logging.Handler):
 
 def _train(hvd: Any, training: str, record: bool, tell: Callable[[str, Any], None]) -> None:
     options = _options(training)
+    if options.v1_behavior:
+        tf1.disable_v2_behavior()
     with tempfile.TemporaryDirectory() as directory:
         timeline = Path(directory) / "timeline.json"
         if record:

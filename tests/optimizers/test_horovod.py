@@ -51,6 +51,8 @@ _TRAININGS = {
     "alone": ["session/alone --last=3", "eager/alone --last=3"],
     "missing": ["session/plain --missing", "loop/plain --missing"],
     "strategy": ["loop/strategy --last=1"],
+    # The last ones: TensorFlow 1's behavior cannot be turned off again.
+    "reference_variables": _in_orders("session", "--last=100 --v1-behavior", ["plain", "outside", "npu"]),
 }
 
 #: The trainings of another launch, which records the collective operations. That keeps a core busy, so they are few:
@@ -102,10 +104,39 @@ def _launched_to_the_end(arguments: Sequence[str], directory: Path) -> _Printed:
     return printed
 
 
+class _Died(NamedTuple):
+    """A launch in which a worker died.
+
+    Attributes:
+        printed: What the workers printed.
+        taken: For each way, the steps before its last checkpoint.
+        resumed: For each way, the training that goes on from that checkpoint.
+    """
+
+    printed: _Printed
+    taken: dict[str, int]
+    resumed: dict[str, str]
+
+
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> _Printed:
-    """Run all of `_TRAININGS`, and return what the workers printed."""
-    return _launched_to_the_end([*itertools.chain(*_TRAININGS.values())], tmp_path_factory.mktemp("workers"))
+def died(tmp_path_factory: pytest.TempPathFactory) -> _Died:
+    # The session ends before the worker dies: `test_v1_workers.py` has one within a session. A death costs a launch.
+    saved = {way: tmp_path_factory.mktemp(way) for way in ("session", "loop")}
+    session, loop = (f"{way}/plain --save={directory}" for way, directory in saved.items())
+    trainings = [f"{session} --last=20", f"{loop} --last=40 --die=20"]
+    printed = _launch(trainings, tmp_path_factory.mktemp("workers"))
+    last = {way: tf.train.latest_checkpoint(directory) for way, directory in saved.items()}
+    assert None not in last.values(), printed.log
+    taken = {way: int(path.rpartition("-")[2]) for way, path in last.items()}
+    resumed = {way: f"{way}/plain --first={taken[way]} --last=40 --restore={path}" for way, path in last.items()}
+    return _Died(printed, taken, resumed)
+
+
+@pytest.fixture(scope="module")
+def printed(died: _Died, tmp_path_factory: pytest.TempPathFactory) -> _Printed:
+    """Run those that go on after a worker died, and all of `_TRAININGS`, and return what the workers printed."""
+    trainings = [*died.resumed.values(), *itertools.chain(*_TRAININGS.values())]
+    return _launched_to_the_end(trainings, tmp_path_factory.mktemp("workers"))
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +157,9 @@ def test_workers_hold_equal_states_through_100_random_overflows(printed: _Printe
         printed.assert_states(training, expected)
 
 
-def test_workers_with_reference_variables_hold_equal_states_through_100_random_overflows(tmp_path: Path) -> None:
-    trainings = _in_orders("session", "--last=100", ["plain", "outside", "npu"])
-    printed = _launched_to_the_end([*trainings, "--v1-behavior"], tmp_path)
-    assert "WARNED" not in printed.log
+def test_workers_with_reference_variables_hold_equal_states_through_100_random_overflows(printed: _Printed) -> None:
     expected = horovod_training.reference(100)
-    for training in trainings:
+    for training in _TRAININGS["reference_variables"]:
         printed.assert_states(training, expected)
 
 
@@ -288,25 +316,13 @@ def test_horovod_that_is_not_initialized_is_an_error() -> None:
         current_distribution(is_distributed=True)
 
 
-def test_worker_that_dies_ends_the_other_and_the_run_resumes(tmp_path: Path) -> None:
-    # The session ends before the worker dies: `test_v1_workers.py` has one within a session. A death costs a launch.
-    saved = {way: tmp_path / way for way in ("session", "loop")}
-    for directory in saved.values():
-        directory.mkdir()
-    session, loop = (f"{way}/plain --save={directory}" for way, directory in saved.items())
-    died = _launch([f"{session} --last=20", f"{loop} --last=40 --die=20"], tmp_path)
-    assert died.status not in {0, None}, died.log
-    assert "Process name: 1\nExit code: 3" in died.log
-    taken, resumed = {}, {}
-    for way, directory in saved.items():
-        last = tf.train.latest_checkpoint(directory)
-        taken[way] = int(last.rpartition("-")[2])
-        assert taken[way] in {19, 20}
-        resumed[way] = f"{way}/plain --first={taken[way]} --last=40 --restore={last}"
-
-    printed = _launched_to_the_end(list(resumed.values()), tmp_path)
-    printed.assert_states(resumed["loop"], _expected_of_keras(40)[taken["loop"] :])
+def test_worker_that_dies_ends_the_other_and_the_run_resumes(died: _Died, printed: _Printed) -> None:
+    assert died.printed.status not in {0, None}, died.printed.log
+    assert "Process name: 1\nExit code: 3" in died.printed.log
+    assert set(died.taken.values()) <= {19, 20}
+    printed.assert_states(died.resumed["loop"], _expected_of_keras(40)[died.taken["loop"] :])
     # A checkpoint of a session holds the same variables as with tf.contrib, so the counts of steps start again at 0.
-    expected = [state["variables"] for state in horovod_training.reference(40)[taken["session"] :]]
+    expected = [state["variables"] for state in horovod_training.reference(40)[died.taken["session"] :]]
     for rank in range(2):
-        assert [state["variables"] for state in printed.lines("STATE", rank, resumed["session"])] == expected
+        states = printed.lines("STATE", rank, died.resumed["session"])
+        assert [state["variables"] for state in states] == expected
