@@ -112,41 +112,6 @@ def test_a_file_gets_the_outline_and_no_bar(trained: tuple[pathlib.Path, str]) -
 
 
 @pytest.mark.estimator
-def test_a_terminal_shows_lines_above_one_bar(
-    tmp_path: pathlib.Path, text: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The run prints short, relative paths, as it does for a user.
-    monkeypatch.chdir(tmp_path)
-    with (
-        # `test_bert_console.py` has a wider one too.
-        terminals.terminal(80) as terminal,
-        contextlib.redirect_stdout(terminal.stdout),
-        contextlib.redirect_stderr(io.StringIO()) as errors,
-    ):
-        status = run_pretraining.main(_arguments(pathlib.Path("model"), f"--input {text} --num_train_steps=3"))
-    assert status == 0
-    assert errors.getvalue() == ""
-    lines, _, _ = "\n".join(terminal.rows()).partition("\nDone in ")
-    assert terminal.broken == []
-    *lines, bar = lines.splitlines()
-    assert bar.startswith("100%|")
-    # The last three are the starts of rows in which wrapped lines continue.
-    starts = (
-        "Training",
-        "  ",
-        "The loss scale",
-        "loss scale",
-        "overflow",
-        "attempt",
-        "step",
-        "variable",
-        "bert/",
-        "and",
-    )
-    assert [line for line in lines if not line.startswith(starts) or "|" in line] == []
-
-
-@pytest.mark.estimator
 def test_the_loss_falls_and_is_evaluated(trained: tuple[pathlib.Path, str]) -> None:
     model_dir, output = trained
     summary = _summary(model_dir)
@@ -207,32 +172,76 @@ def test_recomputed_layers_train_to_the_same_losses(tmp_path: pathlib.Path, text
     assert recomputed == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.estimator
-def test_a_run_that_would_skip_for_ever_ends_with_advice(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    done = _run(tmp_path, f"--input {text} --loss_scale=2**32 --max_consecutive_skips=5 --num_train_steps=6")
-    assert done.status == 1
-    assert "error: the gradients of 5 steps in a row were not finite" in done.errors
+@pytest.fixture(scope="module")
+def resumed_in_a_terminal(
+    tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path
+) -> tuple[terminals.Terminal, str]:
+    """Resume a run that only skipped, in a terminal; return the terminal, and the text above its bar."""
+    directory = tmp_path_factory.mktemp("terminal")
+    start = f"--input {text} --num_train_steps=3"
+    ended = _run(directory / "model", f"{start} --max_consecutive_skips=3 --init_loss_scale=2**30")
+    assert ended.status == 1
+    # The run prints short, relative paths, as it does for a user.
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        # `test_bert_console.py` has a wider one too.
+        terminals.terminal(80) as terminal,
+        contextlib.redirect_stdout(terminal.stdout),
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        patch.chdir(directory)
+        status = run_pretraining.main(_arguments(pathlib.Path("model"), f"{start} --init_loss_scale=2**10"))
+    assert status == 0
+    assert errors.getvalue() == ""
+    shown, _, _ = "\n".join(terminal.rows()).partition("\nDone in ")
+    return terminal, shown
 
 
 @pytest.mark.estimator
-def test_the_first_scale_of_a_resumed_run_is_the_saved_one(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    start = f"--input {text} --max_consecutive_skips=3 --num_train_steps=3"
-    assert _run(tmp_path, f"{start} --init_loss_scale=2**30").status == 1
-    again = _run(tmp_path, f"{start} --init_loss_scale=2**10")
-    assert "The loss scale continues at 1073741824; --init_loss_scale is for new directories." in again.printed
-    assert "attempt 1:" not in again.printed
-    assert "attempt 2: loss scale 1073741824 -> 536870912 (gradients overflowed" in again.printed
+def test_a_terminal_shows_lines_above_one_bar(resumed_in_a_terminal: tuple[terminals.Terminal, str]) -> None:
+    terminal, shown = resumed_in_a_terminal
+    assert terminal.broken == []
+    *lines, bar = shown.splitlines()
+    assert bar.startswith("100%|")
+    # The last three are the starts of rows in which wrapped lines continue.
+    starts = (
+        "Training",
+        "  ",
+        "The loss scale",
+        "loss scale",
+        "overflow",
+        "attempt",
+        "step",
+        "variable",
+        "bert/",
+        "and",
+    )
+    assert [line for line in lines if not line.startswith(starts) or "|" in line] == []
 
 
 @pytest.mark.estimator
-def test_another_fixed_scale_on_resume_is_no_change_of_the_scale(
+def test_the_first_scale_of_a_resumed_run_is_the_saved_one(
+    resumed_in_a_terminal: tuple[terminals.Terminal, str],
+) -> None:
+    _, shown = resumed_in_a_terminal
+    # A terminal of 80 columns wraps the first line.
+    in_one_line = " ".join(shown.split())
+    assert "The loss scale continues at 1073741824; --init_loss_scale is for new directories." in in_one_line
+    assert "attempt 1:" not in in_one_line
+    assert "attempt 2: loss scale 1073741824 -> 536870912 (gradients overflowed" in in_one_line
+
+
+@pytest.mark.estimator
+def test_a_resumed_run_that_would_skip_for_ever_at_another_fixed_scale_ends_with_advice(
     tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
 ) -> None:
     model_dir = shutil.copytree(fixed, tmp_path / "copy")
-    again = _run(model_dir, f"--input {text} --num_train_steps=7 --loss_scale=1")
-    assert again.status == 0, again.errors
+    again = _run(model_dir, f"--input {text} --loss_scale=2**32 --max_consecutive_skips=5 --num_train_steps=12")
+    assert again.status == 1
     assert f"Continuing from step 6 in {model_dir}." in again.printed
-    assert "->" not in again.printed.partition("Summary")[0]
+    assert "error: the gradients of 5 steps in a row were not finite" in again.errors
+    # Another fixed scale is no change of the scale.
+    assert "->" not in again.printed
 
 
 @pytest.mark.estimator

@@ -25,8 +25,16 @@ SMALL = (
 )
 
 
-def _command(kind: str, model_dir: pathlib.Path) -> list[str]:
-    """Return the README's command, with a small model, and changed so that it prints the variables at the end."""
+def _command(kind: str, directory: pathlib.Path) -> list[str]:
+    """Return the README's command, with a small model, and changed so that it prints the variables at the end.
+
+    Args:
+        kind: How the workers are connected.
+        directory: The directory of the text, and of the model's directory `model`. The text is shorter than the one
+            that is read by default, which takes longer to prepare and to evaluate than the steps take.
+    """
+    text = directory / "numbers.txt"
+    text.write_text("\n".join(f"The square of {i} is {i * i}." for i in range(300)))
     readme = (REPOSITORY / "estimator_examples" / "README.md").read_text(encoding="utf-8")
     [line] = [line for line in readme.splitlines() if f"run_pretraining --distribute {kind}" in line]
     before, options = line.split("python -m estimator_examples.bert.run_pretraining")
@@ -34,7 +42,8 @@ def _command(kind: str, model_dir: pathlib.Path) -> list[str]:
         sys.executable,
         bert_variables.__file__,
         *shlex.split(options),
-        f"--model_dir={model_dir}",
+        f"--model_dir={directory / 'model'}",
+        f"--input={text}",
         *SMALL.split(),
     ]
     return replica_processes.under_horovod(program) if before.split() == ["horovodrun", "-np", "2"] else program
@@ -58,12 +67,12 @@ def _check(finished: replica_processes.Finished, model_dir: pathlib.Path) -> Non
 @pytest.mark.horovod
 def test_two_workers_of_horovod_end_with_equal_variables_of_gradients_sent_in_float16(tmp_path: pathlib.Path) -> None:
     # In their own type they are sent by the other test's workers, and by those of `tests/optimizers`.
-    command = [*_command("horovod", tmp_path / "model"), "--aggregation_dtype=float16"]
+    command = [*_command("horovod", tmp_path), "--aggregation_dtype=float16"]
     _check(replica_processes.run(command, tmp_path, 120), tmp_path / "model")
 
 
 def test_two_workers_of_tf_config_end_with_equal_variables_and_resume(tmp_path: pathlib.Path) -> None:
-    command = _command("tf_config", tmp_path / "model")
+    command = _command("tf_config", tmp_path)
     first = replica_processes.run([*command, "--num_train_steps=4"], tmp_path, 120, replica_processes.two_workers())
     assert first.codes == [0, 0], str(first)
     _check(replica_processes.run(command, tmp_path, 120, replica_processes.two_workers()), tmp_path / "model")
