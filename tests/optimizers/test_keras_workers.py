@@ -42,6 +42,7 @@ def test_two_workers_hold_equal_states_through_60_random_overflows(
 
 
 @for_every_keras("keras3")
+@pytest.mark.essential
 def test_workers_compile_their_updates(keras: ModuleType, trained: replica_processes.Finished) -> None:
     first, second = trained.states(f"{keras.__name__}/compiled")
     assert first == second
