@@ -14,6 +14,7 @@ import tfmp
 from tfmp.core.distribute import SingleProcess
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.origins import note_change
+from tfmp.core.graph_search import with_ancestors
 from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.step.gradient_ranges import GradientRanges
@@ -194,7 +195,9 @@ def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_othe
         note_change(clipped[0], grads[0], lambda values: values / 2, keeps_finite)
         grads = clipped
     session.run(tf.compat.v1.global_variables_initializer())
-    step, known = scaler.step_of_unscaled_grads(_Recording(), grads)
+    adapter = _Recording()
+    step, known = scaler.step_of_unscaled_grads(adapter, grads)
+    assert step.adapter is adapter
     if derived_if_clipped if is_clipped else derived:
         assert step.scaling is Scaling.CHECK_SCALED
         assert (step.grads, session.run(step.loss_scale)) == (scaled, 8)
@@ -385,23 +388,23 @@ class _SummedOfTwo(_SummedFirst):
     num_summed = 2
 
 
-def _sparse(value: float) -> tf.IndexedSlices:
-    return tf.IndexedSlices(tf.constant([value]), tf.constant([1]), tf.constant([3]))
-
-
 @pytest.mark.parametrize(
-    ("grad", "applied", "counts"),
+    ("value", "is_sparse", "applied", "counts"),
     [
-        (tf.constant(16.0), [([32], 8)], [[0, 0, 0], [0, 0, 0]]),
-        (tf.constant(1.5e38), [([3e38], 8)], [[0, 0, 0], [0, 0, 0]]),
-        (tf.constant(math.inf), [], [[1, 0, 0], [0, 0, 0]]),
-        (_sparse(16.0), [([[16, 16]], 8)], [[0, 0, 0], [0, 0, 0]]),
+        (16.0, False, [([32], 8)], [[0, 0, 0], [0, 0, 0]]),
+        (1.5e38, False, [([3e38], 8)], [[0, 0, 0], [0, 0, 0]]),
+        (math.inf, False, [], [[1, 0, 0], [0, 0, 0]]),
+        (16.0, True, [([[16, 16]], 8)], [[0, 0, 0], [0, 0, 0]]),
         # Rows of sparse gradients that have the same index are not added up yet.
-        (_sparse(2e38), [], [[1, 0, 0], [0, 0, 0]]),
+        (2e38, True, [], [[1, 0, 0], [0, 0, 0]]),
     ],
-    ids=["dense", "large", "infinite", "sparse", "large and sparse"],
 )
-def test_sums_are_what_is_checked_and_applied(grad: Gradient, applied: list[Any], counts: list[list[int]]) -> None:
+def test_sums_are_what_is_checked_and_applied(
+    value: float, is_sparse: bool, applied: list[Any], counts: list[list[int]]
+) -> None:
+    grad = tf.constant(value)
+    if is_sparse:
+        grad = tf.IndexedSlices(tf.reshape(grad, [1]), tf.constant([1]), tf.constant([3]))
     scaler, adapter = _scaler_of(_manager()), _Summing()
     step = scaler.step_of_scaled_grads(adapter, [grad, None], _SummedOfTwo())
     scaler.step(step, _SummedOfTwo())
@@ -480,3 +483,41 @@ def test_step_of_a_graph_runs_what_the_adapter_counts(value: float, session: tf.
     session.run(tf.compat.v1.global_variables_initializer())
     session.run(done)
     assert session.run(counted) == (1 if math.isfinite(value) else 2)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("kind", "is_clipped", "reads_scaled", "max_abs"),
+    [
+        ("finite", False, True, None),
+        ("finite", True, False, None),
+        ("below 1", False, False, None),
+        ("saturation", False, False, None),
+        ("largest magnitude", False, True, 2.0),
+        ("largest magnitude", True, False, 1.0),
+    ],
+)
+def test_early_check_in_a_graph_reads_scaled_gradients_if_these_tell_the_same(
+    kind: str, is_clipped: bool, reads_scaled: bool, max_abs: float | None, session: tf.compat.v1.Session
+) -> None:
+    scaler, scaled = _SCALERS[kind](), tf.compat.v1.placeholder(tf.float32, [])
+    grads = scaler.unscale([scaled, None])
+    if is_clipped:
+        clipped = grads[0] / 2
+        note_change(clipped, grads[0], lambda values: values / 2, tf.constant(True))
+        grads = [clipped, None]
+    known = scaler.check_early(grads, SingleProcess())
+    session.run(tf.compat.v1.global_variables_initializer())
+    assert [session.run(known.usable, {scaled: value}) for value in (16.0, math.inf)] == [True, False]
+    assert (grads[0].op not in with_ancestors([known.usable.op])) is reads_scaled
+    assert (None if max_abs is None else session.run(known.max_abs, {scaled: -16.0})) == max_abs
+
+
+@pytest.mark.graph
+def test_early_check_in_a_graph_leaves_room_for_the_sum_over_replicas(session: tf.compat.v1.Session) -> None:
+    scaler = _scaler_of(tfmp.FixedLossScaleManager(1))
+    grads = scaler.unscale([tf.constant(3e38)])
+    assert session.run([scaler.check_early(grads, each).usable for each in (SingleProcess(), _OfTwo())]) == [
+        True,
+        False,
+    ]

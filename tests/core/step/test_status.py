@@ -96,8 +96,21 @@ def test_step_of_a_graph_without_an_overflowing_micro_batch_is_applied_and_not_f
     assert session.run(status[3:]) == (4, 3, 1, 0)
 
 
-def test_optimizer_shows_its_steps() -> None:
+@pytest.mark.graph
+def test_optimizer_shows_its_manager_and_in_eager_programs_its_steps() -> None:
+    manager = "<ExponentialUpdateLossScaleManager(init_loss_scale=64.0, incr_every_n_steps=1000, decr_every_n_nan"
+    with tf.Graph().as_default():
+        opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), _manager())
+        assert repr(opt).startswith("<tfmp.LossScaleOptimizer(")
+        assert manager in repr(opt)
+        assert "applied_steps" not in repr(opt)
+
+
+def test_optimizer_shows_its_steps_while_a_function_is_traced_too() -> None:
     opt, weight = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), _manager()), tf.Variable(4.0)
     for factor in (1.0, math.inf):
         opt.minimize(lambda factor=factor: weight * factor, var_list=[weight])
-    assert repr(opt).endswith("applied_steps=1, skipped_steps=1>")
+    shown: list[str] = []
+    tf.function(lambda: shown.append(repr(opt)))()
+    assert shown == [repr(opt)]
+    assert repr(opt).endswith(">): applied_steps=1, skipped_steps=1>")
