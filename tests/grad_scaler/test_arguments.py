@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfmp.grad_scaler.arguments import validated_pairs, validated_steps
+from tfmp.grad_scaler.arguments import validate_kwargs, validated_pairs, validated_steps
 
 
 def test_variable_with_float8_scales_is_refused() -> None:
@@ -40,5 +40,15 @@ def test_steps_are_pairs_of_an_optimizer_and_what_it_steps_with() -> None:
     assert validated_steps(iter([("an optimizer", pairs)])) == [("an optimizer", pairs)]
     with pytest.raises(ValueError, match="there is no optimizer to step: pass pairs of an optimizer"):
         validated_steps([])
-    with pytest.raises(TypeError, match=r"it holds 'sgd' of type str: pass \[\(optimizer, zip\(grads, variables\)\)"):
-        validated_steps(["sgd"])
+    for wrong, shown in [("ab", "'ab' of type str"), (("sgd",), r"\('sgd',\) of type tuple")]:
+        with pytest.raises(TypeError, match=rf"it holds {shown}: pass \[\(optimizer, zip\(grads, variables\)\)"):
+            validated_steps([wrong])
+
+
+def test_arguments_are_passed_to_one_optimizer_of_any_kind_or_to_several_of_tf1() -> None:
+    sgd = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    validate_kwargs(["own"], {"rate": 1})
+    validate_kwargs([sgd, sgd], {"global_step": None})
+    validate_kwargs(["own", "own"], {})
+    with pytest.raises(TypeError, match="rate, global_step would be passed to each optimizer, and str is not TF1's"):
+        validate_kwargs([sgd, "own"], {"rate": 1, "global_step": None})

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.grad_scaler.call_order import CallOrder
+from tfmp.grad_scaler.call_order import CallOrder, on_replica
 
 
 def test_optimizers_are_distinguished_by_identity() -> None:
@@ -44,6 +44,28 @@ def test_step_finds_the_check_of_unscale_until_update() -> None:
     assert calls.validate_step("sgd") is None
 
 
+@pytest.mark.parametrize("stepped", ["sgd", "adam"])
+def test_what_unscale_found_is_used_by_a_step_of_its_optimizer_only(stepped: str) -> None:
+    calls = CallOrder()
+    calls.note_unscale("sgd", LocalCheck(tf.constant(True)), None)
+    calls.note_step(stepped, None)
+    with tf.Graph().as_default():
+        if stepped == "sgd":
+            assert calls.validate_step("sgd") is None
+        else:
+            with pytest.raises(RuntimeError, match=r"unscale was called for this optimizer \(str\) outside of the"):
+                calls.validate_step("sgd")
+
+
+def test_step_in_another_function_does_not_use_what_unscale_found() -> None:
+    calls = CallOrder()
+    calls.note_unscale("sgd", LocalCheck(tf.constant(True)), None)
+    with tf.Graph().as_default():
+        calls.note_step("sgd", None)
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
+        calls.validate_step("sgd")
+
+
 def test_calls_are_recorded_for_each_graph_and_do_not_keep_it_alive() -> None:
     calls = CallOrder()
     graph = tf.Graph()
@@ -59,3 +81,38 @@ def test_calls_are_recorded_for_each_graph_and_do_not_keep_it_alive() -> None:
     del function, graph
     gc.collect()
     assert seen() is None
+
+
+def test_only_what_a_strategy_runs_is_on_a_replica(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    seen = [on_replica()]
+    with two_replicas.scope():
+        seen.append(on_replica())
+    two_replicas.run(lambda: seen.append(on_replica()))
+    assert seen == [False, False, True, True]
+
+
+def test_update_on_a_replica_forgets_the_calls_of_this_replica_only(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
+    calls, found = CallOrder(), {}
+
+    def unscale_and_step() -> None:
+        calls.note_unscale("sgd", LocalCheck(tf.constant(True)), None)
+        calls.note_step("sgd", None)
+
+    def end_on_the_second() -> None:
+        replica = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        if replica == 1:
+            calls.end()
+            found[replica] = calls.validate_step("sgd")
+        else:
+            with pytest.raises(RuntimeError, match="step was called already"):
+                calls.validate_step("sgd")
+
+    two_replicas.run(unscale_and_step)
+    two_replicas.run(end_on_the_second)
+    assert found == {1: None}
+    # Nor is what `unscale` found on the first replica forgotten.
+    assert calls.has_unscaled
+    calls.end()
+    assert not calls.has_unscaled

@@ -68,8 +68,15 @@ def test_ops_that_empty_windows_run_together() -> None:
 
 
 class _Own:
-    def apply_gradients(self, grads_and_vars: Any) -> None:
+    def apply_gradients(self, grads_and_vars: Any, rate: float = 0.0) -> None:
         del grads_and_vars
+        self.rate = rate
+
+
+def test_arguments_reach_an_optimizer_of_the_user() -> None:
+    own = _Own()
+    adapter_of(own, [tf.Variable(0.0)], {"rate": 0.5}, Updates("auto")).apply([tf.constant(1.0)])
+    assert own.rate == 0.5
 
 
 @pytest.mark.parametrize("keras", [pytest.param(keras, id=name) for name, keras in kerases.installed().items()])
