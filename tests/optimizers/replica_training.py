@@ -198,13 +198,19 @@ def main() -> None:
     args = parser.parse_args()
 
     strategy = _strategy(args.strategy)
-    for name, way in itertools.product(args.kerases, args.ways):
-        keras = importlib.import_module(name)
-        if way != "compiled" or keras.__version__.startswith("3."):
-            _train(keras, strategy, way, args)
+    trainings = [
+        (keras, way)
+        for keras, way in itertools.product(map(importlib.import_module, args.kerases), args.ways)
+        if way != "compiled" or keras.__version__.startswith("3.")
+    ]
+    for number, (keras, way) in enumerate(trainings, start=1):
+        # In the last training checkpoints are saved, and a process may die.
+        _train(keras, strategy, way, args, is_last=number == len(trainings))
 
 
-def _train(keras: ModuleType, strategy: tf.distribute.Strategy, way: str, args: argparse.Namespace) -> None:
+def _train(
+    keras: ModuleType, strategy: tf.distribute.Strategy, way: str, args: argparse.Namespace, *, is_last: bool
+) -> None:
     stock = functools.partial(keras.mixed_precision.LossScaleOptimizer, initial_scale=1024, dynamic_growth_steps=2)
     wrap = (
         stock
@@ -220,10 +226,11 @@ def _train(keras: ModuleType, strategy: tf.distribute.Strategy, way: str, args: 
     states = training.by_fit(fed) if way == "fit" else training.by_loop(fed, unscale=unscale)
     for taken, state in enumerate(states, start=1):
         # Every worker must take part in saving, and each writes to its own directory.
-        if args.save:
+        if args.save and is_last:
             training.checkpoint.save(args.save / str(rank) / "checkpoint")
         print(f"STATE {keras.__name__}/{way}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
-        die_after(args, taken, rank)
+        if is_last:
+            die_after(args, taken, rank)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
