@@ -241,9 +241,9 @@ def test_run_that_fails_before_it_has_gradients_does_not_count(session: tf.compa
     for _ in range(3):
         with pytest.raises(tf.errors.InvalidArgumentError, match="the input ended"):
             session.run(added, {fed: math.nan})
-    session.run(added, {fed: 1.0})
+    session.run(added, {fed: 2.0})
     counters = [accumulator.tried, accumulator.tried_in_epoch, accumulator.kept]
-    assert session.run(counters) == [1, 1, 1]
+    assert session.run([*counters, accumulator.largest]) == [1, 1, 1, 2]
 
 
 def test_scaled_gradients_are_unscaled_before_they_are_added() -> None:
@@ -552,6 +552,7 @@ def test_graph_accumulates_as_eager_code_does(session: tf.compat.v1.Session, ove
         ({"overflow_drops": "batch"}, ValueError, 'overflow_drops must be "window" or "micro_batch", got \'batch\''),
         ({"micro_batches_per_epoch": 0}, ValueError, "micro_batches_per_epoch must be a whole number from 1 .*, got 0"),
         ({"variables": []}, ValueError, "variables is empty: pass the variables to train"),
+        ({"variables": ["kernel"]}, TypeError, "variables must be a list of variables, and it holds 'kernel'"),
         ({"overflow_detector": max}, TypeError, "overflow_detector must be a tfmp.OverflowDetector, got <built-in"),
     ],
 )

@@ -117,6 +117,20 @@ def test_clip_norm_and_clip_values_may_be_tensors() -> None:
         assert _numbers(way([tf.constant([3.0, 4.0])], limit)) == _numbers(way([tf.constant([3.0, 4.0])], 2.5))
 
 
+def test_one_bound_may_be_a_tensor_of_a_graph() -> None:
+    @tf.function(autograph=False)
+    def clip(limit: tf.Tensor) -> list[tf.Tensor]:
+        grad = tf.constant([3.0, -4.0])
+        return [tfmp.clip_by_value(grad, -limit, 1), tfmp.clip_by_value(grad, -1, limit)]
+
+    assert _numbers(clip(tf.constant(2.5))) == [[1.0, -2.5], [2.5, -1.0]]
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_limit_has_the_precision_of_float64(way: Callable[..., Any]) -> None:
+    assert _numbers(way([tf.constant([1.0], tf.float64)], 0.1)) == [[0.1]]
+
+
 def test_nan_as_bound_makes_gradients_nan_instead_of_clipping_nothing() -> None:
     for way in _WAYS:
         assert np.isnan(_numbers(way([tf.constant([3.0, 4.0])], tf.constant(math.nan)))).all()
@@ -190,6 +204,7 @@ def test_invalid_range_of_clip_by_value_is_refused() -> None:
     grads = [tf.constant([1.0])]
     with pytest.raises(ValueError, match=r"^clip_value_min must not be greater than clip_value_max, got 1 and -1\.$"):
         tfmp.clip_by_value(grads, 1, -1)
+    assert _numbers([tfmp.clip_by_value(tf.constant([1.0, -3.0]), -1, -1)]) == [[-1.0, -1.0]]
     with pytest.raises(ValueError, match=r"^clip_value_max must be finite, got inf"):
         tfmp.clip_by_value(grads, 1, math.inf)
     with pytest.raises(TypeError, match=r"^clip_value_min must be a number, got None"):

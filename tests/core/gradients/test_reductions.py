@@ -119,6 +119,27 @@ def test_only_gradients_whose_squares_are_not_finite_are_suspect() -> None:
         assert [int(size) for size in find(grads)] == [2, 0, 10000, 10000, 10000]
 
 
+def test_value_overflows_in_a_sum_from_the_largest_value_divided_by_the_addends_on() -> None:
+    for dtype in TYPES:
+        half = 0.5 * float(tf.cast(dtype.max, tf.float64))
+        values = tf.cast(tf.constant([half, -half, 0.96875 * half, math.inf, math.nan], tf.float64), dtype)
+        assert reductions.overflows_in_sum(values, 2).numpy().tolist() == [True, True, False, False, False]
+        assert reductions.overflows_in_sum(values, 1).numpy().tolist() == [False] * 5
+
+
+def test_squares_are_those_of_each_large_gradient_and_of_the_small_ones_of_a_type() -> None:
+    large, half = tf.fill([2**13], 2.0), tf.ones([2, 2**12], tf.float16)
+    wide = tf.constant([10.0], tf.float64)
+    grads = [tf.constant([[3.0]]), large, None, half, tf.constant([4.0, 2.0], tf.bfloat16), wide]
+    squares = reductions.half_squares(grads)
+    assert squares.dtype == tf.float64
+    assert squares.numpy().tolist() == [2**14, 2**12, 14.5, 50]
+    # Only of those that the check of all values sums up one by one.
+    assert reductions.large_squares(grads).numpy().tolist() == [2**14]
+    assert reductions.large_squares([None]).shape == [0]
+    assert reductions.norms(grads).numpy() == pytest.approx([3, 2**7.5, 0, 2**6.5, 20**0.5, 10])
+
+
 def test_a_graph_counts_large_gradients_by_one_function_for_each_type() -> None:
     @tf.function
     def counted(grads: Gradients) -> tf.Tensor:

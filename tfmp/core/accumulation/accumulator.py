@@ -379,7 +379,6 @@ def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable
     # would add each replica's part to the global variables, to be saved and restored in addition to the sum.
     return tf.compat.v1.Variable(
         tf.zeros(shape, dtype),
-        trainable=False,
         name=name,
         use_resource=True,
         synchronization=tf.VariableSynchronization.ON_READ,

@@ -161,7 +161,7 @@ def _of_scaled(norm: Callable[[Gradients], tf.Tensor], grads: Gradients) -> tf.T
 
 def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
     if not tf.is_tensor(clip_norm):
-        clip_norm = settings.positive("clip_norm", clip_norm)
+        clip_norm = tf.constant(settings.positive("clip_norm", clip_norm), tf.float64)
     highest = tf.cast(clip_norm, tf.float64)
     # If `clip_norm` is a tensor and NaN, the factor becomes NaN, and so do the gradients. `norms > highest` is False
     # then; and TensorFlow's graph optimizer makes that of `not norms <= highest`.
