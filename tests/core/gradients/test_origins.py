@@ -45,14 +45,17 @@ def _again(derivation: Derivation) -> list[Any]:
         lambda grads: tfmp.clip_by_value(grads, -2.0, 1.0),
         lambda grads: tfmp.clip_by_norm(grads, 2.5),
         lambda grads: tfmp.clip_by_global_norm(grads, 2.5)[0],
-        lambda grads: tfmp.clip_by_value(tfmp.clip_by_norm(grads, 2.5), -1.0, 1.0),
+        lambda grads: tfmp.clip_by_value(tfmp.clip_by_norm(grads, 2.5), -1.75, 1.75),
+        lambda grads: tfmp.clip_by_norm(tfmp.clip_by_value(grads, -1.0, 1.0), 0.5),
     ],
 )
 @pytest.mark.parametrize("scaled", [_SCALED, [[24.0, -32.0], [1.0, 8.0]]])
 def test_gradients_computed_again_are_the_same(change: Callable[[Gradients], Any], scaled: Any) -> None:
     grads, again, keeps_finite = _derived(change, scaled)
-    for one, other in zip(grads, again, strict=True):
+    in_eager_code = change([tf.constant(each) / 8 for each in scaled])
+    for one, other, expected in zip(grads, again, in_eager_code, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(one.numpy(), expected.numpy(), rtol=1e-6)
     assert bool(keeps_finite)
 
 
@@ -70,13 +73,14 @@ def test_clipping_by_what_is_no_bound_may_not_keep_values_finite(change: Callabl
 
 
 def test_origin_is_unknown_after_a_change_by_the_user_and_in_eager_code() -> None:
-    scaler = _scaler()
+    scaler, of_eager_code = _scaler(), tf.constant([8.0])
 
     @tf.function
     def check() -> None:
         (known,) = scaler.unscale([tf.constant([8.0])])
         assert derivation_of([known]) is not None
         assert derivation_of([known, None]) is not None
+        assert derivation_of(scaler.unscale([of_eager_code])) is not None
         assert derivation_of([None]) is None
         assert derivation_of([known + 1]) is None
         assert derivation_of([known, known + 1]) is None
@@ -103,5 +107,8 @@ def test_indexed_slices_and_none_keep_their_form() -> None:
         assert derivation.scaled[0] is scaled[0]
         assert [derivation.scaled[1], derivation.changes[1]] == [None, None]
         assert derivation.changes[0] is not None
+        # The values are what counts.
+        same_values = tf.IndexedSlices(grads[0].values, grads[0].indices)
+        assert derivation_of([same_values, None]) is not None
 
     check(tf.ones([1, 4]))
