@@ -418,7 +418,7 @@ def test_sums_are_what_is_checked_and_applied(
 
 
 def test_replicas_agree_on_what_each_found() -> None:
-    class Agreeing(SingleProcess):
+    class Agreeing(_SummedFirst):
         def agree(
             self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
         ) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -432,6 +432,11 @@ def test_replicas_agree_on_what_each_found() -> None:
     assert asked == [(True, 3, [-3, None], ["kernel", "bias"]), (True, 5, [], [])]
     assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
     assert (adapter.applied, adapter.steps) == ([], [False])
+    asked.clear()
+    scaler, summing = _SCALERS["finite"](), _Summing()
+    scaler.step(scaler.step_of_scaled_grads(summing, [tf.constant(16.0), None], Agreeing()), Agreeing())
+    assert asked == [(True, None, [16, None], ["kernel", "bias"])]
+    assert (summing.applied, summing.steps) == ([], [False])
 
 
 @pytest.mark.parametrize(("complete", "finite"), [(None, True), (True, True), (False, False)])
@@ -521,3 +526,23 @@ def test_early_check_in_a_graph_leaves_room_for_the_sum_over_replicas(session: t
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(("grad", "applied"), [(1e38, True), (3e38, False)])
+def test_gradient_that_overflows_when_it_is_unscaled_is_skipped(grad: float, applied: bool) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(0.5, 100, min_loss_scale=0.5)
+    scaler, adapter = _scaler_of(manager), _Recording()
+    step = scaler.step_of_scaled_grads(adapter, [tf.constant(grad), None], SingleProcess())
+    scaler.step(step, SingleProcess())
+    assert adapter.steps == [applied]
+
+
+@pytest.mark.parametrize(("grad", "last"), [(1.0, [[2, 1, 0], [0, 0, 0]]), (math.inf, [[3, 1, 0], [0, 0, 0]])])
+def test_overflows_of_micro_batches_are_counted_whether_the_step_is_applied_or_not(
+    grad: float, last: list[list[int]]
+) -> None:
+    scaler, of_window = _scaler_of(_manager()), [[2, 1, 0], [0, 0, 0]]
+    known = LocalCheck(tf.constant(True), overflow_counts=tf.constant(of_window, tf.int64))
+    scaler.step(Step(_Recording(), [tf.constant(grad), None]), SingleProcess(), known)
+    (report,) = scaler.overflow_reports()
+    assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == (last, [1, 0])
