@@ -476,18 +476,21 @@ def test_sum_that_is_checked_needs_no_room_for_further_replicas() -> None:
 
 @pytest.mark.graph
 @pytest.mark.parametrize("value", [1.0, math.inf])
-def test_step_of_a_graph_runs_what_the_adapter_counts(value: float, session: tf.compat.v1.Session) -> None:
+def test_step_of_a_graph_moves_the_scale_and_runs_what_the_adapter_counts(
+    value: float, session: tf.compat.v1.Session
+) -> None:
     class Counting(FunctionAdapter):
         def on_step(self, applied: tf.Tensor) -> tf.Operation:
             return counted.assign(tf.where(applied, 1, 2)).op
 
     counted = tf.compat.v1.get_variable("counted", initializer=0, use_resource=True)
-    scaler = _scaler_of(tfmp.FixedLossScaleManager(8))
+    manager = _manager()
+    scaler = _scaler_of(manager)
     step = Step(Counting(["kernel"], lambda grads: tf.no_op()), [tf.constant(value)])
     done = scaler.step(step, SingleProcess())
     session.run(tf.compat.v1.global_variables_initializer())
     session.run(done)
-    assert session.run(counted) == (1 if math.isfinite(value) else 2)
+    assert session.run([counted, manager.get_loss_scale()]) == ([1, 8] if math.isfinite(value) else [2, 4])
 
 
 @pytest.mark.graph

@@ -307,11 +307,10 @@ class LossScaler:
 
     def _record_ranges(self, step: Step, distribution: Distribution) -> list[tf.Operation]:
         """Return the ops that let monitors see the powers of two of the gradients; none if nobody asked for them."""
-        loss_scale = None if step.scaling is Scaling.UNSCALED else step.loss_scale
-        record_gradients(RecordedGradients(self._manager, step.adapter.names, step.grads, loss_scale))
+        record_gradients(RecordedGradients(self._manager, step.adapter.names, step.grads, step.loss_scale))
         if self.gradient_ranges is None:
             return []
-        return [self.gradient_ranges.record(step.adapter.names, step.grads, loss_scale, distribution)]
+        return [self.gradient_ranges.record(step.adapter.names, step.grads, step.loss_scale, distribution)]
 
     def _reduce(self, step: Step, distribution: Distribution) -> Gradients:
         """Sum the gradients over replicas, or average them over workers, unless the optimizer does so itself later."""
