@@ -296,6 +296,18 @@ def test_scale_that_a_graph_computes_is_checked_when_it_is_known(session: tf.com
         session.run(set_scale, {given: loss_scale})
         assert session.run(manager.get_loss_scale()) == loss_scale
     for bad in (1.5, 4097, math.inf, math.nan):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="the new loss scale is not within the manager"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[the new loss scale is not within the manager"):
             session.run(set_scale, {given: bad})
     assert session.run(manager.get_loss_scale()) == 4096
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("form", [float, tf.constant], ids=["number", "tensor"])
+def test_scale_is_set_after_what_it_depends_on(form: Callable[[float], Any], session: tf.compat.v1.Session) -> None:
+    manager = _manager()
+    before = tf.compat.v1.get_variable("before", initializer=0, use_resource=True)
+    with tf.control_dependencies([before.assign(1)]):
+        set_scale = manager.set_loss_scale(form(16.0))
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(set_scale)
+    assert session.run([before, manager.get_loss_scale()]) == [1, 16]
