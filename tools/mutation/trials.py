@@ -28,12 +28,16 @@ import pytest
 import tensorflow as tf
 from _pytest.runner import runtestprotocol
 from _pytest.warnings import catch_warnings_for_item
+from tensorflow.python.autograph.core import config as autograph
 from tqdm import tqdm
 
 from tools.mutation.mutants import Mutant, is_at
 
 #: A mutant is taken for one that never ends after so many seconds, and so many times the time of its tests.
 _GRACE, _PATIENCE = 20.0, 5.0
+
+#: The seconds after which no further test of a mutant is begun: hundreds of tests may run a line.
+_LIMIT = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Trials:
             tf.config.threading.set_intra_op_parallelism_threads(1)
         except RuntimeError:
             raise pytest.UsageError("one of these test modules makes tensors while it is imported") from None
+        # AutoGraph compiles a function from its file, in which there is no mutant. That it shall not is no public setting
+        # of a whole package.
+        autograph.CONVERSION_RULES = (autograph.DoNotConvert("tfmp"), *autograph.CONVERSION_RULES)
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
             coverages = self._run_unchanged(session.items)
@@ -103,7 +110,7 @@ class Trials:
                     progress.update()
                     continue
                 fork = _Fork(partial(trial.run, [items[index] for index in tests]))
-                running[number] = fork, tests, time.monotonic() + _GRACE + _PATIENCE * trial.seconds
+                running[number] = fork, tests, time.monotonic() + _GRACE + _PATIENCE * min(trial.seconds, _LIMIT)
             for number, (fork, tests, deadline) in list(running.items()):
                 if not fork.ended() and time.monotonic() < deadline:
                     continue
@@ -148,16 +155,27 @@ class _Trial:
         return sorted(self._tests, key=lambda test: (-killers[test], self._seconds[test]))
 
     def run(self, items: Sequence[pytest.Item]) -> int | None:
-        """Change the function, and run the tests; return the number of the one that fails, None if none does."""
+        """Change the function, and run the tests; return the number of the one that fails, None if none does.
+
+        When the tests have taken `_LIMIT`, no further one is run: the mutant then counts as one that survived.
+        """
         code = self.mutant.code()
         if code is None or not self._functions:
             return None
         for function in self._functions:
             try:
                 function.__code__ = code
-            except ValueError:  # The change uses `super()` no more, or for the first time.
-                return 0
-        return next((index for index, item in enumerate(items) if _fails(item, items[index + 1 : index + 2])), None)
+            except (
+                ValueError
+            ):  # The change uses `super()` no more: it cannot be tried, and counts as one that survived.
+                return None
+        start = time.monotonic()
+        for index, item in enumerate(items):
+            if time.monotonic() - start > _LIMIT:
+                break
+            if _fails(item, items[index + 1 : index + 2]):
+                return index
+        return None
 
 
 def _fails(item: pytest.Item, next_items: Sequence[pytest.Item]) -> bool:
