@@ -65,8 +65,8 @@ class Trials:
             tf.config.threading.set_intra_op_parallelism_threads(1)
         except RuntimeError:
             raise pytest.UsageError("one of these test modules makes tensors while it is imported") from None
-        # AutoGraph compiles a function from its file, in which there is no mutant. That it shall not is no public setting
-        # of a whole package.
+        # AutoGraph compiles a function from its file, in which there is no mutant. TensorFlow's public API can keep it
+        # from a function, but not from a package.
         autograph.CONVERSION_RULES = (autograph.DoNotConvert("tfmp"), *autograph.CONVERSION_RULES)
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
