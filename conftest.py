@@ -1,6 +1,7 @@
 """Leaves modules out of the collection that the installed packages cannot run, or need not run.
 
-The doctests leave out the front-ends whose Keras is not installed, and what needs JAX or MkDocs where these are not.
+The doctests leave out the front-ends whose Keras is not installed, and what needs JAX, mutmut or MkDocs where these are
+not.
 With Keras 3, the tests of `tfmp.migrate` are left out: the environment with TensorFlow 2.15 runs them.
 """
 
@@ -24,6 +25,8 @@ if not _KERAS3:
     collect_ignore += ["tfmp/optimizer_state/half_state.py", "docs/howto/half_state.md"]
 if importlib.util.find_spec("jax") is None:
     collect_ignore.append("tools/run_exported_steps.py")
+if importlib.util.find_spec("mutmut") is None:
+    collect_ignore.append("tools/mutation")
 if importlib.util.find_spec("mkdocs") is None:
     collect_ignore.append("tools/site/notebooks.py")
 if _KERAS3:
