@@ -39,18 +39,20 @@ class Counter:
     assert _changes(tmp_path, source) == ["10 Counter.next: value + 5 -> value - 5", "10 Counter.next: 5 -> 6"]
 
 
-def test_what_a_reader_is_told_is_not_changed(tmp_path: Path) -> None:
+def test_what_a_reader_is_told_and_what_changes_nothing_is_not_changed(tmp_path: Path) -> None:
     source = """\
 def check(value, log):
     if value:
         raise ValueError("no " + str(value))
     log.warning("it is %s", value)
     tf.add(value, name="sum")
+    add(saved=False)
     return f"{value + 1}"
 """
     assert _changes(tmp_path, source) == [
         '5 check: tf.add(value, name="sum") -> tf.add(None, name="sum")',
         '5 check: tf.add(value, name="sum") -> tf.add(name="sum")',
+        "6 check: False -> True",
     ]
 
 

@@ -8,7 +8,8 @@ default values, everything outside of functions).
 
 import dataclasses
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import libcst as cst
@@ -116,32 +117,33 @@ class _Visitor(cst.CSTVisitor):
         assert function is not None
         first_line = self._line(function.decorators[0] if function.decorators else function)
         line = self._line(node)
-        for kind, operator in mutation_operators:
-            if not isinstance(node, kind):
-                continue
-            changes = list(operator(node))
-            # Of a text one other text is enough.
-            for changed in changes[:1] if isinstance(node, cst.SimpleString) else changes:
-                if isinstance(node, cst.Call) and _drops_a_name(node, changed):
-                    continue
-                self.mutants.append(
-                    Mutant(
-                        self._path,
-                        line,
-                        range(self._statement, line + 1),
-                        first_line,
-                        ".".join(self._scopes),
-                        self._module.code_for_node(node),
-                        self._module.code_for_node(changed),
-                        self._module,
-                        node,
-                        changed,
-                    )
+        for changed in _changes(node):
+            self.mutants.append(
+                Mutant(
+                    self._path,
+                    line,
+                    range(self._statement, line + 1),
+                    first_line,
+                    ".".join(self._scopes),
+                    self._module.code_for_node(node),
+                    self._module.code_for_node(changed),
+                    self._module,
+                    node,
+                    changed,
                 )
+            )
 
     def _line(self, node: cst.CSTNode) -> int:
         position: CodeRange = self.get_metadata(PositionProvider, node)
         return position.start.line
+
+
+def _changes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    # Of a text one other text is enough.
+    most = 1 if isinstance(node, cst.SimpleString) else None
+    for kind, operator in mutation_operators:
+        if isinstance(node, kind):
+            yield from (changed for changed in islice(operator(node), most) if not _changes_nothing(node, changed))
 
 
 def _called(call: cst.Call) -> str:
@@ -155,16 +157,25 @@ def _is_text(statement: cst.BaseSmallStatement) -> bool:
     return isinstance(statement, cst.Expr) and isinstance(statement.value, cst.SimpleString | cst.ConcatenatedString)
 
 
-def _drops_a_name(call: cst.Call, changed: cst.CSTNode) -> bool:
-    """Whether the change leaves out an op's name, or makes it None."""
+def _changes_nothing(call: cst.CSTNode, changed: cst.CSTNode) -> bool:
+    """Whether the change of a call is of an op's name, or from False to None, which are of the same truth."""
+    if not isinstance(call, cst.Call) or not isinstance(changed, cst.Call):
+        return False
+    if _named(call) != _named(changed):
+        return True
+    pairs = zip(call.args, changed.args, strict=False)
+    return any(_name(old.value) == "False" and _name(new.value) == "None" for old, new in pairs)
 
-    def names(of: Sequence[cst.Arg]) -> list[str]:
-        module = cst.Module([])
-        return [
-            module.code_for_node(arg.value) for arg in of if arg.keyword is not None and arg.keyword.value == "name"
-        ]
 
-    return isinstance(changed, cst.Call) and names(call.args) != names(changed.args)
+def _named(call: cst.Call) -> list[str]:
+    module = cst.Module([])
+    return [
+        module.code_for_node(arg.value) for arg in call.args if arg.keyword is not None and arg.keyword.value == "name"
+    ]
+
+
+def _name(expression: cst.BaseExpression) -> str:
+    return expression.value if isinstance(expression, cst.Name) else ""
 
 
 def _in_one_line(text: str) -> str:
