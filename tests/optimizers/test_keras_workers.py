@@ -70,7 +70,6 @@ def test_two_workers_hold_equal_states_through_60_random_overflows(
 
 
 @for_every_keras("keras3")
-@pytest.mark.essential
 def test_workers_compile_their_updates(
     keras: ModuleType, died: _Died, on_one_device: Callable[[ModuleType], list[State]]
 ) -> None:
