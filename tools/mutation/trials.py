@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -188,6 +189,8 @@ def _fails(item: pytest.Item, next_items: Sequence[pytest.Item]) -> bool:
 def _run_with_coverage(items: Sequence[pytest.Item], share: Sequence[int], files: Sequence[str]) -> "_Coverages | str":
     """Run a share of the tests; return the test that failed, if one does."""
     measured = coverage.Coverage(data_file=None, include=list(files), config_file=False)
+    # A share may be empty, or run none of the files.
+    measured.set_option("run:disable_warnings", ["no-data-collected"])
     seconds = {}
     measured.start()
     for position, index in enumerate(share):
@@ -229,12 +232,15 @@ class _Fork:
         if self._process:
             return
         os.setpgid(0, 0)
-        with contextlib.suppress(BaseException):
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1)
-            os.dup2(silence, 2)
-            pickle.dump(compute(), self._file)
-            self._file.flush()
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        try:
+            result = compute()
+        except BaseException:  # The parent raises it.
+            result = _Crash(traceback.format_exc())
+        pickle.dump(result, self._file)
+        self._file.flush()
         os._exit(0)
 
     def ended(self) -> bool:
@@ -253,4 +259,14 @@ class _Fork:
         self._file.seek(0)
         content = self._file.read()
         self._file.close()
-        return pickle.loads(content) if content else "time"
+        found = pickle.loads(content) if content else "time"
+        if isinstance(found, _Crash):
+            raise RuntimeError(f"a fork of the process failed:\n{found.traceback}")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Crash:
+    """An exception in a fork that no test raised."""
+
+    traceback: str
