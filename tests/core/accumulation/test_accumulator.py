@@ -322,6 +322,18 @@ def test_micro_batch_that_saturated_is_dropped_by_a_detector_that_sees_it() -> N
     assert report.last.numpy().tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
+@pytest.mark.parametrize("loss_scale", [_SCALE, tf.float64], ids=["number", "float64 tensor"])
+def test_detector_is_told_the_scale_that_gradients_are_added_with(loss_scale: Any) -> None:
+    detector = tfmp.SaturationDetector()
+    accumulator = tfmp.GradientAccumulator(
+        [tf.Variable(0.0)], 2, overflow_drops="micro_batch", overflow_detector=detector
+    )
+    scale = loss_scale if isinstance(loss_scale, float) else tf.constant(_SCALE, loss_scale)
+    for scaled in (65504.0, 8.0):
+        accumulator.add([tf.constant(scaled)], loss_scale=scale)
+    assert (float(accumulator.kept), float(accumulator.sums[0])) == (1, 2.0**-17)
+
+
 def test_checkpoint_inside_a_window_goes_on_exactly(tmp_path: Path) -> None:
     values = [0.1, math.inf, 0.3, 0.7, 1.1, 1.3, 1.7]
     settings_ = {"overflow_drops": "micro_batch", "micro_batches_per_epoch": 5}
@@ -449,12 +461,13 @@ def _own(values: tf.Tensor) -> tf.Tensor:
     return values[tf.distribute.get_replica_context().replica_id_in_sync_group]
 
 
+@pytest.mark.parametrize(("steps", "per_epoch"), [(4, None), (8, 4)])
 def test_window_is_full_at_the_same_time_within_and_outside_of_replicas(
-    two_replicas: tf.distribute.MirroredStrategy,
+    two_replicas: tf.distribute.MirroredStrategy, steps: int, per_epoch: int | None
 ) -> None:
     with two_replicas.scope():
         weight = tf.Variable(tf.zeros([3, 1]))
-        accumulator = tfmp.GradientAccumulator([weight], 4)
+        accumulator = tfmp.GradientAccumulator([weight], steps, micro_batches_per_epoch=per_epoch)
 
     def add(values: tf.Tensor) -> None:
         rows = tf.stack([tf.distribute.get_replica_context().replica_id_in_sync_group, 0])

@@ -330,8 +330,9 @@ class GradientAccumulator(tf.Module):
         # If no gradient was added here, but the window is not empty, a checkpoint was restored: only the sums can show
         # which variables had gradients.
         if not self._have_grad and tf.executing_eagerly() and self.tried.read_value() > 0:
-            not_zero = {index for index, values in enumerate(self.sums) if tf.reduce_any(values.read_value() != 0)}
-            self._have_grad |= not_zero
+            self._have_grad = {
+                index for index, values in enumerate(self.sums) if tf.reduce_any(values.read_value() != 0)
+            }
         return self._have_grad
 
     def _is_on_replica(self) -> bool:
