@@ -29,7 +29,7 @@ import pytest
 import tensorflow as tf
 from _pytest.runner import runtestprotocol
 from _pytest.warnings import catch_warnings_for_item
-from tensorflow.python.autograph.core import config as autograph
+from tensorflow.python.autograph.impl.api import autograph_artifact
 from tqdm import tqdm
 
 from tools.mutation.mutants import Mutant, is_at
@@ -66,13 +66,10 @@ class Trials:
             tf.config.threading.set_intra_op_parallelism_threads(1)
         except RuntimeError:
             raise pytest.UsageError("one of these test modules makes tensors while it is imported") from None
-        # AutoGraph compiles a function from its file, in which there is no mutant. TensorFlow's public API can keep it
-        # from a function, but not from a package.
-        autograph.CONVERSION_RULES = (autograph.DoNotConvert("tfmp"), *autograph.CONVERSION_RULES)
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
-            coverages = self._run_unchanged(session.items)
             functions = _functions_by_file(self._files)
+            coverages = self._run_unchanged(session.items)
             trials = [_Trial(mutant, functions, coverages) for mutant in self._mutants]
             self.outcomes = self._run_all(trials, session.items)
         return True
@@ -219,6 +216,9 @@ def _functions_by_file(files: Sequence[str]) -> dict[str, list[types.FunctionTyp
     for each in gc.get_objects():
         if isinstance(each, types.FunctionType) and each.__code__.co_filename in found:
             found[each.__code__.co_filename].append(each)
+            # AutoGraph compiles a function from its file, in which there is no mutant. TensorFlow's public way to keep it
+            # off makes another function, which nobody holds.
+            autograph_artifact(each)
     gc.freeze()
     return found
 
