@@ -216,8 +216,8 @@ def _functions_by_file(files: Sequence[str]) -> dict[str, list[types.FunctionTyp
     for each in gc.get_objects():
         if isinstance(each, types.FunctionType) and each.__code__.co_filename in found:
             found[each.__code__.co_filename].append(each)
-            # AutoGraph compiles a function from its file, in which there is no mutant. TensorFlow's public way to keep it
-            # off makes another function, which nobody holds.
+            # AutoGraph compiles a function from its file, in which there is no mutant. What TensorFlow's public API has
+            # against it makes another function, which nobody holds.
             autograph_artifact(each)
     gc.freeze()
     return found
