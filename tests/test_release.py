@@ -25,3 +25,5 @@ def test_workflow_runs_every_environment_with_tests() -> None:
     assert each_change == by_default.replace('"', "").split(", ")
     # These train an example, or want to be told what to look at.
     assert {*each_change, *each_week} == environments - {"digits", "ranges", "bert", "mutation"}
+    [matrix] = re.findall(r"(?m)^labels = \{ matrix = \[(.*)\] \}$", settings)
+    assert {*matrix.replace('"', "").split(", ")} == {*each_change, *each_week} - {"lint", "package", "docs"}

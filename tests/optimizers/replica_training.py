@@ -212,11 +212,9 @@ def _train(
     keras: ModuleType, strategy: tf.distribute.Strategy, way: str, args: argparse.Namespace, *, is_last: bool
 ) -> None:
     stock = functools.partial(keras.mixed_precision.LossScaleOptimizer, initial_scale=1024, dynamic_growth_steps=2)
-    wrap = (
-        stock
-        if args.wrapper == "stock"
-        else functools.partial(ours, **{"jit_compile": True} if way == "compiled" else {})
-    )
+    wrap = {"ours": ours, "stock": stock}[args.wrapper]
+    if way == "compiled":
+        wrap = functools.partial(wrap, jit_compile=True)
     training = ReplicaTraining(keras, strategy, wrap)
     if args.restore:
         training.checkpoint.restore(args.restore)

@@ -163,7 +163,9 @@ def _changes_nothing(call: cst.CSTNode, changed: cst.CSTNode) -> bool:
         return False
     if _named(call) != _named(changed):
         return True
-    pairs = zip(call.args, changed.args, strict=False)
+    if len(call.args) != len(changed.args):
+        return False
+    pairs = zip(call.args, changed.args, strict=True)
     return any(_name(old.value) == "False" and _name(new.value) == "None" for old, new in pairs)
 
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 import types
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,7 @@ class Trials:
         forks = [_Fork(partial(_run_with_coverage, items, share, self._files)) for share in shares]
         merged = _Coverages({}, {})
         for fork in forks:
-            found = fork.result(None)
+            found = fork.result()
             if isinstance(found, str):
                 raise pytest.UsageError(f"without a mutant, this fails already: {found}")
             merged.seconds.update(found.seconds)
@@ -95,14 +95,14 @@ class Trials:
 
     def _run_all(self, trials: "Sequence[_Trial]", items: Sequence[pytest.Item]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        killers: dict[str, Counter[int]] = {}
+        killers: defaultdict[str, Counter[int]] = defaultdict(Counter)
         running: dict[int, tuple[_Fork, list[int], float]] = {}
         waiting = list(enumerate(trials))[::-1]
         progress = tqdm(total=len(trials), unit="mutant", file=sys.stderr)
         while waiting or running:
             while waiting and len(running) < self._processes:
                 number, trial = waiting.pop()
-                tests = trial.tests(killers.setdefault(str(trial.function), Counter()))
+                tests = trial.tests(killers[trial.function])
                 if not tests:
                     outcomes[number] = Outcome(trial.mutant, None, 0)
                     progress.update()
@@ -113,10 +113,10 @@ class Trials:
                 if not fork.ended() and time.monotonic() < deadline:
                     continue
                 del running[number]
-                failed = fork.result(0.0)
+                failed = fork.result(patience=False)
                 name = failed if failed is None or failed == "time" else items[tests[failed]].nodeid
                 if isinstance(failed, int):
-                    killers[str(trials[number].function)][tests[failed]] += 1
+                    killers[trials[number].function][tests[failed]] += 1
                 outcomes[number] = Outcome(trials[number].mutant, name, len(tests))
                 progress.update()
                 progress.set_postfix(survived=sum(each.killed_by is None for each in outcomes.values()))
@@ -163,9 +163,8 @@ class _Trial:
         for function in self._functions:
             try:
                 function.__code__ = code
-            except (
-                ValueError
-            ):  # The change uses `super()` no more: it cannot be tried, and counts as one that survived.
+            except ValueError:
+                # The change uses `super()` no more: it cannot be tried, and counts as one that survived.
                 return None
         start = time.monotonic()
         for index, item in enumerate(items):
@@ -248,13 +247,11 @@ class _Fork:
             return os.waitpid(self._process, os.WNOHANG)[0] != 0
         return True
 
-    def result(self, seconds: float | None) -> Any:  # noqa: ANN401 - what was computed
-        """Wait, or end the process if it has not ended yet, and return what it computed, "time" if it did not."""
-        if seconds is None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._process, 0)
-        elif not self.ended():
-            os.killpg(self._process, signal.SIGKILL)
+    def result(self, *, patience: bool = True) -> Any:  # noqa: ANN401 - what was computed
+        """Return what the process computed. Without patience it is ended if it has not; then the result is "time"."""
+        if not self.ended():
+            if not patience:
+                os.killpg(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
         self._file.seek(0)
         content = self._file.read()
