@@ -15,9 +15,15 @@ _MARKERS = {
 }
 
 #: The homes of other tests, by the beginning of their names. What runs the same code of tfmp on every TensorFlow has
-#: its home with the newest; but what is marked `estimator`, or has a Keras 2 in its name, with TensorFlow 2.15.
+#: its home with the newest; some of what is in plain TensorFlow, with an older one, so that no environment takes long.
+#: What is marked `estimator`, builds its own graphs, or has a Keras 2 in its name, has its home with TensorFlow 2.15.
 _HOMES = {
     "tests/benchmarks/": "tf221",
+    "tests/core/accumulation/": "tf216",
+    "tests/core/distribute/": "tf216",
+    "tests/core/gradients/": "tf216",
+    "tests/core/managers/": "tf216",
+    "tests/core/overflow/": "tf216",
     "tests/core/": "tf221",
     "tests/docs/test_recipes.py": "tf221",
     "tests/docs/test_tutorials.py": "docs",
@@ -30,6 +36,7 @@ _HOMES = {
     "tests/checkpoints/": "tf221",
     "tests/optimizers/test_v1": "tf215",
     "tests/optimizers/test_uneven_workers.py": "tf221",
+    "tests/tools/": "tf221",
 }
 
 
@@ -39,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run after tf.compat.v1.disable_v2_behavior(): graph mode, reference variables, control flow v1",
     )
-    parser.addoption("--essential", action="store_true", help="of the tests in tests/, run only the essential ones")
+    parser.addoption(
+        "--essential",
+        action="store_true",
+        help="of the tests in tests/, run only the essential ones, and with --home those whose home that is",
+    )
     parser.addoption(
         "--home",
         metavar="ENVIRONMENT",
@@ -61,7 +72,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not collection_path.name.startswith("test_"):
         return None
     asked = [marker for marker in ("graph", "horovod") if config.getoption("markexpr") == marker]
-    asked += ["essential"] * config.getoption("--essential")
+    if config.getoption("--essential"):
+        home = _home_of(collection_path.relative_to(config.rootpath).as_posix())
+        asked += ["essential"] * (home is None or home != config.getoption("--home"))
     text = collection_path.read_text("utf-8")
     return True if any(f"pytest.mark.{marker}" not in text for marker in asked) else None
 
@@ -72,7 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def runs(item: pytest.Item) -> bool:
         if not item.nodeid.startswith("tests/") or _is_essential(item):
             return True
-        return not only_essential and (here is None or _home(item) in (None, here))
+        if here is None:
+            return not only_essential
+        return _home(item) in ((here,) if only_essential else (None, here))
 
     left_out = [item for item in items if not runs(item)]
     items[:] = [item for item in items if runs(item)]
@@ -92,7 +107,11 @@ def _home(item: pytest.Item) -> str | None:
         return home
     if item.get_closest_marker("estimator") or "tf_keras" in _case(item) or "keras2" in item.nodeid:
         return "tf215"
-    return next((home for start, home in _HOMES.items() if item.nodeid.startswith(start)), None)
+    return _home_of(item.nodeid) or ("tf215" if item.get_closest_marker("graph") else None)
+
+
+def _home_of(nodeid: str) -> str | None:
+    return next((home for start, home in _HOMES.items() if nodeid.startswith(start)), None)
 
 
 def _case(item: pytest.Item) -> str:

@@ -23,8 +23,8 @@ _REPLICATED = lanes.replicated_front_ends()
 
 
 def _rows(names: Any) -> list[Any]:
-    is_graph = ("v1 graph", "Estimator")
-    return [pytest.param(name, marks=[pytest.mark.graph] if name.startswith(is_graph) else []) for name in names]
+    marks = {"v1 graph": [pytest.mark.graph], "Estimator": [pytest.mark.graph], "v1 eager": [pytest.mark.home("tf215")]}
+    return [pytest.param(name, marks=marks.get(name.partition(",")[0], [])) for name in names]
 
 
 class _Pair:

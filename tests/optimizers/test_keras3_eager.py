@@ -91,7 +91,7 @@ def _unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_unlimited")
 @pytest.mark.parametrize("name", [name for name in optimizer_names(keras) if name != "MultiOptimizer"])
-@pytest.mark.essential("Adam", "AdamW", "Muon", "SGD")
+@pytest.mark.essential("Adam", "AdamW", "SGD")
 def test_every_attribute_that_changes_between_steps_is_obeyed(name: str) -> None:
     pair = _Pair(lambda: optimizer(keras, name, **({} if name == "LossScaleOptimizer" else _OPTIONS)))
     pair.step()

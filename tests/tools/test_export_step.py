@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("form", ["accelerators", "CPUs"])
 def test_programs_take_the_right_steps_on_jax(form: str, folders: dict[str, Path]) -> None:
-    command = [sys.executable, str(folders[form] / "run.py"), "--rounds", "3"]
+    command = [sys.executable, str(folders[form] / "run.py"), "--rounds", "1"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     lines = shown.stdout.splitlines()
@@ -45,7 +45,7 @@ def test_a_program_that_takes_wrong_steps_is_named(folders: dict[str, Path], tmp
     folder = shutil.copytree(folders["accelerators"], tmp_path / "programs")
     # In the place of Keras' wrapper, one that never skips.
     (folder / "sgd-keras3.hlo").write_bytes((folder / "sgd-bare.hlo").read_bytes())
-    rows = json.loads((folder / "programs.json").read_text())
+    rows = [row for row in json.loads((folder / "programs.json").read_text()) if row["file"].startswith("sgd")]
     bare = next(row for row in rows if row["file"] == "sgd-bare.hlo")
     other = next(row for row in rows if row["file"] == "sgd-keras3.hlo")
     other.update({name: bare[name] for name in ("variables", "weights", "updates")})

@@ -74,7 +74,7 @@ def _compiles(function: Callable[[], None]) -> bool:
         ("Adam", "", True),
     ],
 )
-@pytest.mark.essential("AdamW", "Muon", "SGD")
+@pytest.mark.essential("AdamW", "SGD")
 def test_replicas_train_as_the_bare_optimizer(
     two_replicas: tf.distribute.MirroredStrategy, name: str, options: str, sparse: bool
 ) -> None:

@@ -321,7 +321,7 @@ def test_replicas_train_as_without_recomputation() -> None:
     [
         (stateful_block, "graph", "mixed_bfloat16"),
         # A smaller block, because XLA takes long for each layer.
-        (activated_block, "xla", "mixed_float16"),
+        (dense_block, "xla", "mixed_float16"),
     ],
 )
 def test_composes_with_loss_scaling_accumulation_and_precision(block: Any, way: str, policy: str) -> None:
