@@ -14,24 +14,27 @@ _MARKERS = {
     "home(name)": "runs in the tox environment of this name, in others only if it is essential; with None, in all",
 }
 
-#: The homes of other tests, by the beginning of their names. What runs the same code of tfmp on every TensorFlow has
-#: its home with the newest; some of what is in plain TensorFlow, with an older one, so that no environment takes long.
-#: What is marked `estimator`, builds its own graphs, or has a Keras 2 in its name, has its home with TensorFlow 2.15.
+#: The homes of other tests, by the beginning of their names; the first that fits. What runs the same code of tfmp on
+#: every TensorFlow has its home with the newest; what of it is plain TensorFlow, with an older one, so that no
+#: environment takes long. What is marked `estimator`, builds its own graphs, or has a Keras 2 in its name, has its home
+#: with TensorFlow 2.15.
 _HOMES = {
-    "tests/benchmarks/": "tf221",
-    "tests/core/accumulation/": "tf216",
-    "tests/core/distribute/": "tf216",
-    "tests/core/gradients/": "tf216",
-    "tests/core/managers/": "tf216",
-    "tests/core/overflow/": "tf216",
-    "tests/core/": "tf221",
+    "tests/benchmarks/test_fit_speed.py": "tf221",
+    "tests/benchmarks/test_memory.py": "tf221",
+    "tests/benchmarks/test_recipes_table.py": "tf221",
+    "tests/benchmarks/": "tf216",
+    "tests/core/adapters/": "tf221",
+    "tests/core/updates/": "tf221",
+    "tests/core/": "tf216",
     "tests/docs/test_recipes.py": "tf221",
     "tests/docs/test_tutorials.py": "docs",
     "tests/estimator_examples/test_digits": "tf221",
     "tests/grad_scaler/": "tf221",
-    "tests/mixed_precision/autocast/": "tf221",
+    "tests/mixed_precision/autocast/test_autocast_frameworks.py": "tf221",
+    "tests/mixed_precision/autocast/test_autocast_op_types.py": "tf221",
+    "tests/mixed_precision/autocast/": "tf216",
     "tests/ranges/": "tf221",
-    "tests/recomputation/functions/": "tf221",
+    "tests/recomputation/functions/": "tf216",
     "tests/bert/": "tf215",
     "tests/checkpoints/": "tf221",
     "tests/optimizers/test_v1": "tf215",

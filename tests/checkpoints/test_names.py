@@ -96,11 +96,11 @@ def _restored(build: Callable[[], Any], path: Path) -> dict[str, Any]:
 
 
 def _adams(
-    count: int, wrap: bool = True, conditionals: int = 0, names_taken: bool = False, parts: int | None = None
+    count: int, wrap: bool = True, conditionals: int = 0, names_taken: int = 0, parts: int | None = None
 ) -> Callable[[], None]:
     def build() -> None:
         x = tf.compat.v1.placeholder(tf.float32, [])
-        if names_taken:
+        for _ in range(names_taken):
             tf.identity(x, name="loss_scale")
         for _ in range(conditionals):
             x = tf.cond(x > 0, lambda x=x: x, lambda x=x: -x)
@@ -118,7 +118,7 @@ def _adams(
 def test_optimizers_are_taken_in_their_order_whatever_their_numbers(tmp_path: Path) -> None:
     # `cond_2` is the scope of the first optimizer here, and was that of the second in the saved graph.
     saved = _saved(_adams(2), tmp_path)
-    restored = _restored(_adams(2, conditionals=2, names_taken=True), tmp_path)
+    restored = _restored(_adams(2, conditionals=2, names_taken=1), tmp_path)
     for here, there in {
         "cond_2/beta1_power": "cond/beta1_power",
         "cond_4/beta1_power": "cond_2/beta1_power",
@@ -129,6 +129,12 @@ def test_optimizers_are_taken_in_their_order_whatever_their_numbers(tmp_path: Pa
     }.items():
         assert restored[here] == saved[there], here
     assert len(restored) == len(saved)
+    # As texts, names with 10 would come before those with 8 and 9.
+    restored = _restored(_adams(2, conditionals=8, names_taken=9), tmp_path)
+    for name, first, second in [("beta1_power", "cond_8", "cond_10"), ("beta2_power", "cond_8", "cond_10")]:
+        assert restored[f"{first}/{name}"] == saved[f"cond/{name}"]
+        assert restored[f"{second}/{name}"] == saved[f"cond_2/{name}"]
+    assert [restored[f"loss_scale_{number}"] for number in (9, 10)] == [saved["loss_scale"], saved["loss_scale_1"]]
 
 
 def test_optimizers_without_loss_scaling_are_taken_in_their_order(tmp_path: Path) -> None:
@@ -195,6 +201,30 @@ def test_ambiguous_names_are_listed(tmp_path: Path) -> None:
         )
         with pytest.raises(ValueError, match=expected):
             tfmp.checkpoint_variable_map(tmp_path)
+
+
+def test_variables_whose_exact_names_were_saved_are_not_ambiguous(tmp_path: Path) -> None:
+    _saved(_adams(2), tmp_path)
+    with tf.Graph().as_default():
+        _adams(2)()
+        second = [v for v in tf.compat.v1.global_variables() if v.op.name.startswith("cond_2/")]
+        found = tfmp.checkpoint_variable_map(tmp_path, second)
+    assert {key: variable.op.name for key, variable in found.items()} == {
+        key: key for key in ("cond_2/beta1_power", "cond_2/beta2_power")
+    }
+
+
+def test_nearest_names_are_named_beside_what_is_missing(tmp_path: Path) -> None:
+    _saved(_adams(2, wrap=False), tmp_path)
+    with tf.Graph().as_default():
+        variables = [tf.compat.v1.get_variable(name, [4]) for name in ("w/Adam_7", "w/m", "kernel")]
+        with pytest.raises(ValueError, match="does not fit 3 of 3 variables") as raised:
+            tfmp.checkpoint_variable_map(tmp_path, variables)
+    assert str(raised.value).splitlines()[1:] == [
+        "  w/Adam_7: missing, the nearest are w/Adam_3, w/Adam_2, w/Adam_1",
+        "  w/m: missing, the nearest are w/Adam, w/Adam_3, w/Adam_2",
+        "  kernel: missing",
+    ]
 
 
 def test_another_shape_or_type_is_listed(tmp_path: Path) -> None:

@@ -10,10 +10,7 @@ import tensorflow as tf
 
 from estimator_examples.bert import modeling
 
-pytestmark = [
-    pytest.mark.graph,
-    pytest.mark.estimator,
-]
+pytestmark = pytest.mark.estimator
 
 tf1 = tf.compat.v1
 

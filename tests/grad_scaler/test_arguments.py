@@ -43,6 +43,8 @@ def test_steps_are_pairs_of_an_optimizer_and_what_it_steps_with() -> None:
     for wrong, shown in [("ab", "'ab' of type str"), (("sgd",), r"\('sgd',\) of type tuple")]:
         with pytest.raises(TypeError, match=rf"it holds {shown}: pass \[\(optimizer, zip\(grads, variables\)\)"):
             validated_steps([wrong])
+    with pytest.raises(TypeError, match=r"^steps must be pairs of an optimizer .*, got 3 of type int: pass \[\("):
+        validated_steps(3)
 
 
 def test_arguments_are_passed_to_one_optimizer_of_any_kind_or_to_several_of_tf1() -> None:

@@ -82,10 +82,16 @@ def test_any_gradient_is_shrunk_exactly_by_a_power_of_two(dtype: tf.DType, expon
         "function": tf.function(arithmetic.shrink),
         "xla": tf.function(arithmetic.shrink, jit_compile=True),
     }
-    shrunk = modes[mode](tf.constant([2.0**127, -(2.0**100)], dtype), tf.constant(2.0**exponent, tf.float64))
+    grad = tf.constant([2.0**127, -(2.0**100), 1.1 * 2.0**127, 1.7 * 2.0**101], dtype)
+    shrunk = modes[mode](grad, tf.constant(2.0**exponent, tf.float64))
     assert shrunk.dtype == dtype
-    expected = [2.0 ** (127 + exponent), -(2.0 ** (100 + exponent))]
-    assert shrunk.numpy().tolist() == expected
+    assert shrunk.numpy().tolist() == [value * 2.0**exponent for value in grad.numpy().tolist()]
+
+
+@pytest.mark.parametrize("exponent", [0, -1, -64])
+def test_gradient_does_not_become_0_by_a_factor_that_is_not_small(exponent: int) -> None:
+    smallest = 2.0 ** (-126 - exponent)
+    assert float(arithmetic.shrink(tf.constant(smallest), tf.constant(2.0**exponent, tf.float64))) == 2.0**-126
 
 
 def test_cast_to_a_narrower_type_can_overflow() -> None:
@@ -105,7 +111,7 @@ def test_forms_tell_which_gradients_are_there_and_which_are_sparse() -> None:
     forms = arithmetic.forms([tf.constant(1.0), None, _slices()])
     assert forms.dtype == tf.bool
     assert forms.numpy().tolist() == [[True, False], [False, False], [True, True]]
-    assert arithmetic.forms([]).shape == [0, 2]
+    assert (arithmetic.forms([]).dtype, arithmetic.forms([]).shape) == (tf.bool, [0, 2])
     assert [arithmetic.is_sparse(grad) for grad in (tf.constant(1.0), None, _slices())] == [False, False, True]
 
 

@@ -191,9 +191,13 @@ def test_invalid_restored_statistics_are_forgotten(wrong: dict[str, float]) -> N
     assert statistics == [(0, 0, 0), (4, 0, 1)]
 
 
-@pytest.mark.parametrize(("restored", "meant"), [(-7, 0), (3, 3), (24, 24), (99, 24)])
-def test_restored_margin_is_brought_within_the_powers_of_two_between_the_bounds(restored: int, meant: int) -> None:
-    manager = tfmp.LogMaxLossScaleManager(**_KILO)
+@pytest.mark.parametrize(
+    ("restored", "least", "meant"), [(-7, 1, 0), (3, 1, 3), (24, 1, 24), (99, 1, 24), (99, 4, 22), (99, 2**-6, 30)]
+)
+def test_restored_margin_is_brought_within_the_powers_of_two_between_the_bounds(
+    restored: int, least: float, meant: int
+) -> None:
+    manager = tfmp.LogMaxLossScaleManager(min_loss_scale=least, **_KILO)
     state = manager.state.read()._replace(margin=tf.constant(restored))
     assert [int(after.margin) for after in _run(manager, [0.0], state)] == [meant]
 

@@ -44,7 +44,7 @@ def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) 
         >>> clip_by_value(tf.constant([3.0, -0.5]), -1, 1).numpy().tolist()
         [1.0, -0.5]
     """
-    if _is_single(grads):
+    if tf.is_tensor(grads):
         return clip_by_value([grads], clip_value_min, clip_value_max)[0]
     grads = _validated(grads)
     lowest, highest = _bound("clip_value_min", clip_value_min), _bound("clip_value_max", clip_value_max)
@@ -101,7 +101,7 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
         >>> clip_by_norm(tf.constant([3.0, 4.0]), 2.5).numpy().tolist()
         [1.5, 2.0]
     """
-    if _is_single(grads):
+    if tf.is_tensor(grads):
         return clip_by_norm([grads], clip_norm)[0]
     grads = _validated(grads)
     factors = tf.unstack(_factors(_of_scaled(reductions.norms, grads), clip_norm), num=len(grads))
@@ -172,10 +172,6 @@ def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
 
 def _bound(name: str, value: _Number) -> tf.Tensor:
     return value if tf.is_tensor(value) else tf.constant(settings.number(name, value), tf.float64)
-
-
-def _is_single(grads: object) -> bool:
-    return tf.is_tensor(grads) or isinstance(grads, tf.IndexedSlices)
 
 
 def _validated(given: Iterable[Gradient]) -> list[Gradient]:
