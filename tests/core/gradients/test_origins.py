@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.gradients import reductions
 from tfmp.core.gradients.origins import Derivation, derivation_of
 from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
@@ -112,3 +113,29 @@ def test_indexed_slices_and_none_keep_their_form() -> None:
         assert derivation_of([same_values, None]) is not None
 
     check(tf.ones([1, 4]))
+
+
+def test_norm_of_unscaled_gradients_is_that_of_the_scaled_ones_which_the_check_of_the_step_computes_too() -> None:
+    scaler = _scaler()
+
+    @tf.function
+    def compute(scaled: Gradients) -> tuple[tf.Tensor, tf.Tensor]:
+        grads = scaler.unscale(scaled)
+        norm, norms = tfmp.clip_by_global_norm(grads, 2.5)[1], reductions.norms(grads)
+        assert grads[0].op.name not in _ops_before(norm)
+        assert grads[0].op.name in _ops_before(norms)
+        return norm, norms
+
+    norm, norms = compute([tf.constant([24.0, -32.0]), tf.constant([8.0])])
+    np.testing.assert_allclose(norm, np.hypot(*norms), rtol=1e-12)
+
+
+def _ops_before(tensor: tf.Tensor) -> set[str]:
+    """Return the names of the ops that a tensor is computed with."""
+    found, left = set(), [tensor.op]
+    while left:
+        op = left.pop()
+        if op.name not in found:
+            found.add(op.name)
+            left.extend(each.op for each in op.inputs)
+    return found
