@@ -116,3 +116,25 @@ def test_update_on_a_replica_forgets_the_calls_of_this_replica_only(
     assert calls.has_unscaled
     calls.end()
     assert not calls.has_unscaled
+
+
+def test_what_unscale_found_is_forgotten_with_the_function_that_was_traced() -> None:
+    calls = CallOrder()
+    traced = tf.function(lambda: calls.note_unscale("sgd", LocalCheck(tf.constant(True)), None)).get_concrete_function()
+    with pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
+        calls.validate_step("sgd")
+    calls.end()
+    assert calls.validate_step("sgd") is None
+    del traced
+
+
+def test_update_on_a_replica_leaves_the_calls_that_were_made_outside(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
+    calls = CallOrder()
+    two_replicas.run(calls.end)
+    calls.note_step("sgd", None)
+    two_replicas.run(calls.end)
+    assert calls.has_steps
+    calls.end()
+    assert not calls.has_steps

@@ -79,6 +79,18 @@ def test_arguments_reach_an_optimizer_of_the_user() -> None:
     assert own.rate == 0.5
 
 
+def test_optimizer_of_tf1_gets_no_pair_without_a_gradient() -> None:
+    class Noting(tf.compat.v1.train.GradientDescentOptimizer):  # type: ignore[misc] # a class of any type
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            self.pairs = list(grads_and_vars)
+            return super().apply_gradients(self.pairs, *args, **kwargs)
+
+    noting, (without, trained) = Noting(1.0), (tf.Variable(0.0), tf.Variable(0.0))
+    adapter_of(noting, [without, trained], {}, Updates("auto")).apply([None, tf.constant(1.0)])
+    [(grad, variable)] = noting.pairs
+    assert (float(grad), variable is trained, float(trained)) == (1, True, -1)
+
+
 @pytest.mark.parametrize("keras", [pytest.param(keras, id=name) for name, keras in kerases.installed().items()])
 def test_adapter_is_that_of_the_optimizers_host(keras: Any) -> None:
     class Changed(keras.optimizers.SGD):  # type: ignore[name-defined, misc] # one of two packages

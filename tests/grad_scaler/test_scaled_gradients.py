@@ -55,3 +55,13 @@ def test_optimizer_that_skips_itself_is_given_no_none() -> None:
     weight = tf.Variable(0.0)
     tfmp.GradScaler(8).step(_Fused(), [(None, tf.Variable(0.0)), (tf.constant(8.0), weight)])
     assert float(weight) == -1
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_session_that_runs_the_step_runs_that_of_the_optimizer(session: tf.compat.v1.Session, enabled: bool) -> None:
+    scaler, weight = tfmp.GradScaler(8, enabled=enabled), tf.Variable(0.0, use_resource=True)
+    step = scaler.step(_Fused(), [(scaler.scale(tf.constant(2.0)), weight)])
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(step)
+    assert session.run(weight) == -2
