@@ -117,6 +117,22 @@ def test_every_power_of_two_has_its_own_column(dtype: tf.DType) -> None:
     assert exponent_counts([tf.constant(powers)]).numpy().tolist() == [expected.tolist()]
 
 
+@pytest.mark.parametrize("sign", [0, 1], ids=["positive", "negative"])
+@pytest.mark.parametrize("which", ["smallest", "largest"])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
+def test_single_subnormal_number_is_told_from_zeros(dtype: tf.DType, which: str, sign: int) -> None:
+    smallest, field_1 = {tf.float32: (-149, -126), tf.float64: (-1074, -1022)}[dtype]
+    number = (-1) ** sign * (2.0**smallest if which == "smallest" else 2.0**field_1 - 2.0**smallest)
+    for values in ([number], [number, (-1) ** sign * 0.0, 1.0]):
+        array = np.array(values).astype(dtype.as_numpy_dtype)
+        assert exponent_counts([tf.constant(array)]).numpy().tolist() == [_expected(array)]
+
+
+def test_more_values_than_float32_can_count_are_counted() -> None:
+    counts = exponent_counts([tf.ones([2**24 + 1], tf.float16)])
+    assert int(counts[0, -LOWEST_EXPONENT]) == 2**24 + 1
+
+
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
 @of_every_type
 def test_shape_may_be_unknown_while_a_function_is_traced(dtype: tf.DType, jit_compile: bool) -> None:

@@ -30,6 +30,23 @@ def test_single_infinity_or_nan_anywhere_is_found(dtype: tf.DType, form: str, ba
 
 
 @pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32])
+def test_infinity_is_found_in_one_type_beside_finite_values_of_another(dtype: tf.DType, mode: str) -> None:
+    good, bad = [tf.constant([1.0, 1e4], each) for each in TYPES], tf.constant([1.0, math.inf], dtype)
+    assert bool(_check(mode)(good))
+    assert not bool(_check(mode)([*good, bad]))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@pytest.mark.parametrize("position", [0, 300, 10**5 - 1])
+def test_infinity_is_found_anywhere_among_values_whose_squares_overflow(position: int, mode: str) -> None:
+    values = np.full([10**5], 1e30, np.float32)
+    assert bool(_check(mode)([tf.constant(values)]))
+    values[position] = math.inf
+    assert not bool(_check(mode)([tf.constant(values)]))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_values_whose_sum_would_overflow_are_found(dtype: tf.DType, mode: str) -> None:
     largest = float(tf.cast(dtype.max, tf.float64))
@@ -197,6 +214,21 @@ def test_global_norm_is_right_although_squares_overflow() -> None:
     assert float(reductions.global_norm([tf.constant([3e38, 3e38])])) == pytest.approx(3e38 * 2**0.5)
     assert float(reductions.global_norm([tf.constant([math.inf])])) == math.inf
     assert math.isnan(float(reductions.global_norm([tf.constant([math.nan, 1.0])])))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
+def test_norms_are_right_in_functions_whether_squares_overflow_or_not(jit_compile: bool) -> None:
+    grads = [tf.constant([3.0, -4.0]), None, tf.constant([3e25, 4e25]), tf.constant([[0.0, 6.0, 8.0]], tf.float16)]
+    norms = tf.function(reductions.norms, jit_compile=jit_compile)
+    np.testing.assert_allclose(norms(grads), [5, 0, 5e25, 10], rtol=1e-6)
+    norm = tf.function(reductions.global_norm, jit_compile=jit_compile)
+    assert [float(norm(each)) for each in (grads[:2], grads)] == pytest.approx([5, 5e25], rel=1e-6)
+
+
+def test_more_values_than_float32_can_count_are_counted() -> None:
+    # An odd number above 2**24.
+    counts = reductions.counts([tf.ones([65793, 257], tf.float16)], [lambda values: values > 0])
+    assert counts.numpy().tolist() == [[65793 * 257]]
 
 
 def test_norm_from_known_squares_is_the_same() -> None:
