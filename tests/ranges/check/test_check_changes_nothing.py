@@ -15,7 +15,6 @@ import tfmp
 
 
 def _trained(keras: ModuleType, policy: str = "float32") -> Any:
-    keras.utils.set_random_seed(1)
     model = stateful_model(keras, policy)
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=True)
     return _fit(model)
