@@ -131,9 +131,9 @@ def test_optimizers_are_taken_in_their_order_whatever_their_numbers(tmp_path: Pa
     assert len(restored) == len(saved)
     # As texts, names with 10 would come before those with 8 and 9.
     restored = _restored(_adams(2, conditionals=8, names_taken=9), tmp_path)
-    for name, first, second in [("beta1_power", "cond_8", "cond_10"), ("beta2_power", "cond_8", "cond_10")]:
-        assert restored[f"{first}/{name}"] == saved[f"cond/{name}"]
-        assert restored[f"{second}/{name}"] == saved[f"cond_2/{name}"]
+    for name in ("beta1_power", "beta2_power"):
+        assert restored[f"cond_8/{name}"] == saved[f"cond/{name}"]
+        assert restored[f"cond_10/{name}"] == saved[f"cond_2/{name}"]
     assert [restored[f"loss_scale_{number}"] for number in (9, 10)] == [saved["loss_scale"], saved["loss_scale_1"]]
 
 
