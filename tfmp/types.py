@@ -23,5 +23,8 @@ AddBuffer: TypeAlias = Callable[[str, Sequence[int], tf.DType], tf.Variable]
 #: A loss; or, in eager mode, a function without arguments that computes it.
 Loss: TypeAlias = tf.Tensor | Callable[[], tf.Tensor]
 
-#: Takes the gradients of one replica and changes variables; returns the op that does so, or None in eager mode.
-ApplyGradients: TypeAlias = Callable[[Gradients], tf.Operation]
+#: The op that does something in a graph; None in eager mode, where it has been done already.
+Done: TypeAlias = tf.Operation | None
+
+#: Takes the gradients of one replica and changes variables.
+ApplyGradients: TypeAlias = Callable[[Gradients], Done]

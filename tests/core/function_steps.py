@@ -8,8 +8,29 @@ import tensorflow as tf
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.gradients.origins import Change
-from tfmp.core.step.scaler import LossScaler, Step
-from tfmp.types import Gradients
+from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
+from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.window import accumulate
+from tfmp.types import Done, Gradients
+
+
+class _FunctionProgram:
+    """Applies gradients, scaled or not, by a function."""
+
+    is_compiled = False
+
+    def __init__(self, apply: Callable[[Gradients], Any]) -> None:
+        self._apply = apply
+
+    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        del grads, loss_scale
+        return []
+
+    def apply(
+        self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor], changes: Sequence[Change | None]
+    ) -> Done:
+        del loss_scale, measures, changes
+        return self._apply(grads)
 
 
 class FunctionAdapter(OptimizerAdapter):
@@ -21,18 +42,11 @@ class FunctionAdapter(OptimizerAdapter):
         self.dtypes = [tf.float32] * len(self.names)
         self._apply = apply
 
-    def unscales(self, grads: Gradients) -> bool:
+    def program(self, grads: Gradients) -> _FunctionProgram | None:
         del grads
-        return True
+        return _FunctionProgram(self._apply)
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor | None = None,
-        measures: Sequence[tf.Tensor] = (),
-        changes: Sequence[Change | None] = (),
-    ) -> tf.Operation:
-        del loss_scale, measures, changes
+    def apply(self, grads: Gradients) -> Done:
         return self._apply(grads)
 
 
@@ -44,9 +58,9 @@ def take_step(
     *,
     are_scaled: bool = False,
     accumulator: GradientAccumulator | None = None,
-) -> tf.Operation:
-    adapter, distribution = FunctionAdapter(names, apply), scaler.distribution()
+) -> Done:
+    adapter, facts = FunctionAdapter(names, apply), scaler.facts()
     if accumulator is not None:
-        return scaler.accumulate(Step(adapter, grads), distribution, accumulator)
-    step = scaler.step_of_scaled_grads(adapter, grads, distribution) if are_scaled else Step(adapter, grads)
-    return scaler.step(step, distribution)
+        return accumulate(scaler, adapter, grads, facts, accumulator)
+    update_of = update_of_scaled if are_scaled else update_of_unscaled
+    return scaler.step(update_of(adapter, grads, facts), facts.distribution)

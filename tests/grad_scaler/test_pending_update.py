@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfmp.core.step.result import StepResult
+from tfmp.core.step.update import StepResult
 from tfmp.grad_scaler.pending_update import PendingUpdate
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.step.result import StepResult
+from tfmp.core.step.update import StepResult
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 
 

@@ -1,13 +1,11 @@
 """The protocol of optimizers that take scaled gradients and unscale them themselves, and the adapter for them."""
 
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.gradients.origins import Change
-from tfmp.types import Gradients, GradsAndVars
+from tfmp.types import Done, Gradients, GradsAndVars
 
 
 @runtime_checkable
@@ -57,15 +55,9 @@ class ScaledGradientsAdapter(OptimizerAdapter):
         variables: The variables that it trains, in the order of the gradients.
     """
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor | None = None,
-        measures: Sequence[tf.Tensor] = (),
-        changes: Sequence[Change | None] = (),
-    ) -> tf.Operation:
+    def apply(self, grads: Gradients) -> Done:
         """Do nothing: `apply_scaled` calls the optimizer, outside of the conditional."""
-        del grads, loss_scale, measures, changes
+        del grads
         return tf.no_op()
 
     def apply_scaled(self, grads: Gradients, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:

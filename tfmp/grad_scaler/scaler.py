@@ -13,9 +13,12 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.managers import Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.core.step.result import StepResult
-from tfmp.core.step.scaler import LossScaler, Step
+from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
+from tfmp.core.step.early_check import check_early
+from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.status import StepProperties
+from tfmp.core.step.update import StepResult, Update
+from tfmp.core.step.window import drain
 from tfmp.core.tracing import without_autograph
 from tfmp.core.updates import JitCompile, Updates, validated_jit_compile
 from tfmp.grad_scaler.arguments import validate_kwargs, validate_optimizer, validated_pairs, validated_steps
@@ -277,17 +280,17 @@ class GradScaler(StepProperties, tf.Module):
             return self._averaged(grads, distribution), LocalCheck(tf.constant(True))
         self._losses.warn_if_not_scaled(grads)
         unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution))
-        return unscaled_grads, self._scaler.check_early(unscaled_grads, distribution)
+        return unscaled_grads, check_early(unscaled_grads, self._scaler.facts(distribution))
 
     def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], LocalCheck]:
         """Return the mean of a window and the result of checking it, and empty the window."""
         distribution = self._scaler.distribution()
-        grads, window = self._scaler.drain(accumulator, distribution)
+        grads, window = drain(accumulator, distribution)
         lists.refuse_all_none(grads)
         mean = self._averaged(grads, distribution, are_scaled=False)
         if not self._enabled:
             return mean, window
-        check = self._scaler.check_early(mean, distribution, already_checked=True)
+        check = check_early(mean, self._scaler.facts(distribution), already_checked=True)
         return mean, window._replace(usable=tf.logical_and(window.usable, check.usable), checked=mean)
 
     @without_autograph
@@ -536,24 +539,22 @@ class GradScaler(StepProperties, tf.Module):
 
     def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tf.Operation:
         """Run the steps of several optimizers together, and store the result for `update`."""
-        step, known = self._joined(steps, distribution)
-        done, result = self._scaler.run(step, distribution, known)
+        done, result = self._scaler.run(self._joined(steps, distribution), distribution)
         loss_scale = self._scale_to_divide_by()
         scaled = [each.apply_scaled(loss_scale, result.applied) for each in steps]
         before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
         kept = [self._keep(result, before, distribution, of_step=True)] if self._enabled else []
         return tf.group(*before, *kept)
 
-    def _joined(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tuple[Step, LocalCheck | None]:
-        """Return the steps of several optimizers as one step, and what is known of its gradients."""
+    def _joined(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> Update:
+        """Return the steps of several optimizers as one."""
         adapters = [step.adapter for step in steps]
         adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
-        known = known_together(steps)
+        known, facts = known_together(steps), self._scaler.facts(distribution)
         if known is None:
-            scaled = [grad for step in steps for grad in step.given]
-            return self._scaler.step_of_scaled_grads(adapter, scaled, distribution), None
+            return update_of_scaled(adapter, [grad for step in steps for grad in step.given], facts)
         grads = [grad for step in steps for grad in self._unscaled(step)]
-        return self._scaler.step_of_unscaled_grads(adapter, grads, known)
+        return update_of_unscaled(adapter, grads, facts, known)
 
     def _unscaled(self, step: OptimizerStep) -> Gradients:
         return self._scaler.unscale(step.given) if self._enabled and step.known is None else step.given

@@ -23,7 +23,10 @@ from tfmp.core.managers import (
     manager_of_wrapper,
 )
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.step.scaler import LossScaler, Step
+from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
 from tfmp.core.updates import is_foreign
 from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
@@ -358,26 +361,23 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
         line = script_lines.with_library(script_lines.line_of_gradients(grads))
         _logger.warning("%s: %s", line, message)
 
-    def _step(self, adapter: OptimizerAdapter, grads: Gradients, *, are_scaled: bool, is_averaged: bool = True) -> None:
+    def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> None:
         """Apply the gradients; or, if gradients are accumulated, add them to the current window.
 
         Args:
             adapter: The inner optimizer and the variables.
             grads: The gradients of this replica.
+            facts: What the step must know of them.
             are_scaled: Whether they are the gradients of a scaled loss.
-            is_averaged: False if the gradients are still to be averaged over Horovod's workers.
         """
-        distribution = self._scaler.distribution()
         accumulator = self._accumulation.accumulator_of(adapter.variables)
         if accumulator is not None:
-            unscaled_grads = self._scaler.unscaled_grads(adapter, grads) if are_scaled else list(grads)
-            self._scaler.accumulate(Step(adapter, unscaled_grads, is_averaged=is_averaged), distribution, accumulator)
-            return
-        if are_scaled:
-            step, known = self._scaler.step_of_scaled_grads(adapter, grads, distribution), None
+            in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
+            accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
+        elif are_scaled:
+            self._scaler.step(update_of_scaled(adapter, grads, facts), facts.distribution)
         else:
-            step, known = self._scaler.step_of_unscaled_grads(adapter, grads)
-        self._scaler.step(step._replace(is_averaged=is_averaged), distribution, known)
+            self._scaler.step(update_of_unscaled(adapter, grads, facts), facts.distribution)
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:

@@ -25,7 +25,7 @@ from tfmp.optimizers.keras import (
 )
 from tfmp.optimizers.keras2_tape import ScalingTape
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
-from tfmp.types import Gradient, Loss
+from tfmp.types import Gradient, Gradients, Loss
 
 
 class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
@@ -310,16 +310,22 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             self.build(variables)
 
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        facts = self._scaler.facts()
+
+        def average(grads: Gradients) -> Gradients:
+            return self._scaler.worker_average.mean(grads, names_of(variables), facts.distribution, are_scaled=False)
+
         adapter = Keras2Adapter(
             self.inner_optimizer,
             variables,
             {} if name is None else {"name": name},
             update=self._updates.of(self.inner_optimizer) if self._may_unscale_late() else None,
             sums_first=not is_reduced,
+            average=average if not is_reduced and self._averages() else None,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         are_scaled = self._are_scaled(grads, scaled_by_default=False)
-        self._step(adapter, grads, are_scaled=are_scaled, is_averaged=is_reduced or not self._averages())
+        self._step(adapter, grads, facts, are_scaled=are_scaled)
         return self.iterations
 
     def _may_unscale_late(self) -> bool:

@@ -303,13 +303,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         lists.refuse_other_number(grads, variables)
         lists.refuse_complex(grads, names_of(variables))
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
-        # A tensor: the scale as it is before the step.
-        float8_scales, loss_scale = scales_of_gradients(variables), self.loss_scale
-        update = self._updates.of(self.inner_optimizer)
+        update, facts = self._updates.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(self.inner_optimizer, variables, update=update, method=method)
-        self._step(adapter, grads, are_scaled=are_scaled)
+        self._step(adapter, grads, facts, are_scaled=are_scaled)
+        float8_scales = scales_of_gradients(variables)
         if float8_scales:
-            follow(float8_scales, before=loss_scale, after=self.loss_scale)
+            follow(float8_scales, before=facts.loss_scale, after=self.loss_scale)
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:

@@ -1,7 +1,7 @@
 """The front-end for TF1 optimizers, in graphs, in Estimator, and in eager code with a callable loss."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
@@ -19,7 +19,10 @@ from tfmp.core.distribute.horovod_detection import (
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import Specification, manager_of_wrapper
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.step.scaler import LossScaler, Step
+from tfmp.core.step.choice import update_of_unscaled
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
@@ -256,23 +259,31 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grads = [grad for grad, _ in pairs]
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
-        distribution = self._scaler.distribution()
+        facts = self._scaler.facts()
         adapter = TF1Adapter(
             self._opt,
             variables,
             {"name": name},
-            counter=None if global_step is None else StepCounter(global_step, distribution),
+            counter=None if global_step is None else StepCounter(global_step, facts.distribution),
             name_scope=_scope_of_conditional(),
+            average=self._average_when_applying(variables, facts),
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
-        is_averaged = not self.averages_when_applying() or is_horovods(self._opt) or called_by_horovods(self)
         if self._accumulators.is_on:
-            accumulator = self._accumulator(variables, distribution)
-            step = self._scaler.accumulate(Step(adapter, grads, is_averaged=is_averaged), distribution, accumulator)
+            accumulator = self._accumulator(variables, facts.distribution)
+            step = accumulate(self._scaler, adapter, grads, facts, accumulator)
         else:
-            step = self._scaler.step(Step(adapter, adapter.typed(grads), is_averaged=is_averaged), distribution)
+            step = self._scaler.step(update_of_unscaled(adapter, grads, facts), facts.distribution)
         _record_train_op(step)
         return step
+
+    def _average_when_applying(
+        self, variables: Sequence[tf.Variable], facts: Facts
+    ) -> Callable[[Gradients], Gradients] | None:
+        if not self.averages_when_applying() or is_horovods(self._opt) or called_by_horovods(self):
+            return None
+        names, average = names_of(variables), self._scaler.worker_average
+        return lambda grads: average.mean(grads, names, facts.distribution, are_scaled=False)
 
     def _accumulator(self, variables: Sequence[tf.Variable], distribution: Distribution) -> GradientAccumulator:
         with tf.init_scope():

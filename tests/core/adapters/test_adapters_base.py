@@ -80,10 +80,10 @@ def test_optimizer_of_a_user_is_applied_without_none_and_with_its_arguments() ->
 
 def test_adapter_of_a_user_leaves_unscaling_and_sums_to_the_core() -> None:
     adapter, grads = OptimizerAdapter(_Descent(), [tf.Variable(1.0)]), [tf.constant(1.0)]
-    assert not adapter.unscales(grads)
+    assert adapter.program(grads) is None
+    assert adapter.program_on_sums(grads) is None
     assert not adapter.sums_first
     assert adapter.reduce(grads) is grads
-    assert adapter.measure(grads, tf.constant(8.0)) == []
     assert adapter.on_step(tf.constant(True)) is None
 
 

@@ -39,14 +39,15 @@ def test_gradient_is_unscaled_late_if_it_then_stays_finite_in_its_variables_type
 ) -> None:
     kernel, bias = variable(keras, [1.0], dtype=of_variable), variable(keras, [1.0])
     grad = None if of_grad is None else tf.constant([1.0], of_grad)
-    assert _adapter(optimizer(keras), [bias, kernel]).unscales([tf.constant([1.0]), grad]) is unscales
+    program = _adapter(optimizer(keras), [bias, kernel]).program([tf.constant([1.0]), grad])
+    assert (program is not None) is unscales
 
 
 @for_every_keras()
 def test_next_value_of_a_variable_is_not_unscaled_late(keras: ModuleType) -> None:
     kernel, scale = variable(keras, [1.0]), variable(keras, [1.0])
     scale.overwrite_with_gradient = True
-    assert not _adapter(optimizer(keras), [kernel, scale]).unscales([tf.ones([1])] * 2)
+    assert _adapter(optimizer(keras), [kernel, scale]).program([tf.ones([1])] * 2) is None
 
 
 @for_every_keras()
@@ -54,13 +55,13 @@ def test_replicas_unscale_before_the_check(keras: ModuleType, two_replicas: tf.d
     with two_replicas.scope():
         adapter = _adapter(optimizer(keras), [variable(keras, [1.0])])
     found = []
-    two_replicas.run(lambda: found.append(adapter.unscales([tf.constant([1.0])])))
-    assert found == [False, False]
-    assert adapter.unscales([tf.constant([1.0])])
+    two_replicas.run(lambda: found.append(adapter.program([tf.constant([1.0])])))
+    assert found == [None, None]
+    assert adapter.program([tf.constant([1.0])]) is not None
 
 
 @for_every_keras()
-def test_scaled_gradients_go_to_the_update_with_its_measures(keras: ModuleType) -> None:
+def test_program_unscales_and_clips_by_what_it_measured(keras: ModuleType) -> None:
     opt, kernel = optimizer(keras, global_clipnorm=0.5), variable(keras, [1.0, 2.0])
     adapter, grads, loss_scale = (
         _adapter(opt, [kernel], jit_compile=True),
@@ -68,9 +69,10 @@ def test_scaled_gradients_go_to_the_update_with_its_measures(keras: ModuleType) 
         tf.constant(8.0),
     )
     adapter.prepare([kernel])
-    measures = adapter.measure(grads, loss_scale)
+    program = adapter.program(grads)
+    measures = program.measure(grads, loss_scale)
     assert [measure.numpy().tolist() for measure in measures] == [[(24**2 + 32**2) / 2]]
-    adapter.apply(grads, loss_scale, measures)
+    program.apply(grads, loss_scale, measures, ())
     np.testing.assert_allclose(kernel.numpy(), [1 - 0.15, 2 - 0.2], rtol=1e-6)
 
 
@@ -79,5 +81,5 @@ def test_changes_are_made_to_the_unscaled_values(keras: ModuleType) -> None:
     kernel, bias = variable(keras, [1.0, 2.0]), variable(keras, [3.0])
     adapter, grads = _adapter(optimizer(keras), [kernel, bias]), [tf.constant([8.0, 16.0]), tf.constant([8.0])]
     adapter.prepare([kernel, bias])
-    adapter.apply(grads, tf.constant(8.0), changes=[lambda values: values + 1, None])
+    adapter.program(grads).apply(grads, tf.constant(8.0), [], [lambda values: values + 1, None])
     assert values([kernel, bias]) == [[0, 0.5], [2.5]]

@@ -58,6 +58,12 @@ def test_reduce_sums_over_replicas_unless_gradients_are_summed_already(
 
 
 @_for_every_keras_2
+def test_reduce_averages_what_is_not_averaged_yet(keras: ModuleType) -> None:
+    adapter = Keras2Adapter(optimizer(keras), [variable(keras, 1.0)], average=lambda grads: [grads[0] / 2])
+    assert [float(grad) for grad in adapter.reduce([tf.constant(3.0)])] == [1.5]
+
+
+@_for_every_keras_2
 def test_replicas_apply_a_sum_as_it_is(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         opt, kernel = optimizer(keras), variable(keras, 4.0)

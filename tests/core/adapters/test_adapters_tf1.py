@@ -113,3 +113,10 @@ def test_optimizer_is_given_none_unless_it_is_left_out(leaves_out_none: bool) ->
     adapter = TF1Adapter(Recording(0.5), [tf.Variable(1.0), tf.Variable(1.0)], leaves_out_none=leaves_out_none)
     adapter.apply([None, tf.constant(1.0)])
     assert given == ([False] if leaves_out_none else [True, False])
+
+
+def test_gradients_that_are_not_averaged_yet_are_averaged_by_the_step() -> None:
+    grads = [tf.constant(3.0)]
+    assert TF1Adapter(None, [tf.Variable(1.0)]).reduce(grads) is grads
+    adapter = TF1Adapter(None, [tf.Variable(1.0)], average=lambda grads: [grads[0] / 2])
+    assert [float(grad) for grad in adapter.reduce(grads)] == [1.5]

@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core.adapters.program import Program, ProgramOnSums
 from tfmp.core.distribute.horovod_detection import without_horovods
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.origins import Change
-from tfmp.types import Gradient, Gradients
+from tfmp.types import Done, Gradient, Gradients
 
 
 class OptimizerAdapter:
@@ -88,99 +88,48 @@ class OptimizerAdapter:
             for index, (grad, dtype) in enumerate(zip(grads, self.dtypes, strict=True))
         ]
 
-    def unscales(self, grads: Gradients) -> bool:
-        """Return True if `apply` can unscale these gradients itself, in the same program that applies them.
-
-        Args:
-            grads: Gradients of a scaled loss, one for each variable.
-        """
-        del grads
-        return False
-
     def reduce(self, grads: Gradients) -> Gradients:
-        """Sum the gradients over the replicas, if this host does so before it applies them.
+        """Sum or average the gradients over the replicas before they are checked, if this host does so.
 
         Args:
             grads: The gradients of one replica.
-
-        Returns:
-            The sums; or the gradients themselves, if this host does not sum them here.
         """
         return grads
 
-    def can_sum_first(self, grads: Gradients) -> bool:
-        """Return True if `sum` and `apply_sums` can do the work of `apply`, so that the check can come in between.
+    def apply(self, grads: Gradients) -> Done:
+        """Apply the gradients of one replica.
 
-        Most optimizers sum gradients over the replicas when they apply them, and every replica must check its own
-        gradients before. If the gradients are summed first, only the sums need to be checked.
+        Args:
+            grads: The gradients, one for each variable, in true magnitude.
+        """
+        return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
+
+    def program(self, grads: Gradients) -> Program | None:
+        """Return the program that unscales these gradients and applies them; None if they must be unscaled before.
 
         Args:
             grads: The gradients of one replica, scaled or not.
         """
         del grads
-        return False
+        return None
 
-    def sum(self, grads: Gradients) -> Gradients:
-        """Return the sums of the gradients over the replicas; only for gradients for which `can_sum_first` is True.
+    def program_on_sums(self, grads: Gradients) -> ProgramOnSums | None:
+        """Return the program that sums these gradients over the replicas, to apply the sums; None if there is none.
 
-        Args:
-            grads: The gradients of one replica.
-        """
-        raise NotImplementedError
-
-    def apply_sums(self, sums: Gradients, loss_scale: tf.Tensor | None) -> tf.Operation:
-        """Apply gradients that are summed over the replicas; called on each replica.
+        Most optimizers sum gradients over the replicas when they apply them, and every replica must check its own
+        gradients before. If the gradients are summed first, only the sums need to be checked.
 
         Args:
-            sums: What `sum` returned.
-            loss_scale: The float32 scalar by which to divide them; None if they are unscaled already.
+            grads: The gradients of one replica, scaled.
         """
-        raise NotImplementedError
+        del grads
+        return None
 
-    def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
-        """Compute numbers that `apply` needs, such as a norm, if it is cheaper to compute them next to the check.
-
-        Args:
-            grads: The gradients of one replica, as `apply` will get them.
-            loss_scale: The loss scale, as `apply` will get it.
-
-        Returns:
-            Tensors to pass to `apply`; most adapters need none.
-        """
-        del grads, loss_scale
-        return []
-
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor | None = None,
-        measures: Sequence[tf.Tensor] = (),
-        changes: Sequence[Change | None] = (),
-    ) -> tf.Operation:
-        """Apply the gradients of one replica.
-
-        Args:
-            grads: The gradients, one for each variable.
-            loss_scale: The float32 scalar by which to divide the gradients; None if they are unscaled already.
-            measures: What `measure` returned for these gradients.
-            changes: For each gradient a function that is called with the unscaled values and returns those to apply, or
-                None; empty if there is no such function. Only with a loss scale.
-
-        Returns:
-            The op that applies them; None in eager mode.
-        """
-        # Only an adapter whose `unscales` can return True uses these.
-        del loss_scale, measures, changes
-        return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
-
-    def on_step(self, applied: tf.Tensor) -> tf.Operation | None:
+    def on_step(self, applied: tf.Tensor) -> Done:
         """Callback at the end of each step, for what the host counts; called once per step, not once per replica.
 
         Args:
             applied: A boolean scalar: was the step applied?
-
-        Returns:
-            An op that the step runs; None if there is nothing to do.
         """
         del applied
         return None
@@ -223,7 +172,7 @@ def takes_float32_gradients(optimizer: object) -> bool:
     return any(getattr(each, "takes_float32_gradients", False) for each in (asked, *getattr(asked, "optimizers", ())))
 
 
-def finished(applied: Any) -> tf.Operation:  # noqa: ANN401 - whatever `apply_gradients` returns
+def finished(applied: Any) -> Done:  # noqa: ANN401 - whatever `apply_gradients` returns
     """Return an op that finishes after an optimizer has applied its gradients.
 
     Args:

@@ -1,14 +1,13 @@
 """The adapter for optimizers of Keras, whose updates can be compiled."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter
-from tfmp.core.gradients.origins import Change
-from tfmp.core.updates import OptimizerUpdate, Part, apply_together
-from tfmp.types import Gradient, Gradients
+from tfmp.core.updates import KerasProgram, OptimizerUpdate
+from tfmp.types import Done, Gradient, Gradients
 
 
 class KerasAdapter(OptimizerAdapter):
@@ -40,69 +39,42 @@ class KerasAdapter(OptimizerAdapter):
         self._leaves_out_none = leaves_out_none
         self._method = method
 
-    def unscales(self, grads: Gradients) -> bool:
-        """Return True if `apply` can unscale these gradients itself.
+    def program(self, grads: Gradients) -> KerasProgram | None:
+        """Return the program that unscales these gradients and applies them.
 
-        Under a `tf.distribute` strategy this is False: the check needs unscaled gradients there, to find out whether
-        their sum over the replicas could overflow. It is also False if a variable has float8 scales: their next values,
-        which come as "gradients", must not be divided by the loss scale.
+        There is none under a `tf.distribute` strategy: the check needs unscaled gradients there, to find out whether
+        their sum over the replicas could overflow.
         """
-        return self._update is not None and not tf.distribute.has_strategy() and self.can_unscale_late(grads)
+        if self._update is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
+            return None
+        return KerasProgram(
+            self._update,
+            self.variables,
+            options=self._kwargs,
+            method=self._method,
+            leaves_out_none=self._leaves_out_none,
+        )
 
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return True if it makes no difference whether these gradients are unscaled before or after the check.
+
+        It does if a variable has float8 scales: their next values, which come as "gradients", must not be divided by
+        the loss scale.
 
         Args:
             grads: Gradients of a scaled loss, one for each variable.
         """
         return not self.overwritten and all(map(_can_be_unscaled_late, grads, self.dtypes))
 
-    def measure(self, grads: Gradients, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
-        """Compute what the update needs; nothing for gradients that the optimizer applies by itself."""
-        scale = self._divisor(grads, loss_scale)
-        if scale is None or self._update is None:
-            return []
-        return self._update.measure(grads, self.variables, scale)
+    def apply(self, grads: Gradients) -> Done:
+        """Apply the gradients of one replica: by a compiled program, or by the optimizer itself."""
+        program = self.program(grads)
+        if program is None or not program.is_compiled:
+            return self._apply_by_itself(grads)
+        one = tf.ones([])
+        return program.apply(grads, one, program.measure(grads, one), ())
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor | None = None,
-        measures: Sequence[tf.Tensor] = (),
-        changes: Sequence[Change | None] = (),
-    ) -> tf.Operation:
-        """Apply the gradients of one replica: by the update, or by the optimizer itself."""
-        scale = self._divisor(grads, loss_scale)
-        if scale is None:
-            return self._apply_unscaled(grads)
-        apply_together([self.part(grads, measures, changes)], scale)
-        return tf.no_op()
-
-    def part(self, grads: Gradients, measures: Sequence[tf.Tensor], changes: Sequence[Change | None]) -> Part:
-        """Return the part of this optimizer in a step; only for gradients that it `unscales`.
-
-        Args:
-            grads: The gradients, one for each variable.
-            measures: What `measure` returned for them.
-            changes: For each gradient a function that changes the unscaled values; empty if there is none.
-        """
-        assert self._update is not None
-        rows = list(zip(grads, self.variables, changes or [None] * len(grads), strict=True))
-        if self._leaves_out_none:
-            rows = [row for row in rows if row[0] is not None]
-        grads, variables, changes = zip(*rows, strict=True)
-        return Part(self._update, grads, variables, measures, changes, self._kwargs, self._method)
-
-    def _divisor(self, grads: Gradients, loss_scale: tf.Tensor | None) -> tf.Tensor | None:
-        """Return the number by which the update divides the gradients; None if the optimizer applies them by itself.
-
-        Gradients that are unscaled already are divided by 1 if the update is compiled, which costs nothing there.
-        """
-        if loss_scale is not None or self._update is None:
-            return loss_scale
-        return tf.ones([]) if self.unscales(grads) and self._update.compiles(self.variables) else None
-
-    def _apply_unscaled(self, grads: Gradients) -> tf.Operation:
+    def _apply_by_itself(self, grads: Gradients) -> Done:
         return super().apply(grads)
 
 

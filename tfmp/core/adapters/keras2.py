@@ -1,14 +1,14 @@
 """The adapter for optimizers of Keras 2, which is a part of TensorFlow or the package tf_keras."""
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.adapters.keras import KerasAdapter
-from tfmp.core.updates import OptimizerUpdate, is_foreign, view_of
-from tfmp.types import Gradients
+from tfmp.core.updates import KerasProgram, OptimizerUpdate, is_foreign, view_of
+from tfmp.types import Done, Gradients
 
 
 class Keras2Adapter(KerasAdapter):
@@ -21,6 +21,7 @@ class Keras2Adapter(KerasAdapter):
         update: Unscales gradients and applies them; None if the gradients are to be unscaled before they come here.
         sums_first: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
             already. The attribute of this name is True in both cases.
+        average: Averages gradients over Horovod's workers; None if they are averaged already.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own
             `LossScaleOptimizer`.
     """
@@ -33,25 +34,27 @@ class Keras2Adapter(KerasAdapter):
         *,
         update: OptimizerUpdate | None = None,
         sums_first: bool = True,
+        average: Callable[[Gradients], Gradients] | None = None,
         counts_skipped_steps: bool = False,
     ) -> None:
         super().__init__(optimizer, variables, kwargs, update=update)
         self.sums_first = True
         self._sums = sums_first
+        self._average = average
         self._counts_skipped_steps = counts_skipped_steps
 
-    def unscales(self, grads: Gradients) -> bool:
-        """Return True if `apply` can unscale these gradients itself, and nothing before it needs them unscaled."""
+    def program(self, grads: Gradients) -> KerasProgram | None:
+        """Return the program that unscales these gradients and applies them, if none of it is a user's."""
         # A user's own `aggregate_gradients` may do more than sum.
-        return not is_foreign(self.optimizer.aggregate_gradients) and super().unscales(grads)
+        return None if is_foreign(self.optimizer.aggregate_gradients) else super().program(grads)
 
     def reduce(self, grads: Gradients) -> Gradients:
-        """Sum the gradients over the replicas, unless the caller has done so."""
-        if not self._sums:
-            return grads
-        return [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
+        """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""
+        if self._sums:
+            grads = [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
+        return grads if self._average is None else self._average(grads)
 
-    def _apply_unscaled(self, grads: Gradients) -> tf.Operation:
+    def _apply_by_itself(self, grads: Gradients) -> Done:
         # They are already summed over the replicas.
         with self._summing_nothing() as optimizer:
             optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
@@ -63,7 +66,7 @@ class Keras2Adapter(KerasAdapter):
             return view_of(self.optimizer, aggregate_gradients=list)
         return contextlib.nullcontext(self.optimizer)
 
-    def on_step(self, applied: tf.Tensor) -> tf.Operation | None:
+    def on_step(self, applied: tf.Tensor) -> Done:
         """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""
         if not self._counts_skipped_steps:
             return None

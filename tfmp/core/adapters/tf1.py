@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
-from tfmp.core.gradients.origins import Change
-from tfmp.types import Gradients
+from tfmp.types import Done, Gradients
 
 
 class StepCounter:
@@ -26,21 +25,18 @@ class StepCounter:
         self._global_step = global_step
         self._distribution = distribution
 
-    def count(self, apply: Callable[[tf.Variable], Any]) -> tf.Operation:
+    def count(self, apply: Callable[[tf.Variable], Any]) -> Done:
         """Call a function that applies gradients, and increment the global step if the function did not.
 
         Args:
             apply: Applies the gradients; called with the global step.
-
-        Returns:
-            The op that applies the gradients and counts the step; None in eager mode.
         """
         # The target is computed before the optimizer runs, because the optimizer may increment the variable.
         target = self._global_step.read_value() + 1
         with tf.control_dependencies([target]):
             applied = finished(apply(self._global_step))
 
-        def advance() -> tf.Operation:
+        def advance() -> Done:
             missing = tf.less(self._global_step.read_value(), target)
             return tf.group(self._global_step.assign_add(tf.cast(missing, target.dtype)))
 
@@ -61,6 +57,7 @@ class TF1Adapter(OptimizerAdapter):
             default the current scope.
         leaves_out_none: Whether the optimizer gets no pair whose gradient is None. By default it gets all pairs, as it
             does without a wrapper.
+        average: Averages gradients over Horovod's workers; None if they are averaged already.
     """
 
     def __init__(
@@ -72,11 +69,13 @@ class TF1Adapter(OptimizerAdapter):
         counter: StepCounter | None = None,
         name_scope: str | None = None,
         leaves_out_none: bool = False,
+        average: Callable[[Gradients], Gradients] | None = None,
     ) -> None:
         super().__init__(optimizer, variables, kwargs)
         self._counter = counter
         self._name_scope = name_scope
         self._leaves_out_none = leaves_out_none
+        self._average = average
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's slot variables, such as momenta, in eager code.
@@ -90,15 +89,12 @@ class TF1Adapter(OptimizerAdapter):
                 # A private method, but the one that optimizers override to make their slots. The base class makes none.
                 self.optimizer._create_slots(variables)
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor | None = None,
-        measures: Sequence[tf.Tensor] = (),
-        changes: Sequence[Change | None] = (),
-    ) -> tf.Operation:
+    def reduce(self, grads: Gradients) -> Gradients:
+        """Average the gradients over Horovod's workers, if that was left to the step."""
+        return grads if self._average is None else self._average(grads)
+
+    def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica, and count the step."""
-        del loss_scale, measures, changes
         pairs = self._without_none(grads) if self._leaves_out_none else self._pairs(grads)
         # TensorFlow enters a name scope whose name ends in a slash as it is, without the current scope in front.
         with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):

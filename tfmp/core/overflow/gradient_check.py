@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic, reductions
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
+from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
@@ -37,6 +38,7 @@ class GradientCheck:
             overflow in that sum counts as an overflow, unless the detector ignores sums.
         overwritten: Indices of gradients that are the next values of their variables (Keras' float8 scales). They are
             never scaled, and are checked only for infinities and NaN.
+        needs_max_abs: True if the manager needs the largest magnitude of the gradients.
 
     Examples:
         >>> check = GradientCheck(NonFiniteDetector(), tf.constant(8.0), Scaling.UNSCALE_FIRST)
@@ -54,12 +56,14 @@ class GradientCheck:
         scaling: Scaling = Scaling.UNSCALED,
         num_summed: int = 1,
         overwritten: Collection[int] = (),
+        needs_max_abs: bool = False,
     ) -> None:
         self._detector = detector
         self._loss_scale = loss_scale
         self._scaling = scaling
         self._num_summed = 1 if detector.ignores_sums else num_summed
         self._overwritten = overwritten
+        self._needs_max_abs = needs_max_abs
 
     def checked_form(self, grads: Gradients) -> Gradients:
         """Return the gradients in the form in which they are checked: unscaled if `scaling` is `UNSCALE_FIRST`.
@@ -71,6 +75,23 @@ class GradientCheck:
             return grads
         unscaled = arithmetic.unscale(grads, self._loss_scale)
         return [grads[index] if index in self._overwritten else grad for index, grad in enumerate(unscaled)]
+
+    def of(self, grads: Gradients, known: LocalCheck | None = None) -> LocalCheck:
+        """Check gradients; those that were checked before and did not change are not read again.
+
+        Args:
+            grads: The replica's gradients, in the checked form.
+            known: The result of an earlier check of gradients on this replica; None if there was none.
+        """
+        if known is None:
+            known = LocalCheck(self.all_finite(grads))
+        else:
+            changed = arithmetic.without(grads, known.checked)
+            if changed:
+                known = known._replace(usable=tf.logical_and(self.all_finite(changed), known.usable))
+        if self._needs_max_abs and known.max_abs is None:
+            return known._replace(max_abs=self.max_abs(grads))
+        return known
 
     def all_finite(self, grads: Gradients) -> tf.Tensor:
         """Return a boolean scalar: True if all gradients can be applied.

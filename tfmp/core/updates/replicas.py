@@ -11,7 +11,7 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import within_xla
 from tfmp.core.updates.conditions import of_tensorflow, view_of
 from tfmp.core.updates.programs import run_compiled
-from tfmp.types import Gradients
+from tfmp.types import Done, Gradients
 
 #: On the TensorFlow backend Keras 3 overrides these private methods, in a class of this name, so that each replica
 #: updates all. Those of its base class, which the other backends use, update variables as they are. They are the same
@@ -50,6 +50,30 @@ def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]
     # the settings.
     clipped = optimizer._clip_gradients(list(grads))
     apply_sums(optimizer, sum_over_replicas(clipped, variables), variables)
+
+
+class ProgramOfReplicas:
+    """The program by which each replica unscales sums of gradients and applies them.
+
+    Args:
+        optimizer: An optimizer of Keras 3. It does not clip.
+        variables: The variables.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401
+        self._optimizer = optimizer
+        self._variables = variables
+
+    def sum(self, grads: Gradients) -> Gradients:
+        """Return the sums of the gradients over the replicas; called on each replica."""
+        # A sum of scaled gradients could overflow in half precision.
+        wide = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
+        return sum_over_replicas(wide, self._variables)
+
+    def apply(self, sums: Gradients, loss_scale: tf.Tensor) -> Done:
+        """Divide the sums by the loss scale and apply them; called on each replica."""
+        apply_sums(self._optimizer, sums, self._variables, loss_scale)
+        return tf.no_op()
 
 
 def sum_over_replicas(grads: Gradients, variables: Sequence[Any]) -> Gradients:

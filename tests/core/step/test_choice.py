@@ -1,0 +1,120 @@
+"""Which way a step runs, by its gradients, what must be known of them, and the programs of its optimizer."""
+
+import pytest
+import tensorflow as tf
+from recording_adapters import SCALERS, RecordingAdapter, SummedFirst, numbers, scaler_of
+
+import tfmp
+from tfmp.core.distribute import SingleProcess
+from tfmp.core.gradients.origins import note_change
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
+from tfmp.core.step.gradient_ranges import GradientRanges
+from tfmp.core.step.scaled_update import ScaledUpdate
+from tfmp.core.step.summed_update import SummedUpdate
+from tfmp.core.step.update import UnscaledUpdate
+
+
+@pytest.mark.parametrize("kind", SCALERS)
+def test_gradients_stay_scaled_for_a_program_that_unscales_them(kind: str) -> None:
+    adapter, grads = RecordingAdapter(), [tf.constant(16.0), None]
+    update = update_of_scaled(adapter, grads, SCALERS[kind]().facts())
+    assert isinstance(update, ScaledUpdate)
+    assert (update.adapter, update.grads, float(update.loss_scale)) == (adapter, grads, 8)
+
+
+def test_gradients_are_unscaled_and_typed_if_there_is_no_program() -> None:
+    adapter = RecordingAdapter(has_program=False, overwritten=[1])
+    update = update_of_scaled(adapter, [tf.constant(16.0), tf.constant(16.0)], SCALERS["finite"]().facts())
+    assert isinstance(update, UnscaledUpdate)
+    assert (numbers(update.grads), update.loss_scale) == ([2, 16], None)
+    assert update.grads[0].dtype == tf.float16
+
+
+@pytest.mark.parametrize(
+    ("kind", "sums_first"),
+    [
+        ("finite", True),
+        ("below 1", False),
+        ("saturation", False),
+        ("own detector", False),
+        ("largest magnitude", False),
+    ],
+)
+def test_gradients_are_summed_first_if_only_their_finiteness_has_to_be_known(kind: str, sums_first: bool) -> None:
+    grads = [tf.constant(16.0), None]
+    for distribution, sums, possible in [
+        (SummedFirst(), True, sums_first),
+        (SummedFirst(), False, False),
+        (SingleProcess(), True, False),
+    ]:
+        scaler, adapter = SCALERS[kind](), RecordingAdapter(has_program=False, sums=sums)
+        update = update_of_scaled(adapter, grads, scaler.facts(distribution))
+        assert isinstance(update, SummedUpdate) is possible
+        scaler.gradient_ranges = GradientRanges()
+        assert isinstance(update_of_scaled(adapter, grads, scaler.facts(distribution)), UnscaledUpdate)
+
+
+@pytest.mark.parametrize(("is_compiled", "kind"), [(True, ScaledUpdate), (False, UnscaledUpdate)])
+def test_gradients_in_true_magnitude_go_to_a_program_if_it_is_compiled(is_compiled: bool, kind: type) -> None:
+    adapter = RecordingAdapter(is_compiled=is_compiled)
+    update = update_of_unscaled(adapter, [tf.constant(2.0), None], SCALERS["finite"]().facts())
+    assert type(update) is kind
+    assert (update.grads[0].dtype, update.loss_scale) == (tf.float16, None)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("is_clipped", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "derived", "derived_if_clipped"),
+    [
+        ("finite", True, True),
+        ("below 1", False, False),
+        ("saturation", False, False),
+        ("own detector", True, False),
+        ("largest magnitude", True, False),
+    ],
+)
+def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_others(
+    kind: str, derived: bool, derived_if_clipped: bool, is_clipped: bool, session: tf.compat.v1.Session
+) -> None:
+    scaler, scaled = SCALERS[kind](), [tf.constant(16.0), None]
+    grads = scaler.unscale(scaled)
+    if is_clipped:
+        clipped = [grads[0] / 2, None]
+        note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(True))
+        grads = clipped
+    session.run(tf.compat.v1.global_variables_initializer())
+    update = update_of_unscaled(RecordingAdapter(), grads, scaler.facts())
+    if derived_if_clipped if is_clipped else derived:
+        assert isinstance(update, ScaledUpdate)
+        assert (update.grads, session.run(update.loss_scale)) == (scaled, 8)
+        assert session.run(update.check().usable)
+    else:
+        assert isinstance(update, UnscaledUpdate)
+        assert (update.grads[0].dtype, update.loss_scale) == (tf.float16, None)
+    update = update_of_unscaled(RecordingAdapter(has_program=False), grads, scaler.facts())
+    assert isinstance(update, UnscaledUpdate)
+    assert update.grads[0].dtype == tf.float16
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("before", [None, True, False])
+@pytest.mark.parametrize("keeps_finite", [True, False])
+def test_step_is_skipped_if_a_change_does_not_keep_gradients_finite(
+    before: bool | None, keeps_finite: bool, session: tf.compat.v1.Session
+) -> None:
+    scaler, scaled = scaler_of(tfmp.FixedLossScaleManager(8)), [tf.constant(16.0), None]
+    grads = scaler.unscale(scaled)
+    clipped = [grads[0] / 2, None]
+    note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(keeps_finite))
+    early = None if before is None else LocalCheck(tf.constant(before), checked=[*grads, tf.constant(1.0)])
+    known = update_of_unscaled(RecordingAdapter(), clipped, scaler.facts(), early).check()
+    assert session.run(known.usable) == (keeps_finite and before is not False)
+    # What was checked unscaled is known of the scaled gradients.
+    assert list(known.checked)[:2] == ([] if early is None else scaled)
+
+
+def test_next_values_of_variables_are_not_unscaled() -> None:
+    adapter = RecordingAdapter(overwritten=[1])
+    assert numbers(unscaled(adapter, [tf.constant(16.0), tf.constant(16.0)], tf.constant(8.0))) == [2, 16]

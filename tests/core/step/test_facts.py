@@ -1,0 +1,38 @@
+"""What a step must know of its gradients, apart from their optimizer."""
+
+import pytest
+import tensorflow as tf
+from recording_adapters import SCALERS
+
+from tfmp.core.overflow.gradient_check import Scaling
+from tfmp.core.step.gradient_ranges import GradientRanges
+
+
+@pytest.mark.parametrize(
+    ("kind", "checks_scaled", "seeks_only_finite"),
+    [
+        ("finite", True, True),
+        ("below 1", False, True),
+        ("saturation", False, False),
+        ("own detector", True, False),
+        ("largest magnitude", True, False),
+    ],
+)
+def test_manager_detector_and_monitors_decide_what_must_be_known(
+    kind: str, checks_scaled: bool, seeks_only_finite: bool
+) -> None:
+    scaler = SCALERS[kind]()
+    facts = scaler.facts()
+    assert (float(facts.loss_scale), facts.checks_scaled, facts.seeks_only_finite) == (
+        8,
+        checks_scaled,
+        seeks_only_finite,
+    )
+    scaler.gradient_ranges = GradientRanges()
+    assert (scaler.facts().checks_scaled, scaler.facts().seeks_only_finite) == (checks_scaled, False)
+
+
+def test_check_of_a_mean_leaves_out_the_detector_that_looked_at_each_micro_batch() -> None:
+    facts, saturated = SCALERS["saturation"]().facts(), [tf.constant(65504 / 8)]
+    assert not facts.check(Scaling.UNSCALED, 1).all_finite(saturated)
+    assert facts.check(Scaling.UNSCALED, 1, already_checked=True).all_finite(saturated)

@@ -1,0 +1,40 @@
+"""Steps whose gradients a program unscales, clips and applies."""
+
+import pytest
+import tensorflow as tf
+from recording_adapters import SCALERS, RecordingAdapter, scaler_of
+
+import tfmp
+from tfmp.core.distribute import SingleProcess
+from tfmp.core.overflow.gradient_check import Scaling
+from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
+from tfmp.core.step.scaled_update import ScaledUpdate
+
+
+def test_program_is_given_the_gradients_the_scale_and_what_it_measured() -> None:
+    scaler, adapter = SCALERS["finite"](), RecordingAdapter(is_compiled=True)
+    scaler.step(update_of_scaled(adapter, [tf.constant(16.0), None], scaler.facts()), SingleProcess())
+    # Gradients in true magnitude are divided by 1.
+    scaler.step(update_of_unscaled(adapter, [tf.constant(16.0), None], scaler.facts()), SingleProcess())
+    assert adapter.applied == [([16, None], 8, [2], []), ([16, None], 1, [16], [])]
+    assert adapter.steps == [True, True]
+
+
+def test_nothing_is_measured_of_gradients_that_are_changed() -> None:
+    # What is measured of scaled gradients says nothing of those that are changed.
+    scaler, adapter, changes = SCALERS["finite"](), RecordingAdapter(), [lambda values: values, None]
+    facts, grads = scaler.facts(), [tf.constant(16.0), None]
+    check, program = facts.check(Scaling.CHECK_SCALED, 1), adapter.program(grads)
+    update = ScaledUpdate(adapter, program, grads, check, loss_scale=facts.loss_scale, changes=changes)
+    scaler.step(update, SingleProcess())
+    assert adapter.applied == [([16, None], 8, [], changes)]
+
+
+@pytest.mark.parametrize(("grad", "applied"), [(1e38, True), (3e38, False)])
+def test_gradient_that_overflows_when_it_is_unscaled_is_skipped(grad: float, applied: bool) -> None:
+    scaler = scaler_of(tfmp.ExponentialUpdateLossScaleManager(0.5, 100, min_loss_scale=0.5))
+    adapter = RecordingAdapter()
+    scaler.step(update_of_scaled(adapter, [tf.constant(grad), None], scaler.facts()), SingleProcess())
+    assert adapter.steps == [applied]
+    (report,) = scaler.overflow_reports()
+    assert report.last.numpy().tolist() == [[int(not applied), 0, 0], [0, 0, 0]]

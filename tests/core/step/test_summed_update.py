@@ -1,0 +1,44 @@
+"""Steps whose gradients are summed over the replicas before they are checked."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from recording_adapters import SCALERS, RecordingAdapter, SummedFirst
+
+from tfmp.core.step.choice import update_of_scaled
+
+
+class _SummedOfTwo(SummedFirst):
+    num_summed = 2
+
+
+@pytest.mark.parametrize(
+    ("value", "is_sparse", "applied", "counts"),
+    [
+        (16.0, False, [([32], 8)], [[0, 0, 0], [0, 0, 0]]),
+        (1.5e38, False, [([3e38], 8)], [[0, 0, 0], [0, 0, 0]]),
+        (math.inf, False, [], [[1, 0, 0], [0, 0, 0]]),
+        (16.0, True, [([[16, 16]], 8)], [[0, 0, 0], [0, 0, 0]]),
+        # Rows of sparse gradients that have the same index are not added up yet.
+        (2e38, True, [], [[1, 0, 0], [0, 0, 0]]),
+    ],
+)
+def test_sums_are_what_is_checked_and_applied(
+    value: float, is_sparse: bool, applied: list[Any], counts: list[list[int]]
+) -> None:
+    grad = tf.constant(value)
+    if is_sparse:
+        grad = tf.IndexedSlices(tf.reshape(grad, [1]), tf.constant([1]), tf.constant([3]))
+    scaler, adapter = SCALERS["finite"](), RecordingAdapter(sums=True)
+    facts = scaler.facts(_SummedOfTwo())
+    scaler.step(update_of_scaled(adapter, [grad, None], facts), facts.distribution)
+    assert len(adapter.applied) == len(applied)
+    for (found, scale), (values, loss_scale) in zip(adapter.applied, applied, strict=True):
+        np.testing.assert_allclose(found, values, rtol=1e-6)
+        assert scale == loss_scale
+    assert adapter.steps == [bool(applied)]
+    (report,) = scaler.overflow_reports()
+    assert (report.names, report.last.numpy().tolist()) == (["kernel", "bias"], counts)

@@ -1,0 +1,61 @@
+"""The programs by which some optimizers unscale gradients themselves, when they apply them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from tfmp.core.gradients.origins import Change
+from tfmp.types import Done, Gradients
+
+
+class Program(Protocol):
+    """Unscales the gradients of one replica, clips and applies them."""
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if XLA compiles the program, so that dividing and clipping cost hardly anything in it."""
+
+    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        """Compute numbers that `apply` needs, such as a norm, if that is cheaper next to the check of the gradients.
+
+        Args:
+            grads: The gradients.
+            loss_scale: The number by which `apply` divides them.
+        """
+
+    def apply(
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor,
+        measures: Sequence[tf.Tensor],
+        changes: Sequence[Change | None],
+    ) -> Done:
+        """Divide the gradients by the loss scale, change them, and apply them.
+
+        Args:
+            grads: The gradients, one for each variable.
+            loss_scale: The loss scale, a float32 scalar.
+            measures: What `measure` returned; empty if the gradients are changed.
+            changes: For each gradient a function that is called with the unscaled values and returns those to apply, or
+                None; empty if there is no such function.
+        """
+
+
+class ProgramOnSums(Protocol):
+    """Sums gradients over the replicas, so that they can be checked, and unscales and applies the sums."""
+
+    def sum(self, grads: Gradients) -> Gradients:
+        """Return the sums over the replicas; called on each replica.
+
+        Args:
+            grads: The gradients of one replica.
+        """
+
+    def apply(self, sums: Gradients, loss_scale: tf.Tensor) -> Done:
+        """Divide the sums by the loss scale and apply them; called on each replica.
+
+        Args:
+            sums: What `sum` returned.
+            loss_scale: The loss scale, a float32 scalar.
+        """

@@ -1,0 +1,130 @@
+"""Chooses how a step runs.
+
+the gradients       what else must be true                                      the update
+scaled              nothing is asked of them but whether they are finite, and   SummedUpdate
+the optimizer has a program for their sums over replicas
+scaled              the optimizer has a program that unscales them              ScaledUpdate
+scaled              otherwise: they are unscaled here                           as below
+in true magnitude   in a graph they come from scaled ones, which nothing but    ScaledUpdate
+the optimizer's program has to unscale and clip
+in true magnitude   the optimizer's program for them is compiled                ScaledUpdate
+in true magnitude   otherwise                                                   UnscaledUpdate
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.origins import derivation_of, origin_of
+from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.scaled_update import ScaledUpdate
+from tfmp.core.step.summed_update import SummedUpdate
+from tfmp.core.step.update import UnscaledUpdate, Update
+from tfmp.types import Gradient, Gradients
+
+
+def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Update:
+    """Return the update of a step with the gradients of a scaled loss.
+
+    Args:
+        adapter: The optimizer and its variables.
+        grads: This replica's gradients.
+        facts: What the step must know of them.
+    """
+    if facts.distribution.can_sum_first and facts.seeks_only_finite and facts.checks_scaled:
+        on_sums = adapter.program_on_sums(grads)
+        if on_sums is not None:
+            return SummedUpdate(adapter, on_sums, grads, facts)
+    program = adapter.program(grads)
+    if program is None:
+        return _update_of_true(adapter, adapter.typed(unscaled(adapter, grads, facts.loss_scale)), facts, None)
+    scaling = Scaling.CHECK_SCALED if facts.checks_scaled else Scaling.UNSCALE_FIRST
+    check = _check_of(adapter, facts, scaling)
+    return ScaledUpdate(adapter, program, adapter.reduce(grads), check, loss_scale=facts.loss_scale)
+
+
+def update_of_unscaled(
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None = None
+) -> Update:
+    """Return the update of a step with gradients in true magnitude, which the user may have clipped.
+
+    Args:
+        adapter: The optimizer and its variables.
+        grads: This replica's gradients.
+        facts: What the step must know of them.
+        known: The result of an earlier check of gradients on this replica; None if there was none.
+    """
+    derived = _derived_update(adapter, grads, facts, known)
+    return _update_of_true(adapter, adapter.typed(grads), facts, known) if derived is None else derived
+
+
+def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
+    """Unscale the gradients of a scaled loss, except those that are the next values of their variables.
+
+    Args:
+        adapter: The optimizer and its variables.
+        grads: This replica's gradients.
+        loss_scale: The loss scale.
+    """
+    in_true_magnitude = arithmetic.unscale(grads, loss_scale)
+    return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(in_true_magnitude)]
+
+
+def _update_of_true(
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None
+) -> UnscaledUpdate | ScaledUpdate:
+    grads = adapter.reduce(grads)
+    check = _check_of(adapter, facts, Scaling.UNSCALED, known)
+    program = adapter.program(grads)
+    if program is not None and program.is_compiled:
+        return ScaledUpdate(adapter, program, grads, check, known)
+    return UnscaledUpdate(adapter, grads, check, known)
+
+
+def _check_of(
+    adapter: OptimizerAdapter, facts: Facts, scaling: Scaling, known: LocalCheck | None = None
+) -> GradientCheck:
+    num_summed = 1 if adapter.sums_first else facts.distribution.num_summed
+    already_checked = known is not None and known.already_checked
+    return facts.check(scaling, num_summed, adapter.overwritten, already_checked=already_checked)
+
+
+def _derived_update(
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None
+) -> ScaledUpdate | None:
+    """Return an update with the scaled gradients that these were computed from; None if there can be none."""
+    derivation = derivation_of(grads)
+    if derivation is None or not (facts.checks_scaled and (facts.seeks_only_finite or derivation.is_unscaling)):
+        return None
+    program = adapter.program(derivation.scaled)
+    if program is None:
+        return None
+    return ScaledUpdate(
+        adapter,
+        program,
+        adapter.reduce(derivation.scaled),
+        _check_of(adapter, facts, Scaling.CHECK_SCALED, known),
+        _known_of_scaled(known, derivation.keeps_finite),
+        loss_scale=derivation.loss_scale,
+        changes=() if derivation.is_unscaling else derivation.changes,
+    )
+
+
+def _known_of_scaled(known: LocalCheck | None, keeps_finite: Sequence[tf.Tensor]) -> LocalCheck | None:
+    """Return what is known of scaled gradients from what is known of those that were computed from them.
+
+    Args:
+        known: The result of an earlier check; None if there was none.
+        keeps_finite: Whether each change of the gradients keeps finite values finite. A step where one does not is
+            skipped.
+    """
+    if known is None and not keeps_finite:
+        return None
+    known = known or LocalCheck(tf.constant(True))
+    origins = [origin_of(grad) for grad in known.checked]
+    checked = [grad if origin is None else origin.scaled for origin, grad in zip(origins, known.checked, strict=True)]
+    return known._replace(usable=tf.reduce_all([known.usable, *keeps_finite]), checked=checked)

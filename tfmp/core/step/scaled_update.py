@@ -1,0 +1,52 @@
+"""A step whose gradients stay scaled until a program of the optimizer unscales, clips and applies them."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfmp.core.adapters import OptimizerAdapter, Program
+from tfmp.core.gradients.origins import Change
+from tfmp.core.overflow.gradient_check import GradientCheck
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.step.update import CheckedUpdate
+from tfmp.types import Done, Gradients
+
+
+class ScaledUpdate(CheckedUpdate):
+    """Unscales, clips and applies gradients by one program.
+
+    Args:
+        adapter: The optimizer and its variables.
+        program: Unscales the gradients and applies them.
+        grads: This replica's gradients.
+        check: How they are checked.
+        known: The result of an earlier check of gradients on this replica; None if there was none.
+        loss_scale: The number by which the program divides the gradients; None if they are in true magnitude already.
+        changes: For each gradient a function of its unscaled values, by which the program clips them; empty if there is
+            none. The check needs to know nothing of them: they keep finite values finite, and others not finite.
+    """
+
+    def __init__(
+        self,
+        adapter: OptimizerAdapter,
+        program: Program,
+        grads: Gradients,
+        check: GradientCheck,
+        known: LocalCheck | None = None,
+        *,
+        loss_scale: tf.Tensor | None = None,
+        changes: Sequence[Change | None] = (),
+    ) -> None:
+        # In a program, dividing by 1 costs nothing.
+        divisor = tf.ones([]) if loss_scale is None else loss_scale
+        # What is measured of scaled gradients says nothing about those that are changed later.
+        measures = [] if changes else program.measure(grads, divisor)
+        super().__init__(adapter, grads, check, known, loss_scale=loss_scale, measures=measures)
+        self._program = program
+        self._divisor = divisor
+        self._changes = changes
+
+    def apply(self, held: Gradients) -> Done:
+        """Run the program."""
+        grads, measures, _ = self._parts(held)
+        return self._program.apply(grads, self._divisor, measures, self._changes)

@@ -1,0 +1,49 @@
+"""A step whose gradients are summed over the replicas before they are checked."""
+
+import tensorflow as tf
+
+from tfmp.core.adapters import OptimizerAdapter, ProgramOnSums
+from tfmp.core.gradients import arithmetic
+from tfmp.core.overflow.gradient_check import Scaling
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.update import Update
+from tfmp.types import Done, Gradient, Gradients
+
+
+class SummedUpdate(Update):
+    """Sums scaled gradients over the replicas, so that only the sums need to be checked, and applies the sums.
+
+    Args:
+        adapter: The optimizer and its variables.
+        program: Sums the gradients, and unscales and applies the sums.
+        grads: This replica's gradients of a scaled loss.
+        facts: What the step must know of its gradients.
+    """
+
+    def __init__(self, adapter: OptimizerAdapter, program: ProgramOnSums, grads: Gradients, facts: Facts) -> None:
+        super().__init__(adapter, grads, facts.loss_scale)
+        self._program = program
+        self._distribution = facts.distribution
+        self._sums = program.sum(grads)
+        # The rows of sparse gradients are not added up yet.
+        is_sparse = any(map(arithmetic.is_sparse, self._sums))
+        self._check_of_sums = facts.check(Scaling.CHECK_SCALED, facts.distribution.num_summed if is_sparse else 1)
+        self._check_of_grads = facts.check(Scaling.CHECK_SCALED, facts.distribution.num_summed)
+
+    def check(self) -> LocalCheck:
+        """Check the sums, which are the same on all replicas."""
+        return LocalCheck(self._distribution.once(lambda: self._check_of_sums.all_finite(self._sums)))
+
+    @property
+    def held(self) -> list[Gradient]:
+        """The sums and the gradients."""
+        return [*self._sums, *self.grads]
+
+    def apply(self, held: Gradients) -> Done:
+        """Run the program of each replica."""
+        return self._program.apply(held[: len(self._sums)], self.loss_scale)
+
+    def counts(self, held: Gradients) -> tf.Tensor:
+        """Count the values of this replica's gradients that overflowed, or could overflow in the sum."""
+        return self._check_of_grads.counts(held[len(self._sums) :])

@@ -1,0 +1,118 @@
+"""What a step does on one replica: the values that must be finite, and what is done if they are, and if not."""
+
+import abc
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.overflow.gradient_check import GradientCheck
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.types import Done, Gradient, Gradients
+
+
+class StepResult(NamedTuple):
+    """The result of a step, on which all replicas agree.
+
+    Attributes:
+        applied: True if the gradients were applied; bool.
+        finite: True if no gradient overflowed; bool. This is the same tensor as `applied`, unless an accumulator drops
+            overflowing micro-batches one by one: a step can then be applied without them.
+        max_abs: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
+    """
+
+    applied: tf.Tensor
+    finite: tf.Tensor
+    max_abs: tf.Tensor | None
+
+
+class Update(abc.ABC):
+    """One step of an optimizer on one replica.
+
+    `LossScaler.run` knows nothing more of a step. There is a subclass for each way in which a step can run; `choice.py`
+    chooses one. A strategy calls the functions of the first replica's update for all replicas, so tensors that differ
+    between replicas are in `held`, which `apply` and `counts` get back as their argument.
+
+    Attributes:
+        adapter: The optimizer and its variables.
+        grads: This replica's gradients, one for each variable.
+        loss_scale: The number by which these gradients are still multiplied; None if they are in true magnitude.
+    """
+
+    def __init__(self, adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor | None = None) -> None:
+        self.adapter = adapter
+        self.grads = grads
+        self.loss_scale = loss_scale
+
+    @abc.abstractmethod
+    def check(self) -> LocalCheck:
+        """Check the values that must be finite before `apply`."""
+
+    @property
+    @abc.abstractmethod
+    def held(self) -> list[Gradient]:
+        """The tensors that `apply` and `counts` use and that may differ between replicas."""
+
+    @abc.abstractmethod
+    def apply(self, held: Gradients) -> Done:
+        """Apply the gradients."""
+
+    @abc.abstractmethod
+    def counts(self, held: Gradients) -> tf.Tensor:
+        """Count the values of `grads` that overflowed, as `OverflowDetector.counts` does."""
+
+
+class CheckedUpdate(Update):
+    """A step for which this replica's own gradients must be finite.
+
+    Args:
+        adapter: The optimizer and its variables.
+        grads: This replica's gradients.
+        check: How they are checked.
+        known: The result of an earlier check of gradients on this replica; None if there was none.
+        loss_scale: The number by which the gradients are still multiplied; None if they are in true magnitude.
+        measures: Tensors that `apply` uses beside the gradients.
+    """
+
+    def __init__(
+        self,
+        adapter: OptimizerAdapter,
+        grads: Gradients,
+        check: GradientCheck,
+        known: LocalCheck | None = None,
+        *,
+        loss_scale: tf.Tensor | None = None,
+        measures: Sequence[tf.Tensor] = (),
+    ) -> None:
+        super().__init__(adapter, grads, loss_scale)
+        self._check = check
+        self._known = known
+        self._checked = check.checked_form(grads)
+        self._measures = measures
+
+    def check(self) -> LocalCheck:
+        """Check the gradients; those that were checked before and did not change are not read again."""
+        return self._check.of(self._checked, self._known)
+
+    @property
+    def held(self) -> list[Gradient]:
+        """The gradients, the measures, and what the check tells of the gradients for the counts."""
+        return [*self.grads, *self._measures, *self._check.squares(self._checked)]
+
+    def counts(self, held: Gradients) -> tf.Tensor:
+        """Count the values that overflowed."""
+        grads, _, squares = self._parts(held)
+        return self._check.counts(self._check.checked_form(grads), squares)
+
+    def _parts(self, held: Gradients) -> tuple[Gradients, Gradients, Gradients]:
+        measures, squares = len(self.grads), len(self.grads) + len(self._measures)
+        return held[:measures], held[measures:squares], held[squares:]
+
+
+class UnscaledUpdate(CheckedUpdate):
+    """Applies gradients in true magnitude by the optimizer itself: the way that every optimizer knows."""
+
+    def apply(self, held: Gradients) -> Done:
+        """Call the optimizer."""
+        return self.adapter.apply(self._parts(held)[0])

@@ -1,0 +1,276 @@
+"""Unscales gradients and applies them by optimizers of Keras, in a program compiled by XLA where that saves time."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients.origins import Change
+from tfmp.core.tracing import within_xla
+from tfmp.core.updates.conditions import of_tensorflow, view_of
+from tfmp.core.updates.fingerprint import Fingerprint
+from tfmp.core.updates.programs import run_compiled
+from tfmp.core.updates.update import OptimizerUpdate
+from tfmp.types import Done, Gradient, Gradients
+
+# The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
+_Optimizer: TypeAlias = Any
+_Variable: TypeAlias = Any
+
+
+class KerasProgram:
+    """Unscales gradients and applies them by an optimizer that is built; made anew for each step.
+
+        plain       optimizer.apply(grads / scale)
+        compiled    the same as one XLA program
+
+    If the update is compiled, or XLA compiles the whole step, the program clips by the global norm in the optimizer's
+    place. The check of the gradients has summed their squares already; within the optimizer XLA would sum them again,
+    and slowly, on one core.
+
+    Args:
+        update: What is known of the optimizer's updates.
+        variables: The variables.
+        options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+        method: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
+        leaves_out_none: True if variables without a gradient are not passed to the optimizer.
+    """
+
+    def __init__(
+        self,
+        update: OptimizerUpdate,
+        variables: Sequence[_Variable],
+        *,
+        options: Mapping[str, Any],
+        method: str = "apply_gradients",
+        leaves_out_none: bool = False,
+    ) -> None:
+        self.update = update
+        self.variables = variables
+        self.options = options
+        self.method = method
+        self.leaves_out_none = leaves_out_none
+
+    @functools.cached_property
+    def is_compiled(self) -> bool:
+        """True if XLA compiles the program."""
+        return self.update.compiles(self.variables)
+
+    @functools.cached_property
+    def clips(self) -> bool:
+        """True if the program clips by the global norm in the optimizer's place, for which it needs a measure."""
+        in_xla = self.is_compiled or within_xla()
+        # A user's code may change the gradients before they are clipped.
+        return in_xla and _clips_by_global_norm(self.update.optimizer) and self.update.is_by_keras_alone(self.variables)
+
+    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        """Return what the program needs for clipping by the global norm; nothing if it does not clip.
+
+        The check of the gradients computes the same sums of squares, so they cost little when computed beside it.
+
+        Args:
+            grads: The gradients of the scaled loss.
+            loss_scale: The loss scale.
+
+        Returns:
+            Within XLA the norm of the unscaled gradients: there the conditional step runs as a loop, in which the norm
+            would be slow, and computing it outside of the loop costs little even if the step is skipped. Otherwise the
+            sums of squares from `reductions.half_squares`.
+        """
+        if not self.clips:
+            return []
+        squares = reductions.half_squares(grads)
+        return [_true_norm(grads, squares, loss_scale)] if within_xla() else [squares]
+
+    def apply(
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor,
+        measures: Sequence[tf.Tensor],
+        changes: Sequence[Change | None],
+    ) -> Done:
+        """Divide the gradients by the loss scale, change them, and apply them."""
+        return ProgramsTogether([self]).apply(grads, loss_scale, measures, changes)
+
+
+class ProgramsTogether:
+    """Runs the programs of several optimizers, as one program for each device.
+
+    Args:
+        programs: The program of each optimizer, in the order in which their gradients stand in one list.
+    """
+
+    def __init__(self, programs: Sequence[KerasProgram]) -> None:
+        self._programs = programs
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if XLA compiles all of them."""
+        return all(program.is_compiled for program in self._programs)
+
+    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        """Return what the programs that clip need, one measure for each."""
+        measured = (program.measure(own, loss_scale) for program, own in self._with_own(grads))
+        return list(itertools.chain.from_iterable(measured))
+
+    def apply(
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor,
+        measures: Sequence[tf.Tensor],
+        changes: Sequence[Change | None],
+    ) -> Done:
+        """Divide the gradients by the loss scale, change them, and apply them."""
+        own_changes = self._with_own(changes or [None] * len(grads))
+        own_measures = iter(measures)
+        # A program runs on one device; None stands for those that are not compiled.
+        of_devices: dict[str | None, list[_Part]] = {}
+        for (program, own), (_, changed) in zip(self._with_own(grads), own_changes, strict=True):
+            taken = list(itertools.islice(own_measures, int(bool(measures) and program.clips)))
+            device = of_tensorflow(program.variables[0]).device if program.is_compiled else None
+            of_devices.setdefault(device, []).append(_part(program, own, taken, changed))
+        for device, parts in of_devices.items():
+            _apply(parts, loss_scale, compiles=device is not None)
+        return tf.no_op()
+
+    def _with_own(self, values: Iterable[Any]) -> list[tuple[KerasProgram, list[Any]]]:
+        """Return each program with its part of the values, of which there is one for each variable."""
+        rest = iter(values)
+        return [(program, list(itertools.islice(rest, len(program.variables)))) for program in self._programs]
+
+
+class _Share(NamedTuple):
+    """The share of one optimizer in a program, which takes gradients and norms as arguments."""
+
+    program: KerasProgram
+    variables: Sequence[_Variable]
+    changes: Sequence[Change | None]
+    num_norms: int
+
+    def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
+        optimizer = self.program.update.optimizer
+        true_grads: Gradients = arithmetic.unscale(grads, loss_scale)
+        if any(self.changes):
+            true_grads = list(map(_changed, true_grads, self.changes))
+        if not norms:
+            self._apply(optimizer, true_grads)
+            return
+        (norm,) = norms
+        with view_of(optimizer, global_clipnorm=None, clipvalue=None) as view:
+            self._apply(view, _clipped(true_grads, optimizer, norm))
+
+    def _apply(self, optimizer: _Optimizer, grads: Gradients) -> None:
+        pairs = list(zip(grads, self.variables, strict=True))
+        if self.program.method == "apply":
+            _in_one_replica(lambda: optimizer.apply(list(grads), self.variables))
+        elif hasattr(optimizer, "apply"):
+            _in_one_replica(lambda: optimizer.apply_gradients(pairs))
+        else:
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True, **self.program.options)
+
+    def settings(self) -> object:
+        """Return all that the program depends on, apart from the values of variables."""
+        of_variables = [
+            [variable, *(getattr(variable, name, None) for name in _SETTINGS)] for variable in self.variables
+        ]
+        update = self.program.update
+        return [
+            update.optimizer,
+            update.code_version,
+            of_variables,
+            self.num_norms,
+            self.program.options,
+            self.program.method,
+        ]
+
+
+#: The attributes of a model's variable that change what an optimizer does with it.
+_SETTINGS = ("trainable", "constraint", "overwrite_with_gradient")
+
+
+class _Part(NamedTuple):
+    """The part of one optimizer in a step: its share of the program, and what the program is given."""
+
+    share: _Share
+    grads: Gradients
+    measures: Sequence[tf.Tensor]
+
+    def norms(self, loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        if within_xla():
+            return list(self.measures)
+        return [_true_norm(self.grads, squares, loss_scale) for squares in self.measures]
+
+
+def _part(
+    program: KerasProgram, grads: Gradients, measures: Sequence[tf.Tensor], changes: Sequence[Change | None]
+) -> _Part:
+    rows = list(zip(grads, program.variables, changes, strict=True))
+    if program.leaves_out_none:
+        rows = [row for row in rows if row[0] is not None]
+    grads, variables, changes = zip(*rows, strict=True)
+    return _Part(_Share(program, variables, changes, len(measures)), grads, measures)
+
+
+def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> None:
+    # The function must not hold the gradients: in eager mode it is kept.
+    shares = [part.share for part in parts]
+
+    def update(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+        loss_scale, *norms = tensors
+        own_grads, own_norms = iter(grads), iter(norms)
+        for share in shares:
+            taken = list(itertools.islice(own_grads, len(share.variables)))
+            share.run(taken, loss_scale, list(itertools.islice(own_norms, share.num_norms)))
+
+    grads = [grad for part in parts for grad in part.grads]
+    tensors = [loss_scale, *(norm for part in parts for norm in part.norms(loss_scale))]
+    if not compiles:
+        update(grads, tensors)
+    elif tf.executing_eagerly():
+        programs = shares[0].program.update.programs
+        programs.run(update, lambda: Fingerprint(share.settings() for share in shares), grads, tensors)
+    else:
+        run_compiled(update, grads, tensors)
+
+
+def _in_one_replica(apply: Callable[[], None]) -> None:
+    """Call a function that applies gradients, such that Keras 3 does not sum them over replicas if there is only one.
+
+    The sum would change nothing, but TensorFlow (2.15 to 2.21) would keep its graph, and the values of all variables
+    that the graph uses, until the process ends.
+    """
+    context = None if tf.distribute.has_strategy() else tf.distribute.get_replica_context()
+    if context is None:
+        apply()
+    else:
+        context.merge_call(lambda _: apply())
+
+
+def _changed(grad: Gradient, change: Change | None) -> Gradient:
+    return grad if change is None else arithmetic.map_values(change, grad)
+
+
+def _clipped(grads: Gradients, optimizer: _Optimizer, norm: tf.Tensor) -> Gradients:
+    factor = tf.minimum(optimizer.global_clipnorm / norm, 1.0)
+    # The multiplication makes sparse gradients dense, as Keras' own clipping does.
+    return [None if grad is None else grad * tf.cast(factor, grad.dtype) for grad in grads]
+
+
+def _clips_by_global_norm(optimizer: _Optimizer) -> bool:
+    """Return whether the optimizer clips the gradients of every call by their global norm."""
+    # If both settings are there, Keras uses clipnorm only. An optimizer that accumulates gradients clips their sums, at
+    # the end of each window.
+    clips = _is_positive(optimizer.global_clipnorm) and not _is_positive(optimizer.clipnorm)
+    return clips and not getattr(optimizer, "gradient_accumulation_steps", None)
+
+
+def _is_positive(norm: float | None) -> bool:
+    return norm is not None and norm > 0
+
+
+def _true_norm(grads: Gradients, squares: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+    """Return the global norm of scaled gradients after unscaling."""
+    return tf.cast(reductions.global_norm(grads, squares) / tf.cast(loss_scale, tf.float64), tf.float32)
