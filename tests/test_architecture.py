@@ -11,13 +11,14 @@ _ROOT = Path(__file__).parent.parent
 _MODULES = sorted((_ROOT / "tfmp").rglob("*.py"))
 
 #: The packages each of whose modules has a test file of its name.
-_TESTED_BY_NAME = ("core", "grad_scaler", "optimizers")
+_TESTED_BY_NAME = ("core", "grad_scaler", "hosts", "optimizers")
 
 #: The modules of those packages that have no test file of their name, and the reason.
 _WITHOUT_TESTS = {
     "core/adapters/program.py": "protocols; the tests of adapters test what fulfils them",
     "core/distribute/base.py": "a protocol; the tests of single_process, mirrored and horovod test its methods",
     "core/overflow/local_check.py": "a tuple",
+    "hosts/keras/layers.py": "the tests of levels and of check_precision run it with every layer of Keras",
     "grad_scaler/scaler.py": "one class, whose tests stand in several files by their subject: test_scaler_*.py",
     "optimizers/keras215.py": "registers a class; test_keras2.py tests it for every Keras 2",
     "optimizers/tf_keras.py": "registers a class; test_keras2.py tests it for every Keras 2",

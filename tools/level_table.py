@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 
-from tfmp.keras_layers import HALF
+from tfmp.hosts.keras.layers import HALF
 from tfmp.mixed_precision.levels.keras_policies import policy_of
 from tfmp.mixed_precision.levels.level import level_of
 

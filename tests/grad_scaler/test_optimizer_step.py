@@ -4,10 +4,12 @@ import kerases
 import pytest
 import tensorflow as tf
 
-from tfmp.core.adapters import Keras3Adapter, KerasAdapter, OptimizerAdapter, TF1Adapter
+from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.core.updates import Updates
 from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
+from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
+from tfmp.hosts.keras.compiler import UpdateCompilers
+from tfmp.hosts.tf1 import TF1Adapter
 
 
 def _step(known: LocalCheck | None, variables: int = 1) -> OptimizerStep:
@@ -75,7 +77,7 @@ class _Own:
 
 def test_arguments_reach_an_optimizer_of_the_user() -> None:
     own = _Own()
-    adapter_of(own, [tf.Variable(0.0)], {"rate": 0.5}, Updates("auto")).apply([tf.constant(1.0)])
+    adapter_of(own, [tf.Variable(0.0)], {"rate": 0.5}, UpdateCompilers("auto")).apply([tf.constant(1.0)])
     assert own.rate == 0.5
 
 
@@ -86,7 +88,7 @@ def test_optimizer_of_tf1_gets_no_pair_without_a_gradient() -> None:
             return super().apply_gradients(self.pairs, *args, **kwargs)
 
     noting, (without, trained) = Noting(1.0), (tf.Variable(0.0), tf.Variable(0.0))
-    adapter_of(noting, [without, trained], {}, Updates("auto")).apply([None, tf.constant(1.0)])
+    adapter_of(noting, [without, trained], {}, UpdateCompilers("auto")).apply([None, tf.constant(1.0)])
     [(grad, variable)] = noting.pairs
     assert (float(grad), variable is trained, float(trained)) == (1, True, -1)
 
@@ -97,7 +99,7 @@ def test_adapter_is_that_of_the_optimizers_host(keras: Any) -> None:
         def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
             return super().apply_gradients(*args, **kwargs)
 
-    weight, updates = tf.Variable(0.0), Updates("auto")
+    weight, updates = tf.Variable(0.0), UpdateCompilers("auto")
     own = Keras3Adapter if keras.__version__.startswith("3.") else KerasAdapter
     for optimizer, kwargs, kind in [
         (tf.compat.v1.train.GradientDescentOptimizer(1.0), {"global_step": None}, TF1Adapter),

@@ -13,8 +13,8 @@ import tensorflow as tf
 from kerases import SCALE, optimizer, optimizer_names, variable
 
 import tfmp
-from tfmp.core.updates import programs
-from tfmp.core.updates.programs import KeptPrograms
+from tfmp.hosts.keras import kept_programs
+from tfmp.hosts.keras.kept_programs import KeptPrograms
 
 pytestmark = pytest.mark.essential
 
@@ -44,7 +44,7 @@ class _Pair:
 
     @property
     def programs(self) -> KeptPrograms:
-        return self.wrapped._updates.of(self.inner).programs
+        return self.wrapped._compilers.of(self.inner).programs
 
     def step(self) -> None:
         self.steps += 1
@@ -86,7 +86,7 @@ _FIXED = {"use_ema", "gradient_accumulation_steps", "built", "amsgrad", "centere
 
 @pytest.fixture
 def _unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_FREE_PROGRAMS", 1000)
+    monkeypatch.setattr(kept_programs, "_FREE_PROGRAMS", 1000)
 
 
 @pytest.mark.usefixtures("_unlimited")
@@ -245,7 +245,7 @@ def test_small_variables_are_compiled_on_demand_only(jit_compile: Any) -> None:
     inner, kernel = optimizer(keras), _kernel(None)
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=jit_compile)
     opt.apply([tf.ones([3, 2])], [kernel])
-    assert len(opt._updates.of(inner).programs) == 0
+    assert len(opt._compilers.of(inner).programs) == 0
 
 
 def test_large_variables_are_compiled_by_default() -> None:
@@ -253,7 +253,7 @@ def test_large_variables_are_compiled_by_default() -> None:
     opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(2))
     for _ in range(3):
         opt.apply([tf.ones([1024, 1024])], [kernel])
-    assert len(opt._updates.of(inner).programs) == 1
+    assert len(opt._compilers.of(inner).programs) == 1
     assert kernel.numpy()[0, 0] == 0.25
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from kerases import SCALE, for_every_keras, optimizer, optimizer_names, variable
 
 import tfmp
-from tfmp.core.updates.fingerprint import Fingerprint
+from tfmp.hosts.keras.fingerprint import Fingerprint
 
 
 class _Pair:
@@ -37,7 +37,7 @@ class _Pair:
 
     @property
     def num_programs(self) -> int:
-        return len(self.opt._updates.of(self.inner).programs)
+        return len(self.opt._compilers.of(self.inner).programs)
 
 
 def _weights(keras: ModuleType, constraint: Any) -> list[Any]:

@@ -5,13 +5,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.adapters import Keras3Adapter, KerasAdapter, OptimizerAdapter, TF1Adapter
+from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.core.updates import Updates
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
+from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
+from tfmp.hosts.keras.compiler import UpdateCompilers
+from tfmp.hosts.keras.which import keras_of
+from tfmp.hosts.tf1 import TF1Adapter
 from tfmp.types import Gradients
-from tfmp.which_keras import keras_of
 
 
 class OptimizerStep(NamedTuple):
@@ -57,7 +59,7 @@ def adapter_of(
     optimizer: Any,  # noqa: ANN401 - of any host
     variables: Sequence[Any],
     kwargs: Mapping[str, Any],
-    updates: Updates,
+    compilers: UpdateCompilers,
 ) -> OptimizerAdapter:
     """Return an adapter for an optimizer, chosen by the optimizer's type.
 
@@ -65,18 +67,18 @@ def adapter_of(
         optimizer: The optimizer.
         variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        updates: The updates of optimizers of Keras.
+        compilers: Whether the updates of optimizers of Keras are compiled.
     """
     if isinstance(optimizer, ScaledGradientsOptimizer):
         return ScaledGradientsAdapter(optimizer, variables)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
     of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
-    if of_keras and not kwargs and updates.of(optimizer).is_of_own_code:
+    if of_keras and not kwargs and compilers.of(optimizer).is_of_own_code:
         # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
         # Only the optimizers of Keras 3 have `apply`.
         adapter = Keras3Adapter if hasattr(optimizer, "apply") else KerasAdapter
-        return adapter(optimizer, variables, update=updates.of(optimizer), leaves_out_none=True)
+        return adapter(optimizer, variables, compiler=compilers.of(optimizer), leaves_out_none=True)
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 

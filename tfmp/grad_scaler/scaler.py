@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter, names_of
+from tfmp.core.adapters import OptimizerAdapter, names_of
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution
 from tfmp.core.managers import Specification, get_loss_scale_manager
@@ -20,12 +20,13 @@ from tfmp.core.step.status import StepProperties
 from tfmp.core.step.update import StepResult, Update
 from tfmp.core.step.window import drain
 from tfmp.core.tracing import without_autograph
-from tfmp.core.updates import JitCompile, Updates, validated_jit_compile
 from tfmp.grad_scaler.arguments import validate_kwargs, validate_optimizer, validated_pairs, validated_steps
 from tfmp.grad_scaler.call_order import CallOrder, on_replica
 from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
 from tfmp.grad_scaler.pending_update import PendingUpdate
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
+from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.together import AdaptersTogether
 from tfmp.types import Gradient, Gradients, GradsAndVars
 
 
@@ -126,7 +127,7 @@ class GradScaler(StepProperties, tf.Module):
         # As an attribute of this module the counts are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._losses = ScaledLosses()
-        self._updates = Updates(validated_jit_compile(jit_compile))
+        self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         self._pending = PendingUpdate()
         self._calls = CallOrder(is_strict=self._enabled)
 
@@ -183,7 +184,7 @@ class GradScaler(StepProperties, tf.Module):
             0.5
         """
         validate_optimizer(optimizer)
-        _make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}, self._updates))
+        _make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}, self._compilers))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -357,7 +358,7 @@ class GradScaler(StepProperties, tf.Module):
             grads, variables = zip(*own, strict=True)
             if self._enabled:
                 lists.refuse_complex(grads, names_of(variables))
-            adapter = adapter_of(optimizer, variables, kwargs, self._updates)
+            adapter = adapter_of(optimizer, variables, kwargs, self._compilers)
             taken.append(self._step_of(adapter, list(grads), distribution))
         if len(set(map(id, optimizers))) < len(optimizers):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")

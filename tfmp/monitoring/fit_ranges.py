@@ -9,11 +9,11 @@ from tfmp.core.adapters import names_of
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.step.gradient_ranges import GradientRanges
 from tfmp.core.step.status import StepProperties
+from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.range_history import RangeHistory, RangeLook, histograms_by_name
 from tfmp.ranges.check.keras_models import KerasModel
 from tfmp.ranges.check.passes import Precision
 from tfmp.ranges.histogram import RangeHistogram
-from tfmp.which_keras import keras_of
 
 
 class _Asked(NamedTuple):

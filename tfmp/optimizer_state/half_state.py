@@ -4,8 +4,8 @@ import importlib
 from types import ModuleType
 from typing import TypeVar
 
+from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.optimizer_state.settings import half_settings
-from tfmp.which_keras import is_keras2, keras_of
 
 _Optimizer = TypeVar("_Optimizer")
 

@@ -12,8 +12,8 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.settings import not_default
 from tfmp.core.step.status import StepProperties
 from tfmp.core.tracing import without_autograph
+from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
-from tfmp.which_keras import is_keras2, keras_of, module_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self

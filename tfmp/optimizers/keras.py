@@ -28,7 +28,7 @@ from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
-from tfmp.core.updates import is_foreign
+from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
 from tfmp.optimizers.keras_accumulation import KerasAccumulation
 from tfmp.optimizers.keras_checkpoints import CheckpointedAsInner

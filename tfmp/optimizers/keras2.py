@@ -8,12 +8,14 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import Keras2Adapter, names_of
+from tfmp.core.adapters import names_of
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
-from tfmp.core.updates import JitCompile, Updates, is_foreign, validated_jit_compile
+from tfmp.hosts.keras.adapters import Keras2Adapter
+from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import validated_aggregation_dtype
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
@@ -110,7 +112,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             initial_scale = None
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         self._jit_compile = validated_jit_compile(jit_compile)
-        self._updates = Updates(self._jit_compile)
+        self._compilers = UpdateCompilers(self._jit_compile)
         self._inner_optimizer = inner_optimizer
         # The parent's constructor sets these two attributes. Here they are properties that set the inner optimizer's,
         # so the constructor must get the inner optimizer's own values.
@@ -319,7 +321,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             self.inner_optimizer,
             variables,
             {} if name is None else {"name": name},
-            update=self._updates.of(self.inner_optimizer) if self._may_unscale_late() else None,
+            compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
             sums_first=not is_reduced,
             average=average if not is_reduced and self._averages() else None,
             counts_skipped_steps=self._iterations_include_skipped_steps,

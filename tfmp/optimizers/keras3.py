@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
-from tfmp.core.adapters import Keras3Adapter, names_of, takes_float32_gradients
+from tfmp.core.adapters import names_of, takes_float32_gradients
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
-from tfmp.core.updates import JitCompile, Updates, validated_jit_compile
+from tfmp.hosts.keras.adapters import Keras3Adapter
+from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
@@ -139,13 +140,13 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         _validate(inner_optimizer, accumulation)
         self._refuse_other_arguments(inner_optimizer, others)
         _refuse_fixed(dynamic)
-        updates = Updates(validated_jit_compile(jit_compile))
+        compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
         # learning rate given here is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         self._jit_compile = jit_compile
-        self._updates = updates
+        self._compilers = compilers
         self.inner_optimizer = inner_optimizer
         self._set_up(manager, is_distributed, overflow_detector, accumulation)
         warn_of_methods_never_called(inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
@@ -303,8 +304,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         lists.refuse_other_number(grads, variables)
         lists.refuse_complex(grads, names_of(variables))
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
-        update, facts = self._updates.of(self.inner_optimizer), self._scaler.facts()
-        adapter = Keras3Adapter(self.inner_optimizer, variables, update=update, method=method)
+        compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
+        adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)
         self._step(adapter, grads, facts, are_scaled=are_scaled)
         float8_scales = scales_of_gradients(variables)
         if float8_scales:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfmp.core import lists, script_lines, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import StepCounter, TF1Adapter, names_of, takes_float32_gradients
+from tfmp.core.adapters import names_of, takes_float32_gradients
 from tfmp.core.distribute import Distribution, MirroredWorkers
 from tfmp.core.distribute.horovod_detection import (
     called_by_horovods,
@@ -24,6 +24,7 @@ from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
+from tfmp.hosts.tf1 import StepCounter, TF1Adapter
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
     refuse_wrapped,

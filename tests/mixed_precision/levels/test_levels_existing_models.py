@@ -26,7 +26,7 @@ from levelled_models import (
 )
 
 import tfmp
-from tfmp.which_keras import is_keras2
+from tfmp.hosts.keras.which import is_keras2
 
 __all__ = ["global_policy"]
 

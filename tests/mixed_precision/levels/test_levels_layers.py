@@ -11,7 +11,7 @@ from kerases import installed
 from levelled_models import global_policy, policy
 
 import tfmp
-from tfmp.which_keras import is_keras2
+from tfmp.hosts.keras.which import is_keras2
 
 __all__ = ["global_policy"]
 

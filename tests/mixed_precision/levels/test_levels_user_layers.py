@@ -12,7 +12,7 @@ from kerases import for_every_keras
 from levelled_models import CASES, policies, policy, values
 
 import tfmp
-from tfmp.which_keras import is_keras2
+from tfmp.hosts.keras.which import is_keras2
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 

@@ -11,7 +11,7 @@ from kerases import for_every_keras
 from levelled_models import policy
 
 import tfmp
-from tfmp.which_keras import is_keras2
+from tfmp.hosts.keras.which import is_keras2
 
 _IMAGES = np.cos(np.arange(96, dtype=np.float32)).reshape(2, 4, 4, 3)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.keras_layers import (
+from tfmp.hosts.keras.layers import (
     HALF,
     called_layers_of,
     compute_dtype,
@@ -21,11 +21,11 @@ from tfmp.keras_layers import (
     own_weights,
     variable_dtype,
 )
+from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.mixed_precision.levels.keras_hooks import warn_of_unscaled_loss, wrap_keras
 from tfmp.mixed_precision.levels.keras_policies import policy_of, settings_of
 from tfmp.mixed_precision.levels.level import Level, level_of
 from tfmp.mixed_precision.levels.policy_changes import change_policies
-from tfmp.which_keras import is_keras2, keras_of
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any

@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import wrapt
 
-from tfmp.keras_layers import called_layers_of, compute_dtype, is_compiled
+from tfmp.hosts.keras.layers import called_layers_of, compute_dtype, is_compiled
+from tfmp.hosts.keras.which import is_keras2
 from tfmp.mixed_precision.levels.keras_policies import SETTINGS, policy_of
 from tfmp.mixed_precision.levels.level import Level
-from tfmp.which_keras import is_keras2
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any

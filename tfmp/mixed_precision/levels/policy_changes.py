@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from tfmp.keras_layers import attributes_with_cast_variables, widen_inputs
-from tfmp.which_keras import is_keras2
+from tfmp.hosts.keras.layers import attributes_with_cast_variables, widen_inputs
+from tfmp.hosts.keras.which import is_keras2
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any

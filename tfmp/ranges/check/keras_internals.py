@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.keras_layers import attributes_with_cast_variables, half_casts
-from tfmp.which_keras import is_keras2
+from tfmp.hosts.keras.layers import attributes_with_cast_variables, half_casts
+from tfmp.hosts.keras.which import is_keras2
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.keras_layers import (
+from tfmp.hosts.keras.layers import (
     HALF,
     called_layers_of,
     compute_dtype,

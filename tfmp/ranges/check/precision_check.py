@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.log import visible_logger
+from tfmp.hosts.keras.which import keras_of
 from tfmp.optional import installed
 from tfmp.ranges.check.comparison import GradientComparison
 from tfmp.ranges.check.functions import Functions
@@ -26,7 +27,6 @@ from tfmp.ranges.check.suggestions import (
 from tfmp.ranges.check.totals import Totals
 from tfmp.ranges.check.weighted_loss import weighted_mean
 from tfmp.ranges.report import LayerPrecision, PrecisionReport
-from tfmp.which_keras import keras_of
 
 #: What a model raises whose own code is not for float16.
 _FAILURES = (TypeError, ValueError, tf.errors.OpError)

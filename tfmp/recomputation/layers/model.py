@@ -6,10 +6,10 @@ from types import ModuleType
 from typing import Any
 
 from tfmp.core import lists
+from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.recomputation.layers.keras2_model import rebuilt_functional
 from tfmp.recomputation.layers.layer import Recompute
 from tfmp.recomputation.layers.same_class import with_class_of
-from tfmp.which_keras import is_keras2, keras_of
 
 
 def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # noqa: ANN401 - a model of any Keras

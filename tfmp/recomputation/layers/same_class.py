@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from tfmp.hosts.keras.which import is_keras2
 from tfmp.recomputation.layers.layer import Recompute
-from tfmp.which_keras import is_keras2
 
 #: A model or layer of any Keras.
 _Model: TypeAlias = Any

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.core.updates.fingerprint import Fingerprint
+from tfmp.hosts.keras.fingerprint import Fingerprint
 
 pytestmark = pytest.mark.essential
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter
-from tfmp.core.updates import KerasProgram, ProgramsTogether
+from tfmp.hosts.keras.program import KerasProgram, ProgramsTogether
 from tfmp.types import Done, Gradients
 
 

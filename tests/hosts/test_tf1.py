@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tfmp.bert import AdamWeightDecayOptimizer
-from tfmp.core.adapters import StepCounter, TF1Adapter
 from tfmp.core.distribute import SingleProcess, current_distribution
+from tfmp.hosts.tf1 import StepCounter, TF1Adapter
 
 pytestmark = pytest.mark.essential
 

@@ -7,7 +7,9 @@ import tensorflow as tf
 from kerases import for_every_keras, optimizer, values, variable
 
 from tfmp.bert import AdamWeightDecayOptimizer
-from tfmp.core.adapters import AdaptersTogether, OptimizerAdapter, TF1Adapter
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.hosts.tf1 import TF1Adapter
+from tfmp.hosts.together import AdaptersTogether
 
 pytestmark = pytest.mark.essential
 

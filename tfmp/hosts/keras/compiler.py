@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.tracing import ops_are_watched
-from tfmp.core.updates.conditions import (
+from tfmp.hosts.keras.conditions import (
     can_be_compiled,
     has_no_conditional,
     of_tensorflow,
     parts_with_code,
     worth_compiling,
 )
-from tfmp.core.updates.own_code import OwnCode
-from tfmp.core.updates.programs import KeptPrograms
-from tfmp.core.updates.replicas import can_be_compiled_on_replicas
+from tfmp.hosts.keras.kept_programs import KeptPrograms
+from tfmp.hosts.keras.own_code import OwnCode
+from tfmp.hosts.keras.replicas import can_be_compiled_on_replicas
 from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -29,8 +29,8 @@ _Optimizer: TypeAlias = Any
 _Variable: TypeAlias = Any
 
 
-class OptimizerUpdate:
-    """What is known of the updates of one optimizer of Keras 2 or Keras 3, and the programs that eager mode keeps.
+class UpdateCompiler:
+    """Says whether the update of an optimizer of Keras 2 or Keras 3 is compiled, and has the programs of eager mode.
 
     With `jit_compile="auto"` the update is compiled if the variables are large and if the optimizer, its schedule and
     the constraints of the variables are all Keras' own: a user's code may do what XLA cannot compile, such as printing.
@@ -55,7 +55,7 @@ class OptimizerUpdate:
         self._last_asked: tuple[list[int], bool] = ([], False)
         self._own_code = OwnCode()
         self._own_optimizer = OwnCode()
-        #: The programs that run in eager mode.
+        #: The programs that eager mode keeps.
         self.programs = KeptPrograms()
 
     @property
@@ -147,8 +147,8 @@ def validated_jit_compile(value: object) -> JitCompile:
     raise ValueError(f'jit_compile must be True, False or "auto", got {value!r}.')
 
 
-class Updates:
-    """The updates of optimizers, one for each; those of optimizers that are gone are forgotten.
+class UpdateCompilers:
+    """The compilers of optimizers, one for each; those of optimizers that are gone are forgotten.
 
     Copies of this object are empty.
 
@@ -157,24 +157,24 @@ class Updates:
 
     Examples:
         >>> import keras
-        >>> updates, optimizer = Updates("auto"), keras.optimizers.SGD(0.5)
-        >>> updates.of(optimizer) is updates.of(optimizer)
+        >>> compilers, optimizer = UpdateCompilers("auto"), keras.optimizers.SGD(0.5)
+        >>> compilers.of(optimizer) is compilers.of(optimizer)
         True
     """
 
     def __init__(self, jit_compile: JitCompile) -> None:
         self._jit_compile = jit_compile
-        self._each: weakref.WeakKeyDictionary[_Optimizer, OptimizerUpdate] = weakref.WeakKeyDictionary()
+        self._each: weakref.WeakKeyDictionary[_Optimizer, UpdateCompiler] = weakref.WeakKeyDictionary()
 
-    def __reduce__(self) -> tuple[type["Updates"], tuple[JitCompile]]:
-        return Updates, (self._jit_compile,)
+    def __reduce__(self) -> tuple[type["UpdateCompilers"], tuple[JitCompile]]:
+        return UpdateCompilers, (self._jit_compile,)
 
-    def of(self, optimizer: _Optimizer) -> OptimizerUpdate:
-        """Return the update of an optimizer.
+    def of(self, optimizer: _Optimizer) -> UpdateCompiler:
+        """Return the compiler of an optimizer.
 
         Args:
             optimizer: An optimizer of Keras 2 or Keras 3.
         """
         if optimizer not in self._each:
-            self._each[optimizer] = OptimizerUpdate(optimizer, self._jit_compile)
+            self._each[optimizer] = UpdateCompiler(optimizer, self._jit_compile)
         return self._each[optimizer]

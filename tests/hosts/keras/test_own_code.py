@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from kerases import optimizer
 
-from tfmp.core.updates.own_code import OwnCode, is_foreign
+from tfmp.hosts.keras.own_code import OwnCode, is_foreign
 
 pytestmark = pytest.mark.essential
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.which_keras import is_keras2
+from tfmp.hosts.keras.which import is_keras2
 
 #: The half-precision types, as Keras names them.
 HALF = ("float16", "bfloat16")

@@ -10,10 +10,10 @@ import tensorflow as tf
 from tfmp.core.gradients import arithmetic, reductions
 from tfmp.core.gradients.origins import Change
 from tfmp.core.tracing import within_xla
-from tfmp.core.updates.conditions import of_tensorflow, view_of
-from tfmp.core.updates.fingerprint import Fingerprint
-from tfmp.core.updates.programs import run_compiled
-from tfmp.core.updates.update import OptimizerUpdate
+from tfmp.hosts.keras.compiler import UpdateCompiler
+from tfmp.hosts.keras.conditions import of_tensorflow, view_of
+from tfmp.hosts.keras.fingerprint import Fingerprint
+from tfmp.hosts.keras.kept_programs import run_compiled
 from tfmp.types import Done, Gradient, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
@@ -32,7 +32,7 @@ class KerasProgram:
     and slowly, on one core.
 
     Args:
-        update: What is known of the optimizer's updates.
+        compiler: Says whether XLA compiles the program.
         variables: The variables.
         options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
         method: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
@@ -41,14 +41,14 @@ class KerasProgram:
 
     def __init__(
         self,
-        update: OptimizerUpdate,
+        compiler: UpdateCompiler,
         variables: Sequence[_Variable],
         *,
         options: Mapping[str, Any],
         method: str = "apply_gradients",
         leaves_out_none: bool = False,
     ) -> None:
-        self.update = update
+        self.compiler = compiler
         self.variables = variables
         self.options = options
         self.method = method
@@ -57,14 +57,15 @@ class KerasProgram:
     @functools.cached_property
     def is_compiled(self) -> bool:
         """True if XLA compiles the program."""
-        return self.update.compiles(self.variables)
+        return self.compiler.compiles(self.variables)
 
     @functools.cached_property
     def clips(self) -> bool:
         """True if the program clips by the global norm in the optimizer's place, for which it needs a measure."""
-        in_xla = self.is_compiled or within_xla()
+        if not ((self.is_compiled or within_xla()) and _clips_by_global_norm(self.compiler.optimizer)):
+            return False
         # A user's code may change the gradients before they are clipped.
-        return in_xla and _clips_by_global_norm(self.update.optimizer) and self.update.is_by_keras_alone(self.variables)
+        return self.compiler.is_by_keras_alone(self.variables)
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Return what the program needs for clipping by the global norm; nothing if it does not clip.
@@ -151,7 +152,7 @@ class _Share(NamedTuple):
     num_norms: int
 
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
-        optimizer = self.program.update.optimizer
+        optimizer = self.program.compiler.optimizer
         true_grads: Gradients = arithmetic.unscale(grads, loss_scale)
         if any(self.changes):
             true_grads = list(map(_changed, true_grads, self.changes))
@@ -176,10 +177,10 @@ class _Share(NamedTuple):
         of_variables = [
             [variable, *(getattr(variable, name, None) for name in _SETTINGS)] for variable in self.variables
         ]
-        update = self.program.update
+        compiler = self.program.compiler
         return [
-            update.optimizer,
-            update.code_version,
+            compiler.optimizer,
+            compiler.code_version,
             of_variables,
             self.num_norms,
             self.program.options,
@@ -230,7 +231,7 @@ def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> 
     if not compiles:
         update(grads, tensors)
     elif tf.executing_eagerly():
-        programs = shares[0].program.update.programs
+        programs = shares[0].program.compiler.programs
         programs.run(update, lambda: Fingerprint(share.settings() for share in shares), grads, tensors)
     else:
         run_compiled(update, grads, tensors)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.updates.own_code import OWN_PACKAGES, is_from, is_of_keras
+from tfmp.hosts.keras.own_code import OWN_PACKAGES, is_from, is_of_keras
 
 _Reference: TypeAlias = Callable[[], object]
 

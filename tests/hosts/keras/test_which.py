@@ -6,7 +6,7 @@ import types
 import keras
 import pytest
 
-from tfmp.which_keras import is_keras2, keras_of, module_for
+from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
 
 
 def _package(name: str, version: str) -> types.ModuleType:

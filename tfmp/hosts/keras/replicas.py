@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import within_xla
-from tfmp.core.updates.conditions import of_tensorflow, view_of
-from tfmp.core.updates.programs import run_compiled
+from tfmp.hosts.keras.conditions import of_tensorflow, view_of
+from tfmp.hosts.keras.kept_programs import run_compiled
 from tfmp.types import Done, Gradients
 
 #: On the TensorFlow backend Keras 3 overrides these private methods, in a class of this name, so that each replica

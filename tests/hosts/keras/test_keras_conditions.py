@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tfmp.core.updates.conditions import can_be_compiled, worth_compiling
+from tfmp.hosts.keras.conditions import can_be_compiled, worth_compiling
 
 pytestmark = pytest.mark.essential
 

@@ -1,0 +1,1 @@
+"""What tfmp knows of each host: the frameworks whose optimizers it wraps."""

@@ -1,0 +1,180 @@
+"""How the core works with the optimizers of each Keras."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.hosts.keras.compiler import UpdateCompiler
+from tfmp.hosts.keras.conditions import view_of
+from tfmp.hosts.keras.own_code import is_foreign
+from tfmp.hosts.keras.program import KerasProgram
+from tfmp.hosts.keras.replicas import ProgramOfReplicas, apply_on_replicas
+from tfmp.types import Done, Gradient, Gradients
+
+
+class KerasAdapter(OptimizerAdapter):
+    """The adapter for an optimizer of Keras, which unscales gradients in the program that applies them, if it can.
+
+    Args:
+        optimizer: The optimizer.
+        variables: The variables that it trains, in the order of the gradients.
+        kwargs: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+        compiler: Says whether XLA compiles the program that unscales gradients and applies them; None if gradients are
+            to be unscaled before they come here.
+        leaves_out_none: True if variables without a gradient are not passed to the optimizer, which warns of them.
+        method: The method of an optimizer of Keras 3 that is called, which a subclass may override: "apply_gradients"
+            or "apply".
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,  # noqa: ANN401 - of any Keras
+        variables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        compiler: UpdateCompiler | None = None,
+        leaves_out_none: bool = False,
+        method: str = "apply_gradients",
+    ) -> None:
+        super().__init__(optimizer, variables, kwargs)
+        self._compiler = compiler
+        self._leaves_out_none = leaves_out_none
+        self._method = method
+
+    def program(self, grads: Gradients) -> KerasProgram | None:
+        """Return the program that unscales these gradients and applies them.
+
+        There is none under a `tf.distribute` strategy: the check needs unscaled gradients there, to find out whether
+        their sum over the replicas could overflow.
+        """
+        if self._compiler is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
+            return None
+        return KerasProgram(
+            self._compiler,
+            self.variables,
+            options=self._kwargs,
+            method=self._method,
+            leaves_out_none=self._leaves_out_none,
+        )
+
+    def can_unscale_late(self, grads: Gradients) -> bool:
+        """Return True if it makes no difference whether these gradients are unscaled before or after the check.
+
+        It does if a variable has float8 scales: their next values, which come as "gradients", must not be divided by
+        the loss scale.
+
+        Args:
+            grads: Gradients of a scaled loss, one for each variable.
+        """
+        return not self.overwritten and all(map(_can_be_unscaled_late, grads, self.dtypes))
+
+    def apply(self, grads: Gradients) -> Done:
+        """Apply the gradients of one replica: by a compiled program, or by the optimizer itself."""
+        program = self.program(grads)
+        if program is None or not program.is_compiled:
+            return self._apply_by_itself(grads)
+        one = tf.ones([])
+        return program.apply(grads, one, program.measure(grads, one), ())
+
+    def _apply_by_itself(self, grads: Gradients) -> Done:
+        return super().apply(grads)
+
+
+class Keras2Adapter(KerasAdapter):
+    """The adapter for an optimizer of Keras 2; the gradients are summed over the replicas before they are checked.
+
+    Args:
+        optimizer: The optimizer.
+        variables: The variables that it trains, in the order of the gradients.
+        kwargs: Keyword arguments for the optimizer's `apply_gradients`.
+        compiler: Says whether the program is compiled; None if gradients are to be unscaled before they come here.
+        sums_first: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
+            already. The attribute of this name is True in both cases.
+        average: Averages gradients over Horovod's workers; None if they are averaged already.
+        counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own
+            `LossScaleOptimizer`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,  # noqa: ANN401 - of either package
+        variables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        compiler: UpdateCompiler | None = None,
+        sums_first: bool = True,
+        average: Callable[[Gradients], Gradients] | None = None,
+        counts_skipped_steps: bool = False,
+    ) -> None:
+        super().__init__(optimizer, variables, kwargs, compiler=compiler)
+        self.sums_first = True
+        self._sums = sums_first
+        self._average = average
+        self._counts_skipped_steps = counts_skipped_steps
+
+    def program(self, grads: Gradients) -> KerasProgram | None:
+        """Return the program that unscales these gradients and applies them, if none of it is a user's."""
+        # A user's own `aggregate_gradients` may do more than sum.
+        return None if is_foreign(self.optimizer.aggregate_gradients) else super().program(grads)
+
+    def reduce(self, grads: Gradients) -> Gradients:
+        """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""
+        if self._sums:
+            grads = [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
+        return grads if self._average is None else self._average(grads)
+
+    def _apply_by_itself(self, grads: Gradients) -> Done:
+        # They are already summed over the replicas.
+        with self._summing_nothing() as optimizer:
+            optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
+        return tf.no_op()
+
+    def _summing_nothing(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which a user's `apply_gradients` may drop the argument that says what is summed."""
+        if tf.distribute.has_strategy() and is_foreign(self.optimizer.apply_gradients):
+            return view_of(self.optimizer, aggregate_gradients=list)
+        return contextlib.nullcontext(self.optimizer)
+
+    def on_step(self, applied: tf.Tensor) -> Done:
+        """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""
+        if not self._counts_skipped_steps:
+            return None
+        iterations = self.optimizer.iterations
+        return tf.group(iterations.assign_add(tf.cast(tf.logical_not(applied), iterations.dtype)))
+
+
+class Keras3Adapter(KerasAdapter):
+    """The adapter for an optimizer of Keras 3, whose update is a program on each replica of a strategy, if possible.
+
+    The arguments are those of `KerasAdapter`.
+    """
+
+    def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
+        """Return the program by which each replica unscales and applies the sums of these gradients."""
+        if self._compiler is None or not self.can_unscale_late(grads):
+            return None
+        # Keras clips the gradients of each replica, before it sums them.
+        optimizer = self.optimizer
+        clips = any((optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
+        if clips or not self._compiler.compiles_on_replicas(grads, self.variables):
+            return None
+        return ProgramOfReplicas(optimizer, self.variables)
+
+    def _apply_by_itself(self, grads: Gradients) -> Done:
+        if self._compiler is not None and self._compiler.compiles_on_replicas(grads, self.variables):
+            apply_on_replicas(self.optimizer, grads, self.variables)
+        elif self._leaves_out_none:
+            return super()._apply_by_itself(grads)
+        elif self._method == "apply":
+            self.optimizer.apply(list(grads), self.variables)
+        else:
+            self.optimizer.apply_gradients(self._pairs(grads))
+        return tf.no_op()
+
+
+def _can_be_unscaled_late(grad: Gradient, dtype: tf.DType | None) -> bool:
+    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to the dtype of `dtypes`."""
+    return dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
