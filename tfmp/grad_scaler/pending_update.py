@@ -57,7 +57,7 @@ class PendingUpdate(NotCheckpointed):
     @property
     def results(self) -> tf.Tensor:
         """The number of results since the last update; an int64 scalar."""
-        return self._state.read().results
+        return self._state.get("results")
 
     @property
     def is_step(self) -> tf.Tensor:
@@ -71,7 +71,7 @@ class PendingUpdate(NotCheckpointed):
     @property
     def partial_iterations(self) -> tf.Tensor:
         """The number of ended iterations in which some steps were applied and others skipped; an int64 scalar."""
-        return self._state.read().partial_iterations
+        return self._state.get("partial_iterations")
 
     def add(self, result: StepResult, *, of_step: bool = True) -> tf.Operation:
         """Add a result.

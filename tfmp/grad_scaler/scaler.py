@@ -15,6 +15,7 @@ from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.early_check import check_early
+from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.status import StepProperties
 from tfmp.core.step.update import StepResult, Update
@@ -148,7 +149,7 @@ class GradScaler(StepProperties, tf.Module):
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 if scaling is not enabled."""
         self._losses.note_read()
-        return self._scale_to_divide_by()
+        return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
         """Make an optimizer's own variables, such as momenta, before a `tf.function` is traced.
@@ -509,10 +510,6 @@ class GradScaler(StepProperties, tf.Module):
         if self._enabled:
             self.manager.load_state_dict(state_dict)
 
-    def _scale_to_divide_by(self) -> tf.Tensor:
-        # The property of this class is not used, because it records that the user has read the scale.
-        return super().loss_scale if self._enabled else tf.constant(1.0)
-
     def _settings_to_show(self) -> list[str]:
         shown = {"enabled": self._enabled, "is_distributed": self._is_distributed}
         return [f"{name}={value!r}" for name, value in settings.not_default(GradScaler, shown).items()]
@@ -540,18 +537,19 @@ class GradScaler(StepProperties, tf.Module):
 
     def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tf.Operation:
         """Run the steps of several optimizers together, and store the result for `update`."""
-        done, result = self._scaler.run(self._joined(steps, distribution), distribution)
-        loss_scale = self._scale_to_divide_by()
+        facts = self._scaler.facts(distribution)
+        done, result = self._scaler.run(self._joined(steps, facts), distribution)
+        loss_scale = facts.loss_scale if self._enabled else tf.constant(1.0)
         scaled = [each.apply_scaled(loss_scale, result.applied) for each in steps]
         before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
         kept = [self._keep(result, before, distribution, of_step=True)] if self._enabled else []
         return tf.group(*before, *kept)
 
-    def _joined(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> Update:
+    def _joined(self, steps: Sequence[OptimizerStep], facts: Facts) -> Update:
         """Return the steps of several optimizers as one."""
         adapters = [step.adapter for step in steps]
         adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
-        known, facts = known_together(steps), self._scaler.facts(distribution)
+        known = known_together(steps)
         if known is None:
             return update_of_scaled(adapter, [grad for step in steps for grad in step.given], facts)
         grads = [grad for step in steps for grad in self._unscaled(step)]

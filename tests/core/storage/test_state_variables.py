@@ -5,11 +5,14 @@ import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.storage.state_variables import StateVariables
 
 pytestmark = [pytest.mark.essential, pytest.mark.graph]
 
@@ -138,3 +141,18 @@ def test_saved_graph_is_loaded_restored_trained_and_saved(
         assert loaded.run("loss_scale:0") == 512
         saver.save(loaded, path)
     assert tf.train.load_variable(path, "loss_scale") == 512
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_one_field_is_read_without_the_others(saved: bool, session: tf.compat.v1.Session) -> None:
+    class Pair(NamedTuple):
+        first: Any
+        second: Any
+
+    state: StateVariables = StateVariables(Pair(np.int64(1), np.int64(2)), saved=saved)
+    assert state.get("second") is state.read().second
+    stored = state.assign(Pair(tf.constant(3, tf.int64), tf.constant(4, tf.int64)))
+    with tf.control_dependencies([stored]):
+        after = state.get("second")
+    _initialize(session)
+    assert session.run(after) == 4

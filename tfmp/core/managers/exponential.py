@@ -182,7 +182,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
-        return self.state.read().loss_scale
+        return self.state.get("loss_scale")
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
         """Apply the rule after a step; the optimizer calls this method once per step.

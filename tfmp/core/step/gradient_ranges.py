@@ -90,7 +90,7 @@ class GradientRanges(NotCheckpointed):
         # As integers: within XLA the conditional is a loop that multiplies what it is given by 1, and a floating-point
         # multiplication replaces subnormal numbers by 0.
         integers = _bitcast(present, [_INTEGERS[dtype.size] for dtype in dtypes])
-        return distribution.conditional_update(state.read().due, integers, count, lambda _: tf.no_op())
+        return distribution.conditional_update(state.get("due"), integers, count, lambda _: tf.no_op())
 
     def read(self) -> list[RecordedRanges]:
         """Return what the step recorded that was requested last, for each list of variables; in eager code.

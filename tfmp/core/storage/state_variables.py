@@ -89,6 +89,21 @@ class StateVariables(tf.Module, Generic[State]):
             return self._in_graph.get().values
         return self._read(variables)
 
+    def get(self, field: str) -> tf.Tensor:
+        """Return one field of the state, as `read` returns it, without reading the others.
+
+        Args:
+            field: The name of the field.
+        """
+        variables = self.create()
+        if graph_variables.at_top_level_of_graph() or not self._is_initialized():
+            return getattr(self.read(), field)
+        return getattr(variables, field).read_value()
+
+    def _is_initialized(self) -> bool:
+        """Return whether the variables certainly have values when they are read."""
+        return self._saved or tf.compat.v1.executing_eagerly_outside_functions()
+
     def assign(self, state: State) -> tf.Operation:
         """Store a state; no field is stored before all fields are computed.
 
@@ -133,7 +148,7 @@ class StateVariables(tf.Module, Generic[State]):
         def read_variables() -> State:
             return self._like(variable.read_value() for variable in variables)
 
-        if self._saved or tf.compat.v1.executing_eagerly_outside_functions():
+        if self._is_initialized():
             return read_variables()
         initialized = tf.reduce_all([variable.is_initialized() for variable in variables])
         # The conditional has a name of its own. Without one it would take a name such as `cond_2`, and then other
