@@ -65,12 +65,7 @@ _CLASSES: dict[str, Callable[[ModuleType], Any]] = {
 
 
 class _ClassOnDemand:
-    """Stands for a class in the registry of Keras, and imports the class when a saved model needs it.
-
-    Args:
-        keras: The imported package `keras` or `tf_keras`.
-        find: Imports the class for that Keras.
-    """
+    """Stands for a class in the registry of Keras, and imports the class when a saved model needs it."""
 
     def __init__(self, keras: ModuleType, find: Callable[[ModuleType], Any]) -> None:
         self._keras = keras

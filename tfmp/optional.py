@@ -105,9 +105,6 @@ def refuse_old_keras(keras: ModuleType) -> None:
 def release_of(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version.
 
-    Args:
-        version: The version of a package.
-
     Examples:
         >>> release_of("2.21.0rc1")
         (2, 21)

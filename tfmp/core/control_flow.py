@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import within_xla
-from tfmp.types import ApplyGradients, Gradients
+from tfmp.types import ApplyGradients, Done, Gradients
 
 
 def conditional_update(
     flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients | None = None
-) -> tf.Operation:
+) -> Done:
     """Call one of two functions with gradients, depending on a boolean tensor.
 
     Args:
@@ -19,9 +19,6 @@ def conditional_update(
         grads: The gradients with which the function is called.
         if_true: Called if the flag is True; changes variables.
         if_false: Called if the flag is False; by default nothing is called then.
-
-    Returns:
-        The op that does this; None in eager mode.
 
     Examples:
         >>> total = tf.Variable(0.0)
@@ -37,13 +34,13 @@ def conditional_update(
         with tf.control_dependencies([function()]):
             return tf.constant(value)
 
-    def otherwise() -> tf.Operation:
+    def otherwise() -> Done:
         return tf.no_op() if if_false is None else if_false(grads)
 
     return tf.group(tf.cond(flag, lambda: done(lambda: if_true(grads), True), lambda: done(otherwise, False)))
 
 
-def _call_once_or_never(flag: tf.Tensor, grads: Gradients, function: ApplyGradients) -> tf.Operation:
+def _call_once_or_never(flag: tf.Tensor, grads: Gradients, function: ApplyGradients) -> Done:
     """Call a function in a loop that runs once or not at all.
 
     XLA updates variables in place if they are changed in a loop. If they are changed in a conditional, it copies them.

@@ -40,9 +40,5 @@ def with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) 
 
 
 def calls_functions(op: tf.Operation) -> bool:
-    """Return whether an op calls functions, such as the branches of a conditional, whose ops a search does not visit.
-
-    Args:
-        op: The op.
-    """
+    """Return whether an op calls functions, such as branches of a conditional, whose ops a search does not visit."""
     return any(attribute.type in {"func", "list(func)"} for attribute in op.op_def.attr)

@@ -71,9 +71,6 @@ def with_library(line: str) -> str:
 def line_of_op(op: tf.Operation) -> str | None:
     """Return the line of the user's script that made an op, or None if there is no such line.
 
-    Args:
-        op: An op of a graph.
-
     Examples:
         >>> with tf.Graph().as_default():
         ...     line_of_op(tf.constant(1.0).op)
@@ -102,12 +99,7 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
 
 
 def made_within(op: tf.Operation, *files: str) -> bool:
-    """Return whether code in one of these files of a host made the op, called by the user or by another library.
-
-    Args:
-        op: An op of a graph.
-        files: The ends of the files' paths.
-    """
+    """Return whether code in one of these files of a host made the op, called by the user or by another library."""
     # The innermost frame comes first. The search stops at the line that called the host, so that code of the host that
     # called this line, such as Estimator, does not count.
     for frame in reversed(list(op.traceback)):
@@ -119,20 +111,12 @@ def made_within(op: tf.Operation, *files: str) -> bool:
 
 
 def made_by_tfmp(op: tf.Operation) -> bool:
-    """Return whether code of this package made an op, directly or through a library.
-
-    Args:
-        op: An op of a graph.
-    """
+    """Return whether code of this package made an op, directly or through a library."""
     return any(frame.filename.startswith(_directories("tfmp")) for frame in op.traceback)
 
 
 def made_by_clipping(op: tf.Operation) -> bool:
-    """Return whether one of this package's functions that clip gradients made an op.
-
-    Args:
-        op: An op of a graph.
-    """
+    """Return whether one of this package's functions that clip gradients made an op."""
     return made_within(op, os.path.join("tfmp", "core", "gradients", "clipping.py"))
 
 
@@ -152,9 +136,6 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
 
     The search goes from the gradients back along the inputs of the ops. It passes over ops that the script added after
     differentiating, such as clipping, whether the clipping is TensorFlow's or this package's.
-
-    Args:
-        grads: Gradients of a graph.
 
     Returns:
         The op; None if the search finds neither, for example with gradients of a `tf.GradientTape`.

@@ -41,9 +41,6 @@ def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Para
 
     A function that is called again later, when nothing is converted any more, is then converted there too.
 
-    Args:
-        function: A function of the user's.
-
     Examples:
         >>> converted_as_here(len)([1, 2])
         2

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.types import Done
 
 
 class _Call(NamedTuple):
@@ -100,7 +101,7 @@ class CallOrder:
                 "abandon() first if an exception ended the iteration before."
             )
 
-    def note_unscale(self, optimizer: object, known: LocalCheck, op: tf.Operation | None) -> None:
+    def note_unscale(self, optimizer: object, known: LocalCheck, op: Done) -> None:
         """Record a call of `unscale`.
 
         Args:
@@ -139,9 +140,6 @@ class CallOrder:
     def refuse_conditional(self, verb: str) -> None:
         """Raise an error if `unscale` or `step` is built where `update` could not run it.
 
-        Args:
-            verb: The name of the method.
-
         Raises:
             NotImplementedError: The call is built in a conditional or a `tf.function` inside a TF1 graph.
         """
@@ -156,7 +154,7 @@ class CallOrder:
                 "eager program."
             )
 
-    def note_step(self, optimizer: object, op: tf.Operation | None) -> None:
+    def note_step(self, optimizer: object, op: Done) -> None:
         """Record a call of `step`.
 
         Args:
@@ -173,7 +171,7 @@ class CallOrder:
         self._step_calls.setdefault(self._context(), []).append(_Call(optimizer, _current_replica()))
         self._note_op(op)
 
-    def _note_op(self, op: tf.Operation | None) -> None:
+    def _note_op(self, op: Done) -> None:
         if op is not None and not op.graph.building_function:
             # A `tf.function` runs its ops in the right order by itself, and a stored op would keep its graph alive.
             self._ops.setdefault(self._context(), []).append(op)

@@ -13,7 +13,7 @@ from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.keras.which import keras_of
 from tfmp.hosts.tf1 import TF1Adapter
-from tfmp.types import Gradients
+from tfmp.types import Done, Gradients
 
 
 class OptimizerStep(NamedTuple):
@@ -35,21 +35,18 @@ class OptimizerStep(NamedTuple):
         """True if the gradients are the mean of an accumulator's window, which may not be usable."""
         return self.known is not None and self.known.overflow_counts is not None
 
-    def apply_scaled(self, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation | None:
+    def apply_scaled(self, loss_scale: tf.Tensor, finite: tf.Tensor) -> Done:
         """Call the optimizer if it is a `ScaledGradientsOptimizer`, which then applies its gradients or skips them.
 
         Args:
             loss_scale: The loss scale.
             finite: A boolean scalar: are the gradients finite on every replica?
-
-        Returns:
-            The op that does this; None in eager mode, or for any other optimizer.
         """
         if not isinstance(self.adapter, ScaledGradientsAdapter):
             return None
         return self.adapter.apply_scaled(self.given, loss_scale if self.known is None else tf.constant(1.0), finite)
 
-    def apply_unchecked(self) -> tf.Operation:
+    def apply_unchecked(self) -> Done:
         """Apply the gradients without checking them, for a scaler that is not enabled."""
         own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
         return self.adapter.apply(self.given) if own is None else own

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.step.update import StepResult
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.types import Done
 
 
 class _Pending(NamedTuple):
@@ -73,16 +74,13 @@ class PendingUpdate(NotCheckpointed):
         """The number of ended iterations in which some steps were applied and others skipped; an int64 scalar."""
         return self._state.get("partial_iterations")
 
-    def add(self, result: StepResult, *, of_step: bool = True) -> tf.Operation:
+    def add(self, result: StepResult, *, of_step: bool = True) -> Done:
         """Add a result.
 
         Args:
             result: The result of a step, or the result that a step with unscaled gradients would have. All replicas
                 agree on it.
             of_step: True if it is the result of a step; False for `unscale`, which applies nothing.
-
-        Returns:
-            The op that adds the result; None in eager mode.
         """
         self._may_drop |= result.finite is not result.applied
         known = self._state.read()
@@ -108,12 +106,8 @@ class PendingUpdate(NotCheckpointed):
         finite = known.finite if self._may_drop else known.applied
         return StepResult(known.applied, finite, known.max_abs if with_max_abs else None)
 
-    def clear(self) -> tf.Operation:
-        """Forget all results, but increment `partial_iterations` if some steps were applied and others skipped.
-
-        Returns:
-            The op that does this; None in eager mode.
-        """
+    def clear(self) -> Done:
+        """Forget all results, but increment `partial_iterations` if some steps were applied and others skipped."""
         known = self._state.read()
         is_partial = tf.logical_and(known.any_applied, tf.logical_not(known.applied))
         cleared = _Pending(*map(tf.constant, _NOTHING_PENDING))

@@ -50,10 +50,6 @@ class FitRanges:
     def begin(self, model: Any, opt: StepProperties) -> None:  # noqa: ANN401 - a model of any Keras
         """Prepare a model for the `fit` that begins.
 
-        Args:
-            model: The model.
-            opt: Its optimizer or scaler.
-
         Raises:
             ValueError: There is a batch, and the model has layers that compute in integers or was compiled without a
                 loss.

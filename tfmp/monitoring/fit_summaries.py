@@ -28,13 +28,7 @@ class FitSummaries:
     def write(
         self, step: int, scalars: Mapping[str, float], histograms: Iterable[tuple[str, RangeHistogram]] = ()
     ) -> None:
-        """Write to the disk.
-
-        Args:
-            step: The step in TensorBoard.
-            scalars: Numbers by their names.
-            histograms: Names with histograms.
-        """
+        """Write to the disk."""
         if self._directory is None:
             return
         if self._writer is None:

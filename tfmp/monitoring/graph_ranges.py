@@ -74,11 +74,7 @@ class GraphRanges:
         return step >= self._next
 
     def fetches(self, session: tf.compat.v1.Session) -> tuple[Mapping[str, tf.Tensor], Mapping[tf.Tensor, float]]:
-        """Return what is to be fetched together with a step, and what must be fed for that.
-
-        Args:
-            session: The session, before the step.
-        """
+        """Return what is to be fetched together with a step, and what must be fed for that."""
         # Read here: what reads a reference variable during the step may see the scale before the step or after it.
         self._scale = float(session.run(self._manager_scale))
         return self._fetches, {self._fed_scale: self._scale}

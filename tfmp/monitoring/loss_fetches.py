@@ -41,9 +41,6 @@ class LossFetches:
 
         A loss that was scaled by a manager outside `managers` is returned for every manager. Under Estimator each
         replica creates its own manager, but only the manager of the first replica takes steps and is reported on.
-
-        Args:
-            manager: One of the constructor's `managers`.
         """
         if self._given_loss is not None:
             return [self._given_loss]
@@ -54,9 +51,6 @@ class LossFetches:
 
         Another call, such as the initializer of an iterator, may lack the input that the losses need. The answer is
         stored for each set of fetches: a `MonitoredSession` finalizes the graph, so the answer cannot change.
-
-        Args:
-            fetches: The fetches of the `session.run` call.
         """
         try:
             ops = frozenset(_op(self._graph, fetch) for fetch in tf.nest.flatten(fetches))

@@ -104,11 +104,7 @@ class RangeHistory:
         self._shares: list[RangeShares] = []
 
     def add(self, look: RangeLook) -> None:
-        """Add what was seen.
-
-        Args:
-            look: What was seen.
-        """
+        """Add what was seen."""
         self.last = look
         self._steps.append(look.step)
         self._loss_scales.append(look.loss_scale)

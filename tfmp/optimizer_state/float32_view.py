@@ -77,11 +77,7 @@ class Float32View:
     # the variable's type has its values.
 
     def scatter_update(self, rows: tf.IndexedSlices) -> None:
-        """Assign to some rows.
-
-        Args:
-            rows: The new rows.
-        """
+        """Assign to some rows."""
         self.assign(tf.tensor_scatter_nd_update(self.value, rows.indices[:, None], _float32_rows(rows)))
 
     def scatter_add(self, rows: tf.IndexedSlices) -> None:

@@ -88,9 +88,6 @@ def half_state(optimizer: _Optimizer, *, rounding: str | None = None, seed: int 
 def half_state_base(keras: ModuleType) -> type:
     """Return the base class of all optimizers with half-precision state, importing it.
 
-    Args:
-        keras: The package `keras` or `tf_keras`.
-
     Raises:
         ValueError: It is Keras 2.
     """

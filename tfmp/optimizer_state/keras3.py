@@ -27,10 +27,6 @@ _FIRST_OF_WEIGHTS = 2**24
 def with_half_state(optimizer: _Optimizer, settings: HalfSettings) -> _Optimizer:
     """Return an optimizer of Keras 3 as one whose slots are in half precision.
 
-    Args:
-        optimizer: The optimizer.
-        settings: What is in half precision.
-
     Raises:
         ValueError: The optimizer is built already, wraps others, or has half-precision state already.
     """
@@ -92,9 +88,6 @@ class HalfState(_NextClass):
     def build(self, variables: Sequence[Any]) -> None:
         """Make the slots.
 
-        Args:
-            variables: The variables to train.
-
         Raises:
             ValueError: Variables are in half precision, and the optimizer would lose their steps by rounding; or the
                 optimizer has made no slot of a name that was to be in half precision.
@@ -152,13 +145,7 @@ class HalfState(_NextClass):
         name: str | None = None,
         initializer: Any = "zeros",  # noqa: ANN401 - a name, or an initializer of Keras
     ) -> Any:  # noqa: ANN401 - a variable of Keras, or a view of it
-        """Make a slot for a variable. One in half precision is read and assigned as if it were in float32.
-
-        Args:
-            reference_variable: The variable to train.
-            name: The name of the slot.
-            initializer: What the slot holds first.
-        """
+        """Make a slot for a variable. One in half precision is read and assigned as if it were in float32."""
         name = name or "var"
         half_type = self._half_settings.dtype_of(name)
         # Keras gives no other way to the type: a slot has that of its weight.
@@ -291,9 +278,6 @@ def half_state_class(plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, whi
 
     A wrapper around the optimizer would have to pass on each setting and method of each class of optimizers, and would
     be no instance of it. A subclass inherits them.
-
-    Args:
-        plain: The class of optimizers.
     """
     attributes = {"__doc__": plain.__doc__, "__module__": plain.__module__, "_plain_class": plain}
     made = type(f"HalfState{plain.__name__}", (HalfState, plain), attributes)

@@ -64,19 +64,11 @@ class HalfSettings(NamedTuple):
         return self.rounding == "stochastic"
 
     def dtype_of(self, slot: str) -> tf.DType | None:
-        """Return the half-precision type of a slot; None if the slot stays as it is.
-
-        Args:
-            slot: The name of the slot.
-        """
+        """Return the half-precision type of a slot; None if the slot stays as it is."""
         return HALF_TYPES_BY_NAME.get(self.dtypes.get(slot, ""))
 
     def without(self, slot: str) -> "HalfSettings":
-        """Return the settings with a slot in float32.
-
-        Args:
-            slot: The name of the slot.
-        """
+        """Return the settings with a slot in float32."""
         return self._replace(dtypes={name: dtype for name, dtype in self.dtypes.items() if name != slot})
 
 

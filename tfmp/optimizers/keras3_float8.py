@@ -13,11 +13,7 @@ _OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
 
 
 def scales_of_gradients(variables: Iterable[Any]) -> list[Any]:
-    """Return the weights of float8 layers that hold the size of scaled gradients.
-
-    Args:
-        variables: The variables that are trained.
-    """
+    """Return the weights of float8 layers that hold the size of scaled gradients."""
     return [variable for variable in variables if is_overwritten(variable) and variable.name in _OF_GRADIENTS]
 
 

@@ -20,10 +20,6 @@ class KerasAccumulation:
     This class is not a `tf.Module`, nor anything else that a checkpoint tracks: the accumulator's buffers are variables
     of the optimizer already, and Keras 3 would save them a second time.
 
-    Args:
-        settings: The settings of the accumulation.
-        detector: Decides which gradients overflowed.
-
     Examples:
         >>> from tfmp.core.accumulation.settings import accumulation_settings
         >>> from tfmp.core.overflow.detectors import NonFiniteDetector

@@ -31,9 +31,6 @@ _TYPES = {half.name: half for half in (FLOAT16, BFLOAT16)}
 def half_type(dtype: str) -> HalfType:
     """Return the range of a half-precision type.
 
-    Args:
-        dtype: "float16" or "bfloat16".
-
     Raises:
         ValueError: It is neither.
 

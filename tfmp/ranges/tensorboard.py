@@ -21,9 +21,6 @@ HISTOGRAM_METADATA = tf.compat.v1.SummaryMetadata(
 def buckets(histogram: RangeHistogram) -> npt.NDArray[np.float64]:
     """Return a histogram as TensorBoard stores it: rows of a left edge, a right edge, and a count.
 
-    Args:
-        histogram: The histogram.
-
     Examples:
         >>> buckets(RangeHistogram.of(tf.constant([0.5, 0.75, 2.0, float("inf")]))).tolist()
         [[-1.0, 0.0, 2.0], [0.0, 1.0, 0.0], [1.0, 2.0, 1.0]]
@@ -37,12 +34,7 @@ def buckets(histogram: RangeHistogram) -> npt.NDArray[np.float64]:
 
 
 def summary_value(tag: str, histogram: RangeHistogram) -> tf.compat.v1.Summary.Value:
-    """Return a histogram for a `tf.compat.v1.Summary`.
-
-    Args:
-        tag: The name in TensorBoard.
-        histogram: The histogram.
-    """
+    """Return a histogram for a `tf.compat.v1.Summary`."""
     return tf.compat.v1.Summary.Value(
         tag=tag, metadata=HISTOGRAM_METADATA, tensor=tf.make_tensor_proto(buckets(histogram))
     )

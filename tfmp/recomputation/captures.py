@@ -43,9 +43,6 @@ def captured_tensors(
 def refuse_watched(captured: Iterable[tf.Tensor | tf.Variable]) -> None:
     """Refuse captured tensors and variables that a tape watches, where their gradients would be lost.
 
-    Args:
-        captured: What was captured.
-
     Raises:
         ValueError: If a tape watches one.
 

@@ -133,9 +133,6 @@ def all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]
     session does not order them. A `tf.function` does, but Grappler may lose the order: it takes out a control edge
     beside a path through an IdentityN (`all_reduce` and custom gradients add these), and then the IdentityN too.
 
-    Args:
-        grads: The gradients.
-
     Examples:
         >>> [float(grad) for grad in all_at_once([tf.constant(1.0), tf.constant(2.0)])]
         [1.0, 2.0]

@@ -54,11 +54,7 @@ class Trace:
         return [*filter(is_watched, tensors), *(each for each in constants if is_watched(each.handle))]
 
     def run(self, inputs: Sequence[tf.Tensor]) -> Any:  # noqa: ANN401 - what the function returns
-        """Return what the function returns, with tensors of eager code.
-
-        Args:
-            inputs: The tensors.
-        """
+        """Return what the function returns, with tensors of eager code."""
         for variable in self._traced.trainable_variables:
             # For what notes variables: a graph does not tell which it reads.
             tf.convert_to_tensor(variable)

@@ -89,11 +89,7 @@ class OptimizerAdapter:
         ]
 
     def reduce(self, grads: Gradients) -> Gradients:
-        """Sum or average the gradients over the replicas before they are checked, if this host does so.
-
-        Args:
-            grads: The gradients of one replica.
-        """
+        """Sum or average the gradients over the replicas before they are checked, if this host does so."""
         return grads
 
     def apply(self, grads: Gradients) -> Done:
@@ -142,21 +138,13 @@ class OptimizerAdapter:
 
 
 def names_of(variables: Iterable[Any]) -> list[str]:
-    """Return the paths of Keras 3's variables, and the names of all others.
-
-    Args:
-        variables: Variables of TensorFlow or Keras.
-    """
+    """Return the paths of Keras 3's variables, and the names of all others."""
     # An optimizer of Keras 3 can also train a `tf.Variable`, which has no path.
     return [getattr(variable, "path", variable.name) for variable in variables]
 
 
 def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
-    """Return True if the "gradient" of a variable is its next value, as for the float8 scales of Keras.
-
-    Args:
-        variable: A variable of TensorFlow or Keras.
-    """
+    """Return True if the "gradient" of a variable is its next value, as for the float8 scales of Keras."""
     return getattr(variable, "overwrite_with_gradient", False)
 
 

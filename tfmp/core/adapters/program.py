@@ -46,11 +46,7 @@ class ProgramOnSums(Protocol):
     """Sums gradients over the replicas, so that they can be checked, and unscales and applies the sums."""
 
     def sum(self, grads: Gradients) -> Gradients:
-        """Return the sums over the replicas; called on each replica.
-
-        Args:
-            grads: The gradients of one replica.
-        """
+        """Return the sums over the replicas; called on each replica."""
 
     def apply(self, sums: Gradients, loss_scale: tf.Tensor) -> Done:
         """Divide the sums by the loss scale and apply them; called on each replica.

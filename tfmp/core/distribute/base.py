@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 import tensorflow as tf
 
-from tfmp.types import ApplyGradients, Gradient, Gradients
+from tfmp.types import ApplyGradients, Done, Gradient, Gradients
 
 Returned = TypeVar("Returned")
 
@@ -68,7 +68,7 @@ class Distribution(Protocol):
 
     def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
-    ) -> tf.Operation:
+    ) -> Done:
         """Call one of two functions on every replica; all replicas call the same one.
 
         Args:
@@ -77,9 +77,6 @@ class Distribution(Protocol):
                 differ between replicas.
             if_true: Called with these tensors if the flag is True. It may sum over replicas or call `once`.
             if_false: Called with these tensors if the flag is False. It may do the same.
-
-        Returns:
-            The op that does this; None in eager mode.
         """
 
     def once(self, function: Callable[[], Returned]) -> Returned:

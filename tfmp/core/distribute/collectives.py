@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfmp.types import Done
+
 
 def sum_together(total: Callable[[tf.Tensor], tf.Tensor], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sum several tensors over the replicas by one collective.
@@ -46,16 +48,13 @@ def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Te
     return tf.where(is_own, values, tf.zeros([], values.dtype))
 
 
-def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> tf.Operation:
+def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> Done:
     """Raise an error unless the replicas have gradients of the same forms: the same are None, and the same are sparse.
 
     Args:
         counts: The sum of `arithmetic.forms` over the replicas, a float32 matrix.
         replicas: The number of replicas.
         names: The names of the gradients' variables, for the error.
-
-    Returns:
-        The op that raises the error; None in eager mode.
 
     Examples:
         >>> alike_on_all(tf.constant([[2.0, 0.0]]), 2, ["kernel"])

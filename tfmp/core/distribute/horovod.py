@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
 from tfmp.core.distribute.single_process import SingleProcess
 from tfmp.core.gradients import arithmetic
-from tfmp.types import Gradient, Gradients
+from tfmp.types import Done, Gradient, Gradients
 
 
 class Horovod(SingleProcess):
@@ -16,9 +16,6 @@ class Horovod(SingleProcess):
 
     `conditional_update` and `once` are those of a single process: each process changes its own variables. All processes
     change them in the same way, because they agree on the flag.
-
-    Args:
-        horovod: The module `horovod.tensorflow`, initialized.
     """
 
     def __init__(self, horovod: ModuleType) -> None:
@@ -53,7 +50,7 @@ class Horovod(SingleProcess):
 
         return arithmetic.map_parts(summed, rows, indices, grad)
 
-    def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> tf.Operation:
+    def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> Done:
         """Raise an error in every process if one has a gradient that another lacks.
 
         Otherwise the first process would wait forever for the other. This check needs no values of gradients. In a

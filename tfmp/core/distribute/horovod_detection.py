@@ -20,9 +20,6 @@ def running_horovod() -> ModuleType | None:
 def is_horovods(opt: object) -> bool:
     """Return True if an optimizer is one of Horovod's, which average gradients over the processes themselves.
 
-    Args:
-        opt: The optimizer.
-
     Examples:
         >>> import tensorflow as tf
         >>> is_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
@@ -33,9 +30,6 @@ def is_horovods(opt: object) -> bool:
 
 def refuse_unsupported_horovods(opt: object) -> None:
     """Raise an error if an optimizer is one of Horovod's that does not average the gradients of each step.
-
-    Args:
-        opt: The optimizer to wrap.
 
     Raises:
         ValueError: The optimizer sums gradients over several steps, or uses Adasum.
@@ -57,9 +51,6 @@ def refuse_unsupported_horovods(opt: object) -> None:
 def without_horovods(opt: object) -> object:
     """Return the optimizer inside a Horovod optimizer, or the optimizer itself if it is not one of Horovod's.
 
-    Args:
-        opt: The optimizer.
-
     Examples:
         >>> import tensorflow as tf
         >>> opt = tf.compat.v1.train.GradientDescentOptimizer(0.5)
@@ -76,9 +67,6 @@ def called_by_horovods(opt: object) -> bool:
 
     An optimizer does not know what wraps it, so this function searches the calling frames. Horovod (0.28.1) stores the
     wrapped optimizer in a private attribute.
-
-    Args:
-        opt: The optimizer that may be wrapped.
 
     Examples:
         >>> import tensorflow as tf

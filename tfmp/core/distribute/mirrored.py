@@ -9,7 +9,7 @@ from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute.base import Returned
 from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
 from tfmp.core.gradients import arithmetic
-from tfmp.types import ApplyGradients, Gradient, Gradients
+from tfmp.types import ApplyGradients, Done, Gradient, Gradients
 
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
 
@@ -78,11 +78,11 @@ class Mirrored:
 
     def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
-    ) -> tf.Operation:
+    ) -> Done:
         """Call one of the functions on each replica; the conditional itself is built in the cross-replica context."""
 
-        def on_all(strategy: _Strategy, flags: tf.Tensor, grads: Gradients) -> tf.Operation:
-            def run(function: ApplyGradients) -> tf.Operation:
+        def on_all(strategy: _Strategy, flags: tf.Tensor, grads: Gradients) -> Done:
+            def run(function: ApplyGradients) -> Done:
                 return tf.group(strategy.experimental_local_results(strategy.run(function, args=(grads,))))
 
             # A graph has no order of its own. This makes everything that each replica did to compute its flag run

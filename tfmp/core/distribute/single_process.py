@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute.base import Returned
-from tfmp.types import ApplyGradients, Gradient, Gradients
+from tfmp.types import ApplyGradients, Done, Gradient, Gradients
 
 
 class SingleProcess:
@@ -42,7 +42,7 @@ class SingleProcess:
 
     def conditional_update(
         self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
-    ) -> tf.Operation:
+    ) -> Done:
         """Call one of the functions."""
         return conditional_update(flag, grads, if_true, if_false)
 

@@ -124,9 +124,6 @@ def pad_rows(grad: Gradient) -> Gradient:
     XLA compiles a program for each number of rows. Padding makes these numbers few. Rows of zeros do not change the
     sum of the rows.
 
-    Args:
-        grad: The gradient.
-
     Returns:
         An `IndexedSlices` whose new rows have the index of the first row, or 0 if there was no row. A gradient of
         another form is returned unchanged.
@@ -154,9 +151,6 @@ def pad_rows(grad: Gradient) -> Gradient:
 
 def densify(grad: Gradient) -> tf.Tensor | None:
     """Convert an `IndexedSlices` into a dense tensor; rows with the same index are summed.
-
-    Args:
-        grad: The gradient.
 
     Returns:
         A dense tensor; None stays None.
@@ -236,9 +230,6 @@ def map_parts(
 def is_sparse(grad: Gradient) -> bool:
     """Return whether a gradient is an `IndexedSlices`.
 
-    Args:
-        grad: A gradient of any form.
-
     Examples:
         >>> is_sparse(tf.IndexedSlices(tf.ones([1]), tf.constant([2]))), is_sparse(None)
         (True, False)
@@ -267,9 +258,6 @@ def rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
 
 def forms(grads: Gradients) -> tf.Tensor:
     """Return, for each gradient, whether it is not None and whether it is an `IndexedSlices`.
-
-    Args:
-        grads: Gradients of any form.
 
     Returns:
         A boolean tensor of shape `[number of gradients, 2]`.

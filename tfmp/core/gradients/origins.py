@@ -49,9 +49,6 @@ def note(grad: Gradient, origin: Origin) -> None:
 def origin_of(grad: Gradient) -> Origin | None:
     """Return how a gradient was computed; None if that is not known.
 
-    Args:
-        grad: The gradient.
-
     Examples:
         >>> @tf.function
         ... def is_known(scaled):

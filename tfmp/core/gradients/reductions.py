@@ -108,9 +108,6 @@ def large_squares(grads: Gradients) -> tf.Tensor:
 
     If a graph also contains `all_finite` of the same gradients, this costs nothing more: the sums are the same.
 
-    Args:
-        grads: Gradients.
-
     Returns:
         A float64 vector. An element that is finite tells that all values of that gradient are finite.
     """
@@ -121,10 +118,6 @@ def suspects(grads: Gradients, squares: tf.Tensor) -> list[Gradient]:
     """Return gradients without the values of those that are known to be finite, which need not be read again.
 
     Not for XLA, where shapes cannot depend on values.
-
-    Args:
-        grads: Gradients.
-        squares: The result of `large_squares(grads)`.
 
     Returns:
         The gradients; the large ones as matrices, which share the memory of the gradients. A matrix has no rows if the

@@ -103,9 +103,6 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
     The argument may be any value of `get_loss_scale_manager`, with two differences. "dynamic" starts from 2**15, as in
     the wrappers of Keras and TensorFlow. None is refused: to wrap an optimizer without scaling, pass the number 1.
 
-    Args:
-        spec: The argument.
-
     Returns:
         The manager.
 

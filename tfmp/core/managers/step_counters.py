@@ -89,11 +89,6 @@ class LossScaleStatus(NamedTuple):
 def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_drop: LastDrop) -> LossScaleStatus:
     """Return the status that a loss scale and counters make.
 
-    Args:
-        loss_scale: The loss scale.
-        counters: The counters.
-        last_drop: When micro-batches were last dropped.
-
     Examples:
         >>> status = status_of(8.0, StepCounters(5, 3, 0, tf.constant(True)), LastDrop(8))
         >>> status.attempted_steps, bool(status.last_step_applied), bool(status.last_step_finite)

@@ -167,9 +167,6 @@ def _limit_of(dtype: str | tf.DType) -> float:
 def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
     """Return the detector, or the default detector for None; raise an error for any other object.
 
-    Args:
-        detector: The object that the user passed.
-
     Raises:
         TypeError: The object is not an `OverflowDetector`.
     """

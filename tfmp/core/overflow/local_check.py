@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.types import Gradients
+from tfmp.types import Done, Gradients
 
 
 class LocalCheck(NamedTuple):
@@ -32,6 +32,6 @@ class LocalCheck(NamedTuple):
     complete: tf.Tensor | None = None
     overflow_counts: tf.Tensor | None = None
     max_abs: tf.Tensor | None = None
-    emptied: tf.Operation | None = None
+    emptied: Done = None
     checked: Gradients = ()
     already_checked: bool = False

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.types import Done
 
 
 class OverflowReport(NamedTuple):
@@ -31,9 +32,6 @@ class OverflowCounts(tf.Module):
 
     They are stored in variables that a script need not initialize: they count from 0 in each session.
 
-    Args:
-        names: The names of the variables.
-
     Examples:
         >>> counts = OverflowCounts(["kernel", "bias"])
         >>> for last in [[[2, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]]:
@@ -50,26 +48,15 @@ class OverflowCounts(tf.Module):
         self._state = StateVariables(zeros, saved=False)
 
     def are_of(self, names: Sequence[str]) -> bool:
-        """Return True if these are the counts for a list of variables.
-
-        Args:
-            names: The names of the variables.
-        """
+        """Return True if these are the counts for a list of variables."""
         return self._names == tuple(names)
 
     def create(self) -> None:
         """Make the variables that store the counts in the current graph, or in eager code, unless they exist."""
         self._state.create()
 
-    def record(self, counts: tf.Tensor) -> tf.Operation:
-        """Store the counts of a step; counts that are all 0 change nothing.
-
-        Args:
-            counts: The counts that `OverflowDetector.counts` returned.
-
-        Returns:
-            The op that stores the counts; None in eager mode.
-        """
+    def record(self, counts: tf.Tensor) -> Done:
+        """Store the counts of a step; counts that are all 0 change nothing."""
         before = self._state.read()
         overflowed = tf.reduce_any(counts > 0, axis=1)
         last = tf.where(tf.reduce_any(overflowed), counts, before.last)
@@ -101,11 +88,7 @@ class AllOverflowCounts(NotCheckpointed):
         return iter(self._each)
 
     def of(self, names: Sequence[str]) -> OverflowCounts:
-        """Return the counts for a list of variables.
-
-        Args:
-            names: The names of the variables.
-        """
+        """Return the counts for a list of variables."""
         for counts in self._each:
             if counts.are_of(names):
                 return counts

@@ -63,13 +63,7 @@ def update_of_unscaled(
 
 
 def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
-    """Unscale the gradients of a scaled loss, except those that are the next values of their variables.
-
-    Args:
-        adapter: The optimizer and its variables.
-        grads: This replica's gradients.
-        loss_scale: The loss scale.
-    """
+    """Unscale the gradients of a scaled loss, except those that are the next values of their variables."""
     in_true_magnitude = arithmetic.unscale(grads, loss_scale)
     return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(in_true_magnitude)]
 

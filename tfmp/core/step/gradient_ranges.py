@@ -11,7 +11,7 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.exponents import NUM_COUNTS, exponent_counts
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
-from tfmp.types import Gradient, Gradients
+from tfmp.types import Done, Gradient, Gradients
 
 
 class RecordedRanges(NamedTuple):
@@ -64,7 +64,7 @@ class GradientRanges(NotCheckpointed):
 
     def record(
         self, names: Sequence[str], grads: Gradients, loss_scale: tf.Tensor | None, distribution: Distribution
-    ) -> tf.Operation:
+    ) -> Done:
         """Count the gradients of the step that is being built, if it is one that was asked for.
 
         Args:
@@ -72,16 +72,13 @@ class GradientRanges(NotCheckpointed):
             grads: This replica's gradients.
             loss_scale: The factor of the gradients; None if they are unscaled.
             distribution: How the replicas act together.
-
-        Returns:
-            The op that does this; None in eager mode.
         """
         state = self._state_of(names)
         present = [grad for grad in grads if grad is not None]
         dtypes = [values.dtype for values in arithmetic.values_of(present)]
         scaled_by = tf.ones([]) if loss_scale is None else loss_scale
 
-        def count(integers: Gradients) -> tf.Operation:
+        def count(integers: Gradients) -> Done:
             here = iter(_bitcast(integers, dtypes))
             counts_here = exponent_counts([None if grad is None else next(here) for grad in grads])
             counts = distribution.total(counts_here, "gradient_ranges")

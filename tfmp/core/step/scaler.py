@@ -104,11 +104,7 @@ class LossScaler:
 
     @without_autograph
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
-        """Return the loss times the current scale, in float32 or float64.
-
-        Args:
-            loss: The loss, of a floating-point type.
-        """
+        """Return the loss times the current scale, in float32 or float64."""
         record_loss(self._manager, loss)
         self._bfloat16_notice.look_at(loss)
         return arithmetic.scale(loss, self._manager.get_loss_scale())
@@ -138,12 +134,7 @@ class LossScaler:
 
     @without_autograph
     def step(self, update: Update, distribution: Distribution) -> Done:
-        """Run a step, then adjust the loss scale according to its result.
-
-        Args:
-            update: The step of this replica.
-            distribution: How the replicas act together.
-        """
+        """Run a step, then adjust the loss scale according to its result."""
         done, result = self.run(update, distribution)
 
         def advance() -> Done:
@@ -155,10 +146,6 @@ class LossScaler:
     @without_autograph
     def run(self, update: Update, distribution: Distribution) -> tuple[Done, StepResult]:
         """Apply the gradients if they are finite on every replica, without adjusting the loss scale.
-
-        Args:
-            update: The step of this replica.
-            distribution: How the replicas act together.
 
         Returns:
             The op that does this (None in eager mode) and the result of the step, which `advance` takes.

@@ -73,11 +73,7 @@ class GraphList(Generic[Kept]):
         self._key = ("tfmp", name)
 
     def append(self, item: Kept) -> None:
-        """Add an object to the current graph's list; in eager code, do nothing.
-
-        Args:
-            item: The object to add.
-        """
+        """Add an object to the current graph's list; in eager code, do nothing."""
         with tf.init_scope():
             if not tf.executing_eagerly():
                 _kept_in_graph(self._key).append(item)

@@ -47,10 +47,6 @@ def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
 def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
     """Make a variable that is not in any collection, so that scripts neither initialize nor save it.
 
-    Args:
-        name: The name of the variable.
-        initial_value: The initial value.
-
     Returns:
         A resource variable. It is uninitialized at the start of every session; the code that reads it must handle this.
     """
@@ -73,11 +69,7 @@ def checkpoint_key(variable: tf.Variable) -> str:
 
 
 def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
-    """Return the shape of the whole variable for one part of a partitioned variable; None for any other variable.
-
-    Args:
-        variable: A variable of a graph.
-    """
+    """Return the shape of the whole variable for one part of a partitioned variable; None for any other variable."""
     # TensorFlow has no public way to ask. What `_set_checkpoint_key` sets has no shape.
     part = None if isinstance(variable, tf.distribute.DistributedValues) else variable._get_save_slice_info()
     return tuple(part.full_shape) if part is not None and part.full_shape else None

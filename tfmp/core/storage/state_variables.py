@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfmp.core.storage import graph_variables
 from tfmp.core.storage.graph_registry import OncePerGraph
-from tfmp.types import AddVariable
+from tfmp.types import AddVariable, Done
 
 State = TypeVar("State", bound=NamedTuple)
 Kept = TypeVar("Kept")
@@ -90,11 +90,7 @@ class StateVariables(tf.Module, Generic[State]):
         return self._read(variables)
 
     def get(self, field: str) -> tf.Tensor:
-        """Return one field of the state, as `read` returns it, without reading the others.
-
-        Args:
-            field: The name of the field.
-        """
+        """Return one field of the state, as `read` returns it, without reading the others."""
         variables = self.create()
         if graph_variables.at_top_level_of_graph() or not self._is_initialized():
             return getattr(self.read(), field)
@@ -104,15 +100,12 @@ class StateVariables(tf.Module, Generic[State]):
         """Return whether the variables certainly have values when they are read."""
         return self._saved or tf.compat.v1.executing_eagerly_outside_functions()
 
-    def assign(self, state: State) -> tf.Operation:
+    def assign(self, state: State) -> Done:
         """Store a state; no field is stored before all fields are computed.
 
         Args:
             state: The new state, as tensors. Do not pass a tensor that `read` returned: a tensor that reads a reference
                 variable shares the variable's memory.
-
-        Returns:
-            The op that stores the state; None in eager code.
         """
         variables = self.create()
         with tf.control_dependencies(list(state)):

@@ -74,20 +74,11 @@ class UpdateCompiler:
         return self._own_code.version
 
     def compiles(self, variables: Sequence[_Variable]) -> bool:
-        """Return whether the update of these variables is compiled.
-
-        Args:
-            variables: The variables.
-        """
+        """Return whether the update of these variables is compiled."""
         return self._is_to_be_compiled(variables) and not self._is_debugged()
 
     def compiles_on_replicas(self, grads: Gradients, variables: Sequence[_Variable]) -> bool:
-        """Return whether each replica updates these variables by a program of its own; only for Keras 3.
-
-        Args:
-            grads: The gradients of one replica.
-            variables: The variables.
-        """
+        """Return whether each replica updates these variables by a program of its own; only for Keras 3."""
         if not self._jit_compile or not can_be_compiled_on_replicas(self.optimizer, grads):
             return False
         is_large = self._jit_compile is True or self._is_worth_compiling(variables)
@@ -106,11 +97,7 @@ class UpdateCompiler:
         return has_no_conditional(self.optimizer) and self.is_by_keras_alone(variables)
 
     def is_by_keras_alone(self, variables: Sequence[_Variable]) -> bool:
-        """Return whether only Keras' own code takes part in the update of these variables.
-
-        Args:
-            variables: The variables.
-        """
+        """Return whether only Keras' own code takes part in the update of these variables."""
         return self._own_code.runs_alone(parts_with_code(self.optimizer, variables))
 
     def _is_worth_compiling(self, variables: Sequence[_Variable]) -> bool:
@@ -135,9 +122,6 @@ class UpdateCompiler:
 
 def validated_jit_compile(value: object) -> JitCompile:
     """Return a setting of this name, or raise an error if it is none.
-
-    Args:
-        value: The value that the user passed.
 
     Raises:
         ValueError: The value is not True, False or "auto".

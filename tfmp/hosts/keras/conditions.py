@@ -36,9 +36,6 @@ def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
     values. The variables must therefore have at least 2**20 values together and at least 2**14 on average. They must
     all be on one device, which must not be an Apple GPU.
 
-    Args:
-        variables: The variables that the update changes.
-
     Examples:
         >>> worth_compiling([tf.Variable(tf.zeros([10]))])
         False
@@ -69,10 +66,6 @@ def view_of(optimizer: Any, **attributes: Any) -> Iterator[Any]:  # noqa: ANN401
 
     What the view's methods set, such as a counter of steps in Python, is set on the optimizer when the context ends.
 
-    Args:
-        optimizer: An optimizer of Keras.
-        **attributes: The attributes that differ.
-
     Examples:
         >>> import keras
         >>> optimizer = keras.optimizers.SGD(0.5, clipvalue=1.0)
@@ -91,11 +84,7 @@ def view_of(optimizer: Any, **attributes: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def has_no_conditional(optimizer: Any) -> bool:  # noqa: ANN401 - of either Keras
-    """Return whether an update of Keras' own contains no conditional, which would copy variables in an XLA program.
-
-    Args:
-        optimizer: An optimizer of Keras.
-    """
+    """Return whether an update of Keras' own contains no conditional, which would copy variables in an XLA program."""
     # The settings of a MultiOptimizer say nothing about the optimizers inside it. The optimizers of Keras 2 do not
     # accumulate gradients.
     accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
@@ -103,12 +92,7 @@ def has_no_conditional(optimizer: Any) -> bool:  # noqa: ANN401 - of either Kera
 
 
 def parts_with_code(optimizer: Any, variables: Sequence[Any]) -> list[object]:  # noqa: ANN401 - of either Keras
-    """Return the objects whose code computes an update: the optimizer, its schedule and the constraints.
-
-    Args:
-        optimizer: An optimizer of Keras.
-        variables: The variables that it updates.
-    """
+    """Return the objects whose code computes an update: the optimizer, its schedule and the constraints."""
     optimizers = [optimizer, *_inner_optimizers(optimizer)]
     # `_learning_rate` is private, but the public property gives only the value at this step, not the schedule.
     rates = [each._learning_rate for each in optimizers]

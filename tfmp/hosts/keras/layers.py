@@ -28,20 +28,12 @@ _Layer: TypeAlias = Any
 
 
 def layers_of(model: _Layer) -> list[_Layer]:
-    """Return a model and all layers in it, each once.
-
-    Args:
-        model: The model.
-    """
+    """Return a model and all layers in it, each once."""
     return list({id(layer): layer for layer in model._flatten_layers()}.values())
 
 
 def layers_directly_in(layer: _Layer) -> list[_Layer]:
-    """Return the layers that a layer holds, without those that these hold.
-
-    Args:
-        layer: The layer.
-    """
+    """Return the layers that a layer holds, without those that these hold."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 

@@ -11,9 +11,6 @@ OWN_PACKAGES = frozenset(("keras", "tf_keras", "tensorflow", "tfmp"))
 def is_of_keras(value: object) -> bool:
     """Return whether the class of an object is a part of Keras or tf_keras, not one that a user wrote.
 
-    Args:
-        value: Any object.
-
     Examples:
         >>> import keras
         >>> is_of_keras(keras.optimizers.SGD(0.5)), is_of_keras(0.5)
@@ -54,11 +51,7 @@ class OwnCode:
         self._last: tuple[Sequence[object], bool] = ([], True)
 
     def runs_alone(self, objects: Sequence[object]) -> bool:
-        """Return whether the class of each object is Keras', and none of its functions was replaced.
-
-        Args:
-            objects: Optimizers, schedules, constraints, and the like.
-        """
+        """Return whether the class of each object is Keras', and none of its functions was replaced."""
         if not all(map(is_of_keras, objects)):
             return False
         replaced = any(is_foreign(value) for each in objects for value in vars(each).values())

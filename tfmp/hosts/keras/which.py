@@ -39,9 +39,6 @@ def keras_of(value: object, base: str) -> ModuleType | None:
 def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:
     """Return the name of the modules that serve a Keras.
 
-    Args:
-        keras: The package `keras` or `tf_keras`.
-
     Raises:
         ImportError: It is too old.
 
@@ -58,9 +55,6 @@ def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:
 
 def is_keras2(keras: ModuleType) -> bool:
     """Return whether a package is Keras 2: Keras 2.15 or tf_keras.
-
-    Args:
-        keras: The package `keras` or `tf_keras`.
 
     Examples:
         >>> import keras

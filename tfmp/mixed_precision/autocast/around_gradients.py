@@ -14,11 +14,7 @@ _Function = Callable[..., Any]
 
 
 def out_of_scope(function: _Function) -> _Function:
-    """Compute gradients as outside of all scopes, in the types of the forward pass.
-
-    Args:
-        function: Computes gradients.
-    """
+    """Compute gradients as outside of all scopes, in the types of the forward pass."""
 
     @functools.wraps(function)
     def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them

@@ -26,11 +26,7 @@ _Function = Callable[..., Any]
 
 
 def around_eager_ops(execute: _Function) -> _Function:
-    """Give the ops of eager code their types.
-
-    Args:
-        execute: Makes an op in eager code.
-    """
+    """Give the ops of eager code their types."""
 
     def replaced(context: Any, op: str, name: Any, *values: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
@@ -96,11 +92,7 @@ def around_eager_results(execute: _Function) -> _Function:
 
 
 def around_graph_ops(apply_op: _Function) -> _Function:
-    """Give the ops of graphs their types.
-
-    Args:
-        apply_op: Makes an op in a graph.
-    """
+    """Give the ops of graphs their types."""
 
     def replaced(op: str, name: Any = None, **values: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
@@ -181,11 +173,7 @@ def around_errors(dispatch: _Function) -> _Function:
 
 
 def around_division(divide: _Function) -> _Function:
-    """Let a quotient have operands of several types, which TensorFlow compares before it makes the op.
-
-    Args:
-        divide: Divides tensors.
-    """
+    """Let a quotient have operands of several types, which TensorFlow compares before it makes the op."""
 
     @functools.wraps(divide)
     def replaced(x: Any, y: Any, name: str | None = None) -> Any:  # noqa: ANN401 - tensors, numbers

@@ -41,11 +41,7 @@ def around_functions(call: _Function) -> _Function:
 
 
 def around_replicas(call_for_each: _Function) -> _Function:
-    """Refuse to call replicas within a scope.
-
-    Args:
-        call_for_each: Calls a function on each replica.
-    """
+    """Refuse to call replicas within a scope."""
 
     @functools.wraps(call_for_each)
     def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them

@@ -196,11 +196,7 @@ _FLOAT_NUMBERS = frozenset(each.as_datatype_enum for each in FLOATS)
 
 
 def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
-    """Return the inputs of an op that share a type, and whether the op has state.
-
-    Args:
-        op: The name of the op.
-    """
+    """Return the inputs of an op that share a type, and whether the op has state."""
     op_def = _op_def(op)
     attributes = {attr.name: _types(attr.allowed_values.list.type) for attr in op_def.attr}
     results = {found.type_attr for found in op_def.output_arg}

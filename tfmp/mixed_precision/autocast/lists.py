@@ -110,9 +110,6 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
 def half_type(dtype: str | tf.DType) -> tf.DType:
     """Return a half-precision type.
 
-    Args:
-        dtype: The type or its name.
-
     Raises:
         ValueError: It is none.
     """

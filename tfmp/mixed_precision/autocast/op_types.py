@@ -77,13 +77,7 @@ class OpTypes:
         return values if found is None else found
 
     def cast_by_name(self, op: str, values: Mapping[str, Any], cast: Callable[..., Any]) -> Mapping[str, Any]:
-        """Return the inputs of an op by their names, among other values.
-
-        Args:
-            op: The name of the op.
-            values: Its inputs and attributes.
-            cast: Casts an input to a type.
-        """
+        """Return the inputs of an op by their names, among other values."""
         found = values
         for inputs, computes in self._plan(op):
             changed = self._cast(inputs, computes, [values[name] for name in inputs.names], cast)
@@ -92,12 +86,7 @@ class OpTypes:
         return found
 
     def makes_weights(self, op: str, values: Sequence[Any]) -> bool:
-        """Return whether an op of eager code reads a variable, or only moves what was read from variables.
-
-        Args:
-            op: The name of the op.
-            values: Its inputs, and perhaps its attributes.
-        """
+        """Return whether an op of eager code reads a variable, or only moves what was read from variables."""
         if op in _READS:
             return True
         floats = [each for each in flat(values) if _type_of(each) in FLOATS] if op in self._clear else []
@@ -187,11 +176,7 @@ class OpTypes:
 
 
 def widest(types: set[Any]) -> tf.DType:
-    """Return the widest of some types.
-
-    Args:
-        types: Types of floating-point numbers.
-    """
+    """Return the widest of some types."""
     found = next(iter(types))
     if len(types) > 1:
         # float16 and bfloat16 have no type in common but a wider one.
@@ -218,11 +203,7 @@ def _type_of(value: Any) -> tf.DType | None:  # noqa: ANN401 - whatever TensorFl
 
 
 def has_type(value: object) -> bool:
-    """Return whether a value is a tensor or a variable, of TensorFlow or of Keras 3.
-
-    Args:
-        value: Any value.
-    """
+    """Return whether a value is a tensor or a variable, of TensorFlow or of Keras 3."""
     return isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "__tf_tensor__")
 
 

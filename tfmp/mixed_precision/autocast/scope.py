@@ -89,11 +89,7 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
             hooks.open_scopes.remove()
 
     def __call__(self, function: _Function) -> _Function:
-        """Return a function that enters the scope in each call.
-
-        Args:
-            function: The function.
-        """
+        """Return a function that enters the scope in each call."""
         refuse_all_but_functions("tfmp.autocast", function)
         if hasattr(function, "get_concrete_function"):
             raise TypeError(

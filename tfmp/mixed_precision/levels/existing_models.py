@@ -179,11 +179,7 @@ class _Plan:
         self._planned: dict[int, _Planned] = {}
 
     def of(self, model: _Layer) -> dict[int, _Planned]:
-        """Return by the ids of the layers what they are to get. What Keras 2 makes of functions is left out.
-
-        Args:
-            model: The model.
-        """
+        """Return by the ids of the layers what they are to get. What Keras 2 makes of functions is left out."""
         self._visit(model, None)
         return self._planned
 

@@ -25,9 +25,6 @@ def notice_if_nothing_is_half(level: Level) -> Iterator[None]:
 
     There is no notice if that may be wrong: Ops within functions that the graph calls are not seen, and layers of Keras
     that are made in the scope may be called after it.
-
-    Args:
-        level: The level, O2 or O3.
     """
     graph = tf.compat.v1.get_default_graph()
     before, given = len(graph.get_operations()), levels.given

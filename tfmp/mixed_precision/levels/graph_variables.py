@@ -56,13 +56,7 @@ class _Getter:
         self._outer = outer
 
     def __call__(self, getter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as get_variable
-        """Make a variable.
-
-        Args:
-            getter: The getter that this one wraps.
-            *args: What `get_variable` passes on.
-            **kwargs: The same.
-        """
+        """Make a variable."""
         if self._outer is not None:
             getter = functools.partial(self._outer, getter)
         if _thread.has_decided:

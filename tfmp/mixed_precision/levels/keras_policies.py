@@ -54,11 +54,7 @@ SETTINGS = ("activation", "interpolation")
 
 
 def settings_of(layer: Any) -> dict[str, Any]:  # noqa: ANN401 - a layer of any Keras
-    """Return the settings of a layer that exists, by their names, as far as it has them.
-
-    Args:
-        layer: The layer.
-    """
+    """Return the settings of a layer that exists, by their names, as far as it has them."""
     return {name: _attribute(layer, name) for name in SETTINGS}
 
 

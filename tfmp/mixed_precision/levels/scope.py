@@ -109,11 +109,7 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
         return tf.nest.map_structure(cast, inputs)
 
     def __call__(self, func: _Function) -> _Function:
-        """Return a function that enters the scope in each call.
-
-        Args:
-            func: The function.
-        """
+        """Return a function that enters the scope in each call."""
         refuse_all_but_functions("tfmp.precision", func)
         return super().__call__(func)
 

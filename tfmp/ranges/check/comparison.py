@@ -55,11 +55,7 @@ class GradientComparison:
             self._sums[name] = self._sums.get(name, np.zeros(4)) + sums
 
     def agreement(self, name: str) -> GradientAgreement | None:
-        """Return how far the gradients of a layer are from each other; None if there are none to compare.
-
-        Args:
-            name: The name of the layer.
-        """
+        """Return how far the gradients of a layer are from each other; None if there are none to compare."""
         if name not in self._sums or self._sums[name][0] == 0:
             return None
         of_float32, of_float16, dot, difference = map(float, self._sums[name])

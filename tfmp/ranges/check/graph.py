@@ -43,11 +43,7 @@ class GraphLoss:
         return self._in_float16 is not None
 
     def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield nothing: no probe holds another one.
-
-        Args:
-            names: The names of probes.
-        """
+        """Yield nothing: no probe holds another one."""
         return iter(())
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever can be fed

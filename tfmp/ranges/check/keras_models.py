@@ -119,10 +119,6 @@ class KerasModel:
     def _prepared(self, precision: Precision, calls: "_Calls") -> Iterator[list[Any]]:
         """Let the layers compute in the types of a pass, see their calls, and keep the model's state.
 
-        Args:
-            precision: How to compute.
-            calls: Sees the calls.
-
         Yields:
             What to differentiate by, one for each trained variable.
         """

@@ -28,9 +28,6 @@ def told_apart(names: Iterable[str]) -> list[str]:
 def by_name(named: Iterable[tuple[str, Any]]) -> Named:
     """Return the tensors of each name, in the order of the names' first use.
 
-    Args:
-        named: Names with tensors.
-
     Examples:
         >>> by_name([("a", 1), ("b", 2), ("a", 3)])
         {'a': [1, 3], 'b': [2]}

@@ -130,11 +130,7 @@ class Subject(Protocol):
 
 
 def measurements(tensors: PassTensors) -> dict[str, Any]:
-    """Return the tensors of what `pass_of` needs; in a graph they are fetched.
-
-    Args:
-        tensors: The tensors of the pass.
-    """
+    """Return the tensors of what `pass_of` needs; in a graph they are fetched."""
     measured = {
         kind: {name: _measurement(found) for name, found in getattr(tensors, kind).items()}
         for kind in PassTensors._fields[1:]

@@ -39,11 +39,7 @@ def suggested_loss_scale(gradients: RangeHistogram) -> float:
 
 
 def bfloat16_needs_scaling(gradients: RangeHistogram) -> bool:
-    """Return whether bfloat16 would lose gradients that float32 has: more than one in a thousand of those not 0.
-
-    Args:
-        gradients: All gradients.
-    """
+    """Return whether bfloat16 would lose gradients that float32 has: more than one in a thousand of those not 0."""
     shares = gradients.shares(BFLOAT16.name)
     return shares.lost + shares.subnormal > 1e-3 * (1 - shares.zero)
 

@@ -18,11 +18,7 @@ class Totals:
         self.of: dict[str, dict[str, Measured]] = {kind: {} for kind in KINDS}
 
     def add(self, seen: Pass) -> None:
-        """Add a batch.
-
-        Args:
-            seen: What was measured in it.
-        """
+        """Add a batch."""
         for kind, totals in self.of.items():
             for name, measured in getattr(seen, kind).items():
                 if name not in totals:
@@ -31,12 +27,7 @@ class Totals:
                     totals[name] = _together(totals[name], measured)
 
     def histogram(self, kind: str, name: str) -> RangeHistogram:
-        """Return what was counted of a layer; nothing if it has no such tensors.
-
-        Args:
-            kind: What was measured, one of `KINDS`.
-            name: The name of the layer.
-        """
+        """Return what was counted of a layer; nothing if it has no such tensors."""
         found = self.of[kind].get(name)
         return RangeHistogram() if found is None else found.histogram
 

@@ -15,11 +15,6 @@ class Call:
 
     Everything else (integers, bools, strings, None, variables) is handed over unchanged each time.
 
-    Args:
-        function: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-
     Attributes:
         name: The function's name, for messages.
         inputs: The floating-point tensors of the arguments.

@@ -17,9 +17,6 @@ from tfmp.recomputation.stateful_ops import refuse_state
 def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function returns
     """Add a call to the current graph, such that its gradients compute it again.
 
-    Args:
-        call: The call.
-
     Returns:
         The function's results.
 

@@ -15,9 +15,6 @@ class VariablesOfFirstRun:
 
     The order of the requests tells which is which. Names do not: layers that name themselves count on.
 
-    Args:
-        function_name: The function that asks, for messages.
-
     Attributes:
         initializers: The names of the ops that only give the variables of the first call their initial values.
 
@@ -94,9 +91,6 @@ class VariablesOfFirstRun:
 @contextlib.contextmanager
 def no_new_variables(function_name: str) -> Iterator[None]:
     """Refuse to make variables here.
-
-    Args:
-        function_name: What runs here, for the message.
 
     Raises:
         ValueError: If a variable is made.

@@ -12,9 +12,6 @@ def with_training(signature: inspect.Signature) -> inspect.Signature:
     In the first call, a layer whose `call` does not take it hands it down to its own layers all the same, by a context
     that does not exist any more when the second call is made.
 
-    Args:
-        signature: The signature of the layer's `call`.
-
     Examples:
         >>> with_training(inspect.signature(lambda x, **options: x))
         <Signature (x, *, training=None, **options)>
@@ -31,10 +28,6 @@ def with_training(signature: inspect.Signature) -> inspect.Signature:
 
 def masked(tensor: tf.Tensor, like: Any) -> tf.Tensor:  # noqa: ANN401 - a tensor or a variable of any kind
     """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it.
-
-    Args:
-        tensor: The copy.
-        like: What it is a copy of.
 
     Examples:
         >>> original = tf.constant([1.0])
@@ -54,9 +47,6 @@ def masked(tensor: tf.Tensor, like: Any) -> tf.Tensor:  # noqa: ANN401 - a tenso
 def mask_of(tensor: Any) -> tf.Tensor | None:  # noqa: ANN401 - a tensor or a variable of any kind
     """Return the mask that Keras gave a tensor.
 
-    Args:
-        tensor: The tensor.
-
     Examples:
         >>> mask_of(tf.constant([1.0])) is None
         True
@@ -66,10 +56,6 @@ def mask_of(tensor: Any) -> tf.Tensor | None:  # noqa: ANN401 - a tensor or a va
 
 def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
     """Give a tensor a mask, as Keras does.
-
-    Args:
-        tensor: The tensor.
-        mask: The mask.
 
     Examples:
         >>> tensor = tf.constant([1.0])

@@ -59,11 +59,7 @@ class RecomputeKeras2(front_door.Recompute):
         return {key: config[key] for key in ("layer", "name", "trainable")}
 
     def build(self, input_shape: object = None) -> None:
-        """Do nothing: the layer is built when it is called, under the names that it has without recomputation.
-
-        Args:
-            input_shape: Not used.
-        """
+        """Do nothing: the layer is built when it is called, under the names that it has without recomputation."""
         self.built = True
 
     @property
@@ -114,12 +110,7 @@ class RecomputeKeras2(front_door.Recompute):
         return self.layer.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:  # noqa: ANN401 - inputs may be nested
-        """Return the mask of the layer's results.
-
-        Args:
-            inputs: The first argument of the call.
-            mask: Its mask.
-        """
+        """Return the mask of the layer's results."""
         return self.layer.compute_mask(inputs, mask)
 
     # Internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer
@@ -165,11 +156,7 @@ class _LayerCall:
         self._results(list(filter(_is_float, self.flat)))
 
     def run(self, changed: Sequence[ChangedVariable]) -> Any:  # noqa: ANN401 - what the layer returns
-        """Call the layer, and return its results.
-
-        Args:
-            changed: The variables that the call changes.
-        """
+        """Call the layer, and return its results."""
         before = _read(changed)
 
         def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

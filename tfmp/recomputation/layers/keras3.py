@@ -53,12 +53,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         return {key: config[key] for key in ("layer", "name", "trainable")}
 
     def __call__(self, *args: _Any, **kwargs: _Any) -> _Any:
-        """Call the layer; on the first call, build it.
-
-        Args:
-            *args: What the layer takes.
-            **kwargs: What the layer takes.
-        """
+        """Call the layer; on the first call, build it."""
         if not self.layer.built:
             self._build(args, kwargs)
         return super().__call__(*args, **kwargs)
@@ -185,13 +180,7 @@ class _Results(NamedTuple):
 
 
 class _Call:
-    """One call of a layer, which can be repeated.
-
-    Args:
-        layer: The layer, which is built.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-    """
+    """One call of a layer, which can be repeated."""
 
     def __init__(self, layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._layer = layer
@@ -271,12 +260,7 @@ class _TrainingContext(keras.layers.Layer):
     """Makes a call in which Keras hands `training` down to the layers that take it."""
 
     def call(self, function: Callable[[], object], training: bool | None = None) -> object:
-        """Return what the function returns.
-
-        Args:
-            function: The function.
-            training: What to hand down.
-        """
+        """Return what the function returns."""
         return function()
 
 

@@ -34,11 +34,7 @@ class NotingScope(keras.StatelessScope):
         return [(variable, self.get_current_value(variable)) for variable in self._assigned.values()]
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Note an assignment, which Keras passes on.
-
-        Args:
-            update: The variable and its new value.
-        """
+        """Note an assignment, which Keras passes on."""
         variable, value = update
         self.get_current_value(variable)
         self._assigned[id(variable)] = variable
@@ -46,11 +42,7 @@ class NotingScope(keras.StatelessScope):
         super().add_update((variable, tf.stop_gradient(value)))
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
-        """Return the value that a variable has in the scope; None if it is the one outside of the scope.
-
-        Args:
-            variable: The variable.
-        """
+        """Return the value that a variable has in the scope; None if it is the one outside of the scope."""
         value = super().get_current_value(variable)
         if value is None:
             self.borrowed[id(variable)] = variable

@@ -89,9 +89,6 @@ def _class_for(layer: object) -> type[Recompute]:
 def recompute_class(keras: ModuleType) -> type[Recompute]:
     """Return the class that wraps the layers of a Keras, importing it.
 
-    Args:
-        keras: The package `keras` or `tf_keras`.
-
     Raises:
         ImportError: It is too old.
     """

@@ -92,12 +92,7 @@ def _not_compiled(keras: ModuleType, model: Any) -> Any:  # noqa: ANN401 - of an
 
 
 def layers_by_path(keras: ModuleType, model: Any) -> dict[str, Any]:  # noqa: ANN401 - of any Keras
-    """Return the layers of a model and of the models in it that can be rebuilt, by their paths.
-
-    Args:
-        keras: The package of the model.
-        model: The model.
-    """
+    """Return the layers of a model and of the models in it that can be rebuilt, by their paths."""
     found: dict[str, Any] = {}
     for path, layer in _layers_of(keras, model):
         # In Keras 2, a layer that only an attribute holds comes after those of the graph, and may have the same name.
