@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from recording_adapters import SCALERS, RecordingAdapter, SummedFirst, numbers, scaler_of
+from recording_adapters import SCALERS, OfTwo, RecordingAdapter, StricterDetector, SummedFirst, numbers, scaler_of
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
@@ -13,6 +13,7 @@ from tfmp.core.step.gradient_ranges import GradientRanges
 from tfmp.core.step.scaled_update import ScaledUpdate
 from tfmp.core.step.summed_update import SummedUpdate
 from tfmp.core.step.update import UnscaledUpdate
+from tfmp.types import Gradients
 
 
 @pytest.mark.parametrize("kind", SCALERS)
@@ -85,11 +86,16 @@ def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_othe
         note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(True))
         grads = clipped
     session.run(tf.compat.v1.global_variables_initializer())
-    update = update_of_unscaled(RecordingAdapter(), grads, scaler.facts())
+    adapter = RecordingAdapter()
+    update = update_of_unscaled(adapter, grads, scaler.facts())
     if derived_if_clipped if is_clipped else derived:
         assert isinstance(update, ScaledUpdate)
-        assert (update.grads, session.run(update.loss_scale)) == (scaled, 8)
-        assert session.run(update.check().usable)
+        assert (update.adapter, update.grads, session.run(update.loss_scale)) == (adapter, scaled, 8)
+        found = update.check()
+        assert session.run(found.usable)
+        assert found.max_abs is None or session.run(found.max_abs) == 2
+        # A program that clips measures nothing before; a user's detector needs no squares.
+        assert len(update.held) == len(scaled) + (not is_clipped) + (kind != "own detector")
     else:
         assert isinstance(update, UnscaledUpdate)
         assert (update.grads[0].dtype, update.loss_scale) == (tf.float16, None)
@@ -113,6 +119,37 @@ def test_step_is_skipped_if_a_change_does_not_keep_gradients_finite(
     assert session.run(known.usable) == (keeps_finite and before is not False)
     # What was checked unscaled is known of the scaled gradients.
     assert list(known.checked)[:2] == ([] if early is None else scaled)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("usable", [True, False])
+def test_what_is_known_of_unscaled_gradients_is_known_of_the_scaled_ones(
+    usable: bool, session: tf.compat.v1.Session
+) -> None:
+    class Never(StricterDetector):
+        def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
+            return tf.constant(False)
+
+    scaler = scaler_of(tfmp.FixedLossScaleManager(8), Never())
+    grads = scaler.unscale([tf.constant(16.0), None])
+    # This detector has looked at each micro-batch already.
+    known = LocalCheck(tf.constant(usable), already_checked=True)
+    update = update_of_unscaled(RecordingAdapter(), grads, scaler.facts(), known)
+    assert isinstance(update, ScaledUpdate)
+    assert session.run(update.check().usable) == usable
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_what_is_known_of_unscaled_gradients_holds_for_every_update(is_compiled: bool) -> None:
+    known, adapter = LocalCheck(tf.constant(False)), RecordingAdapter(is_compiled=is_compiled)
+    assert not update_of_unscaled(adapter, [tf.constant(2.0), None], SCALERS["finite"]().facts(), known).check().usable
+
+
+@pytest.mark.parametrize(("kind", "usable"), [("finite", False), ("below 1", True)])
+def test_scaled_gradients_are_checked_scaled_unless_the_scale_can_be_less_than_1(kind: str, usable: bool) -> None:
+    # Unscaled, the sum over two replicas would not overflow.
+    update = update_of_scaled(RecordingAdapter(), [tf.constant(3e38), None], SCALERS[kind]().facts(OfTwo()))
+    assert bool(update.check().usable) is usable
 
 
 def test_next_values_of_variables_are_not_unscaled() -> None:
