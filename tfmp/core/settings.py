@@ -1,4 +1,8 @@
-"""The settings that users pass; every error message about one names it and shows its value."""
+"""The settings that users pass; every error message about one names it and shows its value.
+
+A function that takes `name` and `value` returns the value that the user passed, in the type that it is used in. If the
+value is not of this type, it raises a `TypeError`; if it is out of range, a `ValueError`. The message has the name.
+"""
 
 import inspect
 import math
@@ -22,15 +26,7 @@ def is_number(value: object) -> bool:
 
 
 def real(name: str, value: float) -> float:
-    """Return a setting as a float; infinities and NaN are accepted.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed.
-
-    Raises:
-        TypeError: The value is not a number.
-    """
+    """Return a setting as a float; infinities and NaN are accepted."""
     if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     return float(value)
@@ -38,14 +34,6 @@ def real(name: str, value: float) -> float:
 
 def number(name: str, value: float) -> float:
     """Return a setting as a float that is finite.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is infinite or NaN.
 
     Examples:
         >>> number("decr_ratio", "0.5")
@@ -59,97 +47,42 @@ def number(name: str, value: float) -> float:
 
 
 def positive(name: str, value: float) -> float:
-    """Return a setting as a float that is finite and greater than 0.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is not finite, or not greater than 0.
-    """
+    """Return a setting as a float that is finite and greater than 0."""
     if not number(name, value) > 0:
         raise ValueError(f"{name} must be greater than 0, got {value!r}.")
     return float(value)
 
 
 def at_least_0(name: str, value: float) -> float:
-    """Return a setting as a float that is finite and at least 0.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is not finite, or less than 0.
-    """
+    """Return a setting as a float that is finite and at least 0."""
     if number(name, value) < 0:
         raise ValueError(f"{name} must be at least 0, got {value!r}.")
     return float(value)
 
 
 def below_1(name: str, value: float) -> float:
-    """Return a setting as a float that is at least 0 and less than 1.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is out of range.
-    """
+    """Return a setting as a float that is at least 0 and less than 1."""
     if not 0 <= number(name, value) < 1:
         raise ValueError(f"{name} must be at least 0 and less than 1, got {value!r}.")
     return float(value)
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return a setting as a bool; NumPy's bool is accepted, 0 and 1 are not.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed.
-
-    Raises:
-        TypeError: The value is not a bool.
-    """
+    """Return a setting as a bool; NumPy's bool is accepted, 0 and 1 are not."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}.")
     return bool(value)
 
 
 def count(name: str, value: float, least: int = 1) -> int:
-    """Return a setting as a whole number that fits into an int32.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed; a float such as 1000.0 is accepted too.
-        least: The smallest number that is accepted.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is not whole, or out of range.
-    """
+    """Return a setting as a whole number, at least `least`, that fits into an int32; 1000.0 is accepted too."""
     if not (number(name, value).is_integer() and least <= value < 2**31):
         raise ValueError(f"{name} must be a whole number from {least} to 2**31 - 1, got {value!r}.")
     return int(value)
 
 
 def loss_scale(name: str, value: float, least: float = 1.0) -> np.float32:
-    """Return a setting as a loss scale in float32, the dtype that managers keep it in.
-
-    Args:
-        name: The name of the setting, for the error message.
-        value: The object that the user passed.
-        least: The lowest scale that is accepted.
-
-    Raises:
-        TypeError: The value is not a number.
-        ValueError: The value is not finite in float32, where 1e39 for example is infinite, or it is below `least`.
-    """
+    """Return a setting as a loss scale of at least `least`, in float32, where 1e39 for example is infinite."""
     # NumPy would warn of a number that is too large for float32. The check below raises an error instead.
     with np.errstate(over="ignore"):
         scale = np.float32(number(name, value))
