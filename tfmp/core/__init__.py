@@ -1,1 +1,1 @@
-"""Loss scaling in plain TensorFlow: no optimizer, no Keras, no session."""
+"""The path of a gradient through a step, in plain TensorFlow: it knows no framework of optimizers, and no Keras."""

@@ -1,1 +1,1 @@
-"""Storage of half-precision variables in float32."""
+"""What computes in half precision: autocast for raw TensorFlow, levels for Keras, and float32 storage of variables."""
