@@ -42,3 +42,11 @@ def test_sums_are_what_is_checked_and_applied(
     assert adapter.steps == [bool(applied)]
     (report,) = scaler.overflow_reports()
     assert (report.names, report.last.numpy().tolist()) == (["kernel", "bias"], counts)
+
+
+@pytest.mark.parametrize(("loss_scale", "usable"), [(1.0, True), (0.5, False)])
+def test_scale_below_1_as_from_a_checkpoint_makes_no_sum_usable(loss_scale: float, usable: bool) -> None:
+    # Unscaling would make the sums larger.
+    facts = SCALERS["finite"]().facts(_SummedOfTwo())._replace(loss_scale=tf.constant(loss_scale))
+    update = update_of_scaled(RecordingAdapter(sums=True), [tf.constant(1.0), None], facts)
+    assert bool(update.check().usable) is usable
