@@ -299,3 +299,49 @@ def test_abandon_lowers_the_scale_after_an_overflow_and_counts_a_skipped_step(ve
     assert (float(scaler.loss_scale), _counts(scaler)) == (32, [0, 1, 1])
     scaler.abandon()
     assert (float(scaler.loss_scale), _counts(scaler)) == (32, [0, 1, 1])
+
+
+def test_abandoned_iteration_tells_a_manager_the_largest_magnitude() -> None:
+    scalers = [tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager(init_loss_scale=64)) for _ in range(2)]
+    for scaler, end in zip(scalers, (scalers[0].abandon, scalers[1].update), strict=True):
+        scaler.unscale(_sgd(), [tf.constant(64.0 * 64.0)])
+        end()
+    abandoned, updated = (scaler.state_dict() for scaler in scalers)
+    assert abandoned == updated != tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager(init_loss_scale=64)).state_dict()
+
+
+@pytest.mark.graph
+def test_op_that_gives_up_adjusts_the_scale_before_it_forgets(session: tf.compat.v1.Session) -> None:
+    scaler = tfmp.GradScaler(64)
+    scaler.unscale(_sgd(), [tf.constant(math.inf)])
+    (unscale,) = scaler._calls.ops()
+    give_up = scaler.abandon()
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(unscale)
+    session.run(give_up)
+    assert session.run([scaler.loss_scale, scaler.skipped_steps]) == [32, 1]
+
+
+@pytest.mark.parametrize(("values", "scale"), [((70000.0, 70000.0), 32), ((2.0, 2.0), 64)])
+def test_mean_of_a_window_that_overflows_its_type_counts_although_the_step_is_dropped(
+    values: tuple[float, float], scale: float
+) -> None:
+    scaler, weight = tfmp.GradScaler(64), tf.Variable(0.0, dtype=tf.float16)
+    accumulator = tfmp.GradientAccumulator([weight], 2)
+    for value in values:
+        accumulator.add([tf.constant(value)])
+    scaler.unscale(_sgd(), accumulator)
+    scaler.update()
+    assert float(scaler.loss_scale) == scale
+
+
+def test_mean_of_micro_batches_that_a_detector_has_looked_at_is_only_checked_for_finiteness() -> None:
+    scaler, weight = tfmp.GradScaler(64, overflow_detector=tfmp.SaturationDetector()), tf.Variable(0.0)
+    accumulator = tfmp.GradientAccumulator([weight], 2)
+    for value in (2048.0, 2048.0):
+        accumulator.add([tf.constant(value)])
+    optimizer = _sgd()
+    (grad,) = scaler.unscale(optimizer, accumulator)
+    scaler.step(optimizer, [(grad, weight)])
+    scaler.update()
+    assert (float(weight), float(scaler.loss_scale)) == (-2048, 64)

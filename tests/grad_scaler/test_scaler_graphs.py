@@ -170,3 +170,14 @@ def test_state_as_numbers_is_refused_in_a_graph(session: tf1.Session, verb: str)
 def test_replay_is_refused_in_a_graph(session: tf1.Session) -> None:
     with pytest.raises(RuntimeError, match="while the optimizer's last_step_applied is False"):
         tfmp.replay(lambda: None, tfmp.GradScaler(8), 2)
+
+
+@pytest.mark.parametrize("value", [1.0, math.inf])
+def test_update_runs_what_a_step_found(value: float, session: tf1.Session) -> None:
+    scaler, weight = tfmp.GradScaler(8), tf1.get_variable("w", initializer=0.0, use_resource=True)
+    scaler.step(tf1.train.GradientDescentOptimizer(1.0), [(scaler.scale(tf.constant(value)), weight)])
+    update = scaler.update()
+    session.run(tf1.global_variables_initializer())
+    session.run(update)
+    found = session.run([weight, scaler.loss_scale, scaler.applied_steps, scaler.skipped_steps])
+    assert found == ([-1, 8, 1, 0] if math.isfinite(value) else [0, 4, 0, 1])

@@ -139,7 +139,7 @@ def test_failed_trace_of_a_function_leaves_no_calls_behind() -> None:
 
 def test_update_before_any_step_is_an_error() -> None:
     training = _Training()
-    with pytest.raises(RuntimeError, match="no optimizer has stepped since the last update: call step first"):
+    with pytest.raises(RuntimeError, match=r"^update was called, and no optimizer has stepped since the last"):
         training.update()
     with pytest.raises(tf.errors.InvalidArgumentError, match="call step first"):
         tf.function(training.update)()
@@ -345,7 +345,8 @@ def test_loss_without_a_floating_point_dtype_is_refused(make: Callable[[], Any])
         ({"backoff_factor": 1.5}, ValueError, r"backoff_factor \(decr_ratio\) must lie between 0 and 1, got 1.5"),
         ({"growth_interval": 0}, ValueError, r"growth_interval \(incr_every_n_steps\) must be a whole number from 1"),
         ({"growth_interval": "often"}, TypeError, r"growth_interval \(incr_every_n_steps\) must be a number"),
-        ({"enabled": 1}, TypeError, "enabled must be True or False, got 1 of type int"),
+        ({"enabled": 1}, TypeError, "^enabled must be True or False, got 1 of type int"),
+        ({"is_distributed": 1}, TypeError, "^is_distributed must be True or False, got 1 of type int"),
         ({"manager": [8]}, TypeError, "a loss scale is described by a tfmp.LossScaleManager, a number"),
         (
             {"init_scale": 8, "manager": tfmp.FixedLossScaleManager},
@@ -360,3 +361,15 @@ def test_settings_out_of_range_are_refused(arguments: dict[str, Any], error: typ
         arguments = arguments | {"manager": manager(8)}
     with pytest.raises(error, match=message):
         tfmp.GradScaler(**arguments)
+
+
+def test_complex_gradient_is_refused_by_the_name_of_its_variable() -> None:
+    training, phase = _Training(), tf.Variable(1j, name="phase")
+    with pytest.raises(TypeError, match=r"^the gradient of phase:0 is of type complex128, and loss scaling is"):
+        training.scaler.step(training.optimizer, [(tf.constant(1j), phase)])
+
+
+def test_prepare_refuses_anything_but_variables() -> None:
+    training = _Training()
+    with pytest.raises(TypeError, match=r"^variables must be a list of variables"):
+        training.scaler.prepare(training.optimizer, 1)

@@ -390,3 +390,7 @@ def test_replicas_accumulate_in_a_python_loop(two_replicas: tf.distribute.Mirror
         train_on_window(tf.constant(factors))
         seen.append((float(weight.numpy()), float(scaler.loss_scale)))
     assert seen == [(-4, 8), (-4, 4), (-8, 4)]
+
+
+def test_losses_of_a_generator_are_scaled_as_a_list() -> None:
+    assert [float(loss) for loss in tfmp.GradScaler(8).scale(loss for loss in (1.0, 2.0))] == [8, 16]

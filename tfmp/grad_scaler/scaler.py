@@ -289,7 +289,7 @@ class GradScaler(StepProperties, tf.Module):
         distribution = self._scaler.distribution()
         grads, window = drain(accumulator, distribution)
         lists.refuse_all_none(grads)
-        mean = self._averaged(grads, distribution, are_scaled=False)
+        mean = self._averaged(grads, distribution)
         if not self._enabled:
             return mean, window
         check = check_early(mean, self._scaler.facts(distribution), already_checked=True)
@@ -518,14 +518,12 @@ class GradScaler(StepProperties, tf.Module):
         """Return how replicas act together; None where nothing asks, so that a disabled scaler works everywhere."""
         return self._scaler.distribution() if self._enabled or self._is_distributed else None
 
-    def _averaged(
-        self, grads: Gradients, distribution: Distribution | None, *, are_scaled: bool = True
-    ) -> list[Gradient]:
+    def _averaged(self, grads: Gradients, distribution: Distribution | None) -> list[Gradient]:
         """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
         if not self._is_distributed or distribution is None:
             return list(grads)
         names = [f"gradient {index}" for index in range(len(grads))]
-        return self._scaler.worker_average.mean(grads, names, distribution, are_scaled=are_scaled)
+        return self._scaler.worker_average.mean(grads, names, distribution)
 
     def _step_of(self, adapter: OptimizerAdapter, grads: Gradients, distribution: Distribution | None) -> OptimizerStep:
         known = self._calls.validate_step(adapter.optimizer)
