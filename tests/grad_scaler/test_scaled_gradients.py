@@ -57,6 +57,16 @@ def test_optimizer_that_skips_itself_is_given_no_none() -> None:
     assert float(weight) == -1
 
 
+def test_optimizer_that_skips_itself_divides_by_1_beside_the_window_of_a_disabled_scaler() -> None:
+    scaler, fused, ordinary = tfmp.GradScaler(8, enabled=False), _Fused(), _sgd()
+    weights = [tf.Variable(0.0), tf.Variable(0.0)]
+    accumulator = tfmp.GradientAccumulator(weights[1:], 1)
+    accumulator.add([tf.constant(3.0)])
+    mean = scaler.unscale(ordinary, accumulator)
+    scaler.step_all([(fused, [(tf.constant(2.0), weights[0])]), (ordinary, zip(mean, weights[1:], strict=True))])
+    assert [float(weight) for weight in weights] == [-2, -3]
+
+
 @pytest.mark.graph
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
 def test_session_that_runs_the_step_runs_that_of_the_optimizer(session: tf.compat.v1.Session, enabled: bool) -> None:

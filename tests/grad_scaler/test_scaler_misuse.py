@@ -1,6 +1,7 @@
 import importlib.util
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import kerases
@@ -100,6 +101,37 @@ def test_optimizer_with_variables_that_first_steps_in_a_later_trace_must_be_prep
             continue
         train_step(True)
         assert (float(first), float(second)) == (-2, -1)
+
+
+@kerases.for_every_keras()
+def test_error_names_the_variables_that_a_later_trace_cannot_make(keras: ModuleType) -> None:
+    weights = [tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")]
+    scaler, optimizers = tfmp.GradScaler(8), [keras.optimizers.SGD(1.0, momentum=0.5) for _ in range(2)]
+
+    @tf.function
+    def train_step(with_second: bool) -> None:
+        grads = [tf.constant(8.0)] * 2
+        scaler.step(optimizers[with_second], zip(grads, weights, strict=True))
+        scaler.update()
+
+    train_step(False)
+    message = r"ValueError: SGD has no variables yet for first:0, second:0, and a tf\.function makes none when"
+    with pytest.raises(ValueError, match=message):
+        train_step(True)
+
+
+def test_errors_of_an_optimizer_are_passed_on() -> None:
+    class Refusing:
+        built = False
+
+        def build(self, variables: Any) -> None:
+            raise ValueError("no variables today")
+
+        def apply_gradients(self, grads_and_vars: Any) -> None:
+            raise NotImplementedError
+
+    with pytest.raises(ValueError, match=r"^no variables today"):
+        tfmp.GradScaler(8).step(Refusing(), [(tf.constant(8.0), tf.Variable(0.0))])
 
 
 def test_abandon_forgets_the_calls_of_the_iteration() -> None:

@@ -132,3 +132,13 @@ def test_callback_shows_the_scaler_of_a_train_step(
 def test_callback_refuses_anything_but_a_scaler() -> None:
     with pytest.raises(TypeError, match=r"scaler must be a tfmp.GradScaler, got 8 of type int"):
         tfmp.LossScaleCallback(scaler=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [({}, ""), ({"enabled": False}, "enabled=False, "), ({"is_distributed": True}, "is_distributed=True, ")],
+)
+def test_repr_shows_the_settings_that_are_not_the_default(settings: dict[str, bool], shown: str) -> None:
+    assert repr(tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8), **settings)) == (
+        f"<tfmp.GradScaler({shown}<FixedLossScaleManager(loss_scale=8.0)>): applied_steps=0, skipped_steps=0>"
+    )

@@ -197,12 +197,6 @@ def test_repr_in_a_graph_shows_only_settings() -> None:
         )
 
 
-def test_repr_of_a_scaler_shows_whether_it_is_enabled() -> None:
-    assert repr(tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8), enabled=False)) == (
-        "<tfmp.GradScaler(enabled=False, <FixedLossScaleManager(loss_scale=8.0)>): applied_steps=0, skipped_steps=0>"
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -16,7 +16,7 @@ from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.update import StepResult
-from tfmp.types import Gradients
+from tfmp.types import Gradient, Gradients
 
 
 def test_scale_and_unscale_use_the_current_scale() -> None:
@@ -65,6 +65,20 @@ def test_setting_of_the_user_decides_whether_horovod_distributes(
     assert repr(scaler.distribution()) == ("Horovod()" if is_distributed else "SingleProcess()")
     scaler.worker_average.warn_if_missing()
     assert ("nothing averages the gradients" in caplog.text) is not is_distributed
+
+
+def test_gradients_are_averaged_by_the_type_of_the_aggregation_and_by_the_scale_of_the_manager() -> None:
+    class Averaging(SingleProcess):
+        def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
+            asked.append((numbers(grads), list(names), dtype))
+            return [None if grad is None else grad / 2 for grad in grads]
+
+    asked: list[Any] = []
+    scaler = LossScaler(halving(), tfmp.NonFiniteDetector(), is_distributed=True, aggregation_dtype=tf.float16)
+    grads = [tf.constant(2.0), None]
+    assert numbers(scaler.worker_average.mean(grads, ["a", "b"], Averaging(), are_scaled=False)) == [1, None]
+    # In half precision they travel scaled.
+    assert asked == [([16, None], ["a", "b"], tf.float16)]
 
 
 @pytest.mark.parametrize(("is_step", "counted"), [(None, (1, 0)), (True, (1, 0)), (False, (0, 0))])
@@ -142,10 +156,12 @@ def test_step_of_a_graph_moves_the_scale_and_runs_what_the_adapter_counts(
             return counted.assign(tf.where(applied, 1, 2)).op
 
     counted = tf.compat.v1.get_variable("counted", initializer=0, use_resource=True)
+    weight = tf.compat.v1.get_variable("w", initializer=0.0, use_resource=True)
     manager = halving()
     scaler = scaler_of(manager)
-    adapter = Counting(["kernel"], lambda grads: tf.no_op())
+    adapter = Counting(["kernel"], lambda grads: tf.group(weight.assign_add(grads[0])))
     done = scaler.step(update_of_unscaled(adapter, [tf.constant(value)], scaler.facts()), SingleProcess())
     session.run(tf.compat.v1.global_variables_initializer())
     session.run(done)
-    assert session.run([counted, manager.get_loss_scale()]) == ([1, 8] if math.isfinite(value) else [2, 4])
+    found = session.run([counted, manager.get_loss_scale(), weight])
+    assert found == ([1, 8, 1] if math.isfinite(value) else [2, 4, 0])
