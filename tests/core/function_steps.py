@@ -34,12 +34,12 @@ class _FunctionProgram:
 
 
 class FunctionAdapter(OptimizerAdapter):
-    """Applies float32 gradients by a function, which can also take them scaled."""
+    """Applies gradients by a function, in the type that they have, also if they are still scaled."""
 
     def __init__(self, names: Sequence[str], apply: Callable[[Gradients], Any]) -> None:
         super().__init__(None, [])
         self.names = list(names)
-        self.dtypes = [tf.float32] * len(self.names)
+        self.dtypes = [None] * len(self.names)
         self._apply = apply
 
     def program(self, grads: Gradients) -> _FunctionProgram | None:
@@ -63,4 +63,4 @@ def take_step(
     if accumulator is not None:
         return accumulate(scaler, adapter, grads, facts, accumulator)
     update_of = update_of_scaled if are_scaled else update_of_unscaled
-    return scaler.step(update_of(adapter, grads, facts), facts.distribution)
+    return scaler.step(update_of(adapter, grads, facts))

@@ -67,7 +67,7 @@ class _LossScaledDescent:
             update = update_of_scaled(adapter, grads, facts)
         else:
             update = update_of_unscaled(adapter, self._scaler.unscale(grads), facts)
-        return self._scaler.step(update, facts.distribution)
+        return self._scaler.step(update)
 
 
 @pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])

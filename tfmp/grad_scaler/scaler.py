@@ -536,7 +536,7 @@ class GradScaler(StepProperties, tf.Module):
     def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tf.Operation:
         """Run the steps of several optimizers together, and store the result for `update`."""
         facts = self._scaler.facts(distribution)
-        done, result = self._scaler.run(self._joined(steps, facts), distribution)
+        done, result = self._scaler.run(self._joined(steps, facts))
         loss_scale = facts.loss_scale if self._enabled else tf.constant(1.0)
         scaled = [each.apply_scaled(loss_scale, result.applied) for each in steps]
         before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]

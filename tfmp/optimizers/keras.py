@@ -375,9 +375,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
             in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
             accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
         elif are_scaled:
-            self._scaler.step(update_of_scaled(adapter, grads, facts), facts.distribution)
+            self._scaler.step(update_of_scaled(adapter, grads, facts))
         else:
-            self._scaler.step(update_of_unscaled(adapter, grads, facts), facts.distribution)
+            self._scaler.step(update_of_unscaled(adapter, grads, facts))
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:

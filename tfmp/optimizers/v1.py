@@ -274,7 +274,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             accumulator = self._accumulator(variables, facts.distribution)
             step = accumulate(self._scaler, adapter, grads, facts, accumulator)
         else:
-            step = self._scaler.step(update_of_unscaled(adapter, grads, facts), facts.distribution)
+            step = self._scaler.step(update_of_unscaled(adapter, grads, facts))
         _record_train_op(step)
         return step
 

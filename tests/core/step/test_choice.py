@@ -10,9 +10,9 @@ from tfmp.core.gradients.origins import note_change
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
 from tfmp.core.step.gradient_ranges import GradientRanges
-from tfmp.core.step.scaled_update import ScaledUpdate
+from tfmp.core.step.program_update import ProgramUpdate
 from tfmp.core.step.summed_update import SummedUpdate
-from tfmp.core.step.update import UnscaledUpdate
+from tfmp.core.step.update import OptimizerUpdate
 from tfmp.types import Gradients
 
 
@@ -20,14 +20,14 @@ from tfmp.types import Gradients
 def test_gradients_stay_scaled_for_a_program_that_unscales_them(kind: str) -> None:
     adapter, grads = RecordingAdapter(), [tf.constant(16.0), None]
     update = update_of_scaled(adapter, grads, SCALERS[kind]().facts())
-    assert isinstance(update, ScaledUpdate)
+    assert isinstance(update, ProgramUpdate)
     assert (update.adapter, update.grads, float(update.loss_scale)) == (adapter, grads, 8)
 
 
 def test_gradients_are_unscaled_and_typed_if_there_is_no_program() -> None:
     adapter = RecordingAdapter(has_program=False, overwritten=[1])
     update = update_of_scaled(adapter, [tf.constant(16.0), tf.constant(16.0)], SCALERS["finite"]().facts())
-    assert isinstance(update, UnscaledUpdate)
+    assert isinstance(update, OptimizerUpdate)
     assert (numbers(update.grads), update.loss_scale) == ([2, 16], None)
     assert update.grads[0].dtype == tf.float16
 
@@ -53,10 +53,10 @@ def test_gradients_are_summed_first_if_only_their_finiteness_has_to_be_known(kin
         update = update_of_scaled(adapter, grads, scaler.facts(distribution))
         assert isinstance(update, SummedUpdate) is possible
         scaler.gradient_ranges = GradientRanges()
-        assert isinstance(update_of_scaled(adapter, grads, scaler.facts(distribution)), UnscaledUpdate)
+        assert isinstance(update_of_scaled(adapter, grads, scaler.facts(distribution)), OptimizerUpdate)
 
 
-@pytest.mark.parametrize(("is_compiled", "kind"), [(True, ScaledUpdate), (False, UnscaledUpdate)])
+@pytest.mark.parametrize(("is_compiled", "kind"), [(True, ProgramUpdate), (False, OptimizerUpdate)])
 def test_gradients_in_true_magnitude_go_to_a_program_if_it_is_compiled(is_compiled: bool, kind: type) -> None:
     adapter = RecordingAdapter(is_compiled=is_compiled)
     update = update_of_unscaled(adapter, [tf.constant(2.0), None], SCALERS["finite"]().facts())
@@ -89,18 +89,18 @@ def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_othe
     adapter = RecordingAdapter()
     update = update_of_unscaled(adapter, grads, scaler.facts())
     if derived_if_clipped if is_clipped else derived:
-        assert isinstance(update, ScaledUpdate)
+        assert isinstance(update, ProgramUpdate)
         assert (update.adapter, update.grads, session.run(update.loss_scale)) == (adapter, scaled, 8)
         found = update.check()
         assert session.run(found.usable)
         assert found.max_abs is None or session.run(found.max_abs) == 2
         # A program that clips measures nothing before; a user's detector needs no squares.
-        assert len(update.held) == len(scaled) + (not is_clipped) + (kind != "own detector")
+        assert len(update.held()) == len(scaled) + (not is_clipped) + (kind != "own detector")
     else:
-        assert isinstance(update, UnscaledUpdate)
+        assert isinstance(update, OptimizerUpdate)
         assert (update.grads[0].dtype, update.loss_scale) == (tf.float16, None)
     update = update_of_unscaled(RecordingAdapter(has_program=False), grads, scaler.facts())
-    assert isinstance(update, UnscaledUpdate)
+    assert isinstance(update, OptimizerUpdate)
     assert update.grads[0].dtype == tf.float16
 
 
@@ -135,7 +135,7 @@ def test_what_is_known_of_unscaled_gradients_is_known_of_the_scaled_ones(
     # This detector has looked at each micro-batch already.
     known = LocalCheck(tf.constant(usable), already_checked=True)
     update = update_of_unscaled(RecordingAdapter(), grads, scaler.facts(), known)
-    assert isinstance(update, ScaledUpdate)
+    assert isinstance(update, ProgramUpdate)
     assert session.run(update.check().usable) == usable
 
 

@@ -9,7 +9,7 @@ from tfmp.core.step.gradient_ranges import GradientRanges
 
 
 @pytest.mark.parametrize(
-    ("kind", "checks_scaled", "seeks_only_finite"),
+    ("kind", "may_check_scaled", "needs_only_finiteness"),
     [
         ("finite", True, True),
         ("below 1", False, True),
@@ -19,17 +19,17 @@ from tfmp.core.step.gradient_ranges import GradientRanges
     ],
 )
 def test_manager_detector_and_monitors_decide_what_must_be_known(
-    kind: str, checks_scaled: bool, seeks_only_finite: bool
+    kind: str, may_check_scaled: bool, needs_only_finiteness: bool
 ) -> None:
     scaler = SCALERS[kind]()
     facts = scaler.facts()
-    assert (float(facts.loss_scale), facts.checks_scaled, facts.seeks_only_finite) == (
+    assert (float(facts.loss_scale), facts.may_check_scaled, facts.needs_only_finiteness) == (
         8,
-        checks_scaled,
-        seeks_only_finite,
+        may_check_scaled,
+        needs_only_finiteness,
     )
     scaler.gradient_ranges = GradientRanges()
-    assert (scaler.facts().checks_scaled, scaler.facts().seeks_only_finite) == (checks_scaled, False)
+    assert (scaler.facts().may_check_scaled, scaler.facts().needs_only_finiteness) == (may_check_scaled, False)
 
 
 def test_check_of_a_mean_leaves_out_the_detector_that_looked_at_each_micro_batch() -> None:

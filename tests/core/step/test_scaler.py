@@ -126,14 +126,14 @@ def test_replicas_agree_on_what_each_found() -> None:
 
     asked: list[Any] = []
     scaler, adapter = SCALERS["largest magnitude"](), RecordingAdapter()
-    scaler.step(update_of_unscaled(adapter, [tf.constant(-3.0), None], scaler.facts()), Agreeing())
+    scaler.step(update_of_unscaled(adapter, [tf.constant(-3.0), None], scaler.facts(Agreeing())))
     result = scaler.agree_early(LocalCheck(tf.constant(True), max_abs=tf.constant(5.0)), Agreeing())
     assert asked == [(True, 3, [-3, None], ["kernel", "bias"]), (True, 5, [], [])]
     assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
     assert (adapter.applied, adapter.steps) == ([], [False])
     asked.clear()
     scaler, summing = SCALERS["finite"](), RecordingAdapter(sums=True)
-    scaler.step(update_of_scaled(summing, [tf.constant(16.0), None], scaler.facts(Agreeing())), Agreeing())
+    scaler.step(update_of_scaled(summing, [tf.constant(16.0), None], scaler.facts(Agreeing())))
     assert asked == [(True, None, [16, None], ["kernel", "bias"])]
     assert (summing.applied, summing.steps) == ([], [False])
 
@@ -160,7 +160,7 @@ def test_step_of_a_graph_moves_the_scale_and_runs_what_the_adapter_counts(
     manager = halving()
     scaler = scaler_of(manager)
     adapter = Counting(["kernel"], lambda grads: tf.group(weight.assign_add(grads[0])))
-    done = scaler.step(update_of_unscaled(adapter, [tf.constant(value)], scaler.facts()), SingleProcess())
+    done = scaler.step(update_of_unscaled(adapter, [tf.constant(value)], scaler.facts()))
     session.run(tf.compat.v1.global_variables_initializer())
     session.run(done)
     found = session.run([counted, manager.get_loss_scale(), weight])

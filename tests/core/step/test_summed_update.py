@@ -34,7 +34,7 @@ def test_sums_are_what_is_checked_and_applied(
         grad = tf.IndexedSlices(tf.reshape(grad, [1]), tf.constant([1]), tf.constant([3]))
     scaler, adapter = SCALERS["finite"](), RecordingAdapter(sums=True)
     facts = scaler.facts(_SummedOfTwo())
-    scaler.step(update_of_scaled(adapter, [grad, None], facts), facts.distribution)
+    scaler.step(update_of_scaled(adapter, [grad, None], facts))
     assert len(adapter.applied) == len(applied)
     for (found, scale), (values, loss_scale) in zip(adapter.applied, applied, strict=True):
         np.testing.assert_allclose(found, values, rtol=1e-6)

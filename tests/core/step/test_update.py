@@ -29,7 +29,7 @@ def test_step_checks_only_gradients_that_changed_since_an_earlier_check(
     scaler, adapter, before = SCALERS["finite"](), RecordingAdapter(), tf.constant(checked, tf.float16)
     known = LocalCheck(tf.constant(usable), checked=[before])
     after = before if grad is None else tf.constant(grad, tf.float16)
-    scaler.step(update_of_unscaled(adapter, [after, None], scaler.facts(), known), SingleProcess())
+    scaler.step(update_of_unscaled(adapter, [after, None], scaler.facts(), known))
     assert adapter.steps == [applied]
     assert adapter.applied == [[float(after), None]] * applied
     assert float(scaler.scale(tf.constant(1.0))) == (8 if applied else 4)
@@ -42,7 +42,7 @@ def test_largest_magnitude_is_that_of_an_earlier_check_if_it_has_one(max_abs: fl
     for kind, found in [("largest magnitude", expected), ("finite", None)]:
         scaler = SCALERS[kind]()
         update = update_of_unscaled(RecordingAdapter(), grads, scaler.facts(), known)
-        assert scaler.run(update, SingleProcess())[1].max_abs == found
+        assert scaler.run(update)[1].max_abs == found
 
 
 @pytest.mark.parametrize(("distribution", "usable"), [(SingleProcess(), True), (OfTwo(), False)], ids=["alone", "two"])
@@ -51,14 +51,14 @@ def test_gradient_that_may_overflow_in_the_sum_over_replicas_is_skipped(
 ) -> None:
     scaler, adapter = SCALERS["finite"](), RecordingAdapter()
     grads = [None, tf.constant(3e38)]
-    scaler.step(update_of_unscaled(adapter, grads, scaler.facts(distribution)), distribution)
+    scaler.step(update_of_unscaled(adapter, grads, scaler.facts(distribution)))
     assert adapter.steps == [usable]
 
 
 def test_sum_that_is_checked_needs_no_room_for_further_replicas() -> None:
     scaler, adapter = SCALERS["finite"](), RecordingAdapter()
     adapter.sums_first = True
-    scaler.step(update_of_unscaled(adapter, [None, tf.constant(3e38)], scaler.facts(OfTwo())), OfTwo())
+    scaler.step(update_of_unscaled(adapter, [None, tf.constant(3e38)], scaler.facts(OfTwo())))
     assert adapter.steps == [True]
 
 
@@ -79,5 +79,5 @@ def test_detector_looks_at_gradients_that_were_scaled_and_not_looked_at_before(
     scaler, adapter = SCALERS["saturation"](), RecordingAdapter(overwritten=overwritten)
     known = LocalCheck(tf.constant(True), already_checked=already_checked)
     update = update_of_unscaled(adapter, [tf.constant(grad) for grad in grads], scaler.facts(), known)
-    scaler.step(update, SingleProcess())
+    scaler.step(update)
     assert adapter.steps == [applied]

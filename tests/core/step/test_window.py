@@ -40,7 +40,7 @@ def test_overflows_of_micro_batches_are_counted_whether_the_step_is_applied_or_n
     scaler, of_window = SCALERS["finite"](), [[2, 1, 0], [0, 0, 0]]
     known = LocalCheck(tf.constant(True), overflow_counts=tf.constant(of_window, tf.int64))
     update = update_of_unscaled(RecordingAdapter(), [tf.constant(grad), None], scaler.facts(), known)
-    scaler.step(update, SingleProcess())
+    scaler.step(update)
     (report,) = scaler.overflow_reports()
     assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == (last, [1, 0])
 

@@ -122,7 +122,7 @@ class OptimizerAdapter:
         return None
 
     def on_step(self, applied: tf.Tensor) -> Done:
-        """Callback at the end of each step, for what the host counts; called once per step, not once per replica.
+        """Count what the host counts, after `LossScaler.step`; called once for each step, not once for each replica.
 
         Args:
             applied: A boolean scalar: was the step applied?

@@ -22,7 +22,8 @@ class LocalCheck(NamedTuple):
         max_abs: The largest magnitude in the window's micro-batches on this replica; float32. None if the step must
             compute the magnitude from the gradients.
         emptied: The op that empties the window, which the step must run; None if there is no window.
-        checked: The gradients that were checked. The step does not check them again if it gets the same tensors.
+        checked: The gradients that `GradScaler.unscale` has checked. The step does not check them again if it gets the
+            same tensors. Empty if there was no such check.
         already_checked: True if these gradients are the mean of micro-batches that the detector checked one by one. The
             mean is then checked only for infinities, NaN and overflow in the sum over the replicas, whatever the
             detector asks for: a replica's part of the mean can be larger than any of its micro-batches.

@@ -1,14 +1,16 @@
-"""Chooses how a step runs.
+"""Chooses how a step runs: the first of these updates whose conditions hold.
 
-the gradients       what else must be true                                      the update
-scaled              nothing is asked of them but whether they are finite, and   SummedUpdate
-the optimizer has a program for their sums over replicas
-scaled              the optimizer has a program that unscales them              ScaledUpdate
-scaled              otherwise: they are unscaled here                           as below
-in true magnitude   in a graph they come from scaled ones, which nothing but    ScaledUpdate
-the optimizer's program has to unscale and clip
-in true magnitude   the optimizer's program for them is compiled                ScaledUpdate
-in true magnitude   otherwise                                                   UnscaledUpdate
+gradients of a scaled loss
+SummedUpdate     the replicas can sum first, finite scaled values stay finite when they are unscaled, nothing but
+finiteness must be known, and the optimizer has a program on sums
+ProgramUpdate    the optimizer has a program for them
+otherwise        they are unscaled here; then as the last two of gradients in true magnitude
+
+gradients in true magnitude
+ProgramUpdate    a graph knows from which scaled gradients they were computed, nothing but the optimizer needs
+those in between, and its program can compute them again
+ProgramUpdate    the optimizer has a program for them that is compiled
+OptimizerUpdate  otherwise
 """
 
 from collections.abc import Sequence
@@ -21,9 +23,9 @@ from tfmp.core.gradients.origins import derivation_of, origin_of
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.step.facts import Facts
-from tfmp.core.step.scaled_update import ScaledUpdate
+from tfmp.core.step.program_update import ProgramUpdate
 from tfmp.core.step.summed_update import SummedUpdate
-from tfmp.core.step.update import UnscaledUpdate, Update
+from tfmp.core.step.update import OptimizerUpdate, Update
 from tfmp.types import Gradient, Gradients
 
 
@@ -35,16 +37,18 @@ def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) 
         grads: This replica's gradients.
         facts: What the step must know of them.
     """
-    if facts.distribution.can_sum_first and facts.seeks_only_finite and facts.checks_scaled:
+    if facts.distribution.can_sum_first and facts.needs_only_finiteness and facts.may_check_scaled:
         on_sums = adapter.program_on_sums(grads)
         if on_sums is not None:
             return SummedUpdate(adapter, on_sums, grads, facts)
     program = adapter.program(grads)
     if program is None:
-        return _update_of_true(adapter, adapter.typed(unscaled(adapter, grads, facts.loss_scale)), facts, None)
-    scaling = Scaling.CHECK_SCALED if facts.checks_scaled else Scaling.UNSCALE_FIRST
+        return _update_of_true(adapter, unscaled(adapter, grads, facts.loss_scale), facts, None)
+    scaling = Scaling.CHECK_SCALED if facts.may_check_scaled else Scaling.UNSCALE_FIRST
     check = _check_of(adapter, facts, scaling)
-    return ScaledUpdate(adapter, program, adapter.reduce(grads), check, loss_scale=facts.loss_scale)
+    return ProgramUpdate(
+        adapter, program, adapter.reduce(grads), facts.distribution, check, loss_scale=facts.loss_scale
+    )
 
 
 def update_of_unscaled(
@@ -59,7 +63,7 @@ def update_of_unscaled(
         known: The result of an earlier check of gradients on this replica; None if there was none.
     """
     derived = _derived_update(adapter, grads, facts, known)
-    return _update_of_true(adapter, adapter.typed(grads), facts, known) if derived is None else derived
+    return derived if derived is not None else _update_of_true(adapter, grads, facts, known)
 
 
 def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -70,13 +74,13 @@ def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor)
 
 def _update_of_true(
     adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None
-) -> UnscaledUpdate | ScaledUpdate:
-    grads = adapter.reduce(grads)
+) -> OptimizerUpdate | ProgramUpdate:
+    grads = adapter.reduce(adapter.typed(grads))
     check = _check_of(adapter, facts, Scaling.UNSCALED, known)
     program = adapter.program(grads)
     if program is not None and program.is_compiled:
-        return ScaledUpdate(adapter, program, grads, check, known)
-    return UnscaledUpdate(adapter, grads, check, known)
+        return ProgramUpdate(adapter, program, grads, facts.distribution, check, known)
+    return OptimizerUpdate(adapter, grads, facts.distribution, check, known)
 
 
 def _check_of(
@@ -89,18 +93,19 @@ def _check_of(
 
 def _derived_update(
     adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None
-) -> ScaledUpdate | None:
+) -> ProgramUpdate | None:
     """Return an update with the scaled gradients that these were computed from; None if there can be none."""
     derivation = derivation_of(grads)
-    if derivation is None or not (facts.checks_scaled and (facts.seeks_only_finite or derivation.is_unscaling)):
+    if derivation is None or not (facts.may_check_scaled and (facts.needs_only_finiteness or derivation.is_unscaling)):
         return None
     program = adapter.program(derivation.scaled)
     if program is None:
         return None
-    return ScaledUpdate(
+    return ProgramUpdate(
         adapter,
         program,
         adapter.reduce(derivation.scaled),
+        facts.distribution,
         _check_of(adapter, facts, Scaling.CHECK_SCALED, known),
         _known_of_scaled(known, derivation.keeps_finite),
         loss_scale=derivation.loss_scale,

@@ -19,7 +19,7 @@ def check_early(grads: Gradients, facts: Facts, *, already_checked: bool = False
             finiteness of the mean is checked then.
     """
     derivation, num_summed = derivation_of(grads), facts.distribution.num_summed
-    if derivation is not None and derivation.is_unscaling and num_summed == 1 and facts.checks_scaled:
+    if derivation is not None and derivation.is_unscaling and num_summed == 1 and facts.may_check_scaled:
         # In a graph the unscaled gradients may then not be computed at all.
         scaling, read = Scaling.CHECK_SCALED, derivation.scaled
     else:

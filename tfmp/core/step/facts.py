@@ -1,4 +1,4 @@
-"""What decides, apart from the optimizer, how a step runs."""
+"""What decides, apart from the optimizer and its gradients, how a step runs."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 
 
 class Facts(NamedTuple):
-    """What a step must know of its gradients, whichever optimizer applies them; gathered once for each step.
+    """What decides how a step runs, whichever optimizer takes it; gathered once for each step.
 
     Attributes:
         distribution: How the replicas act together.
@@ -19,7 +19,7 @@ class Facts(NamedTuple):
         detector: Decides which gradients overflowed.
         needs_max_abs: True if the manager needs the largest magnitude of the gradients.
         lowest_loss_scale: The lowest scale that the manager chooses.
-        are_watched: True if a monitor looks at the gradients.
+        records_ranges: True if a monitor looks at the ranges of the gradients.
     """
 
     distribution: Distribution
@@ -27,17 +27,17 @@ class Facts(NamedTuple):
     detector: OverflowDetector
     needs_max_abs: bool
     lowest_loss_scale: float
-    are_watched: bool
+    records_ranges: bool
 
     @property
-    def checks_scaled(self) -> bool:
+    def may_check_scaled(self) -> bool:
         """True if gradients may be checked before they are unscaled; see `Scaling.CHECK_SCALED`."""
         return self.detector.ignores_scale and self.lowest_loss_scale >= 1
 
     @property
-    def seeks_only_finite(self) -> bool:
+    def needs_only_finiteness(self) -> bool:
         """True if nothing has to be known of the gradients of a replica but whether they are finite."""
-        return type(self.detector) is NonFiniteDetector and not (self.needs_max_abs or self.are_watched)
+        return type(self.detector) is NonFiniteDetector and not (self.needs_max_abs or self.records_ranges)
 
     def check(
         self,

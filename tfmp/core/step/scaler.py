@@ -32,16 +32,16 @@ class LossScaler:
     """Scales losses, unscales gradients, and applies the gradients of a step if they are finite on all replicas.
 
         method       what it does                                               result
-        scale        loss * loss_scale                                          float32
-        unscale      grads / loss_scale                                         float32
+        scale        loss * loss_scale                                          float32 or float64
+        unscale      grads / loss_scale                                         float32 or float64
         run          check: the update checks what must be finite               LocalCheck
                      agree: one answer for all replicas                         StepResult
                      apply the gradients, or count what overflowed
         advance      the manager adjusts the loss scale; the step is counted
 
-    `step` is `run` and then `advance`. The scaler itself has no state that training changes, apart from the overflow
-    counts: the loss scale and the step counters belong to the manager. A front-end gathers the `facts` once for each
-    step; `choice.py` makes an `Update` of them and of the gradients.
+    `step` is `run`, then `advance` and the adapter's `on_step`. A front-end gathers the `facts` once for each step, and
+    `choice.py` makes an `Update` of them and of the gradients. Of what training changes, the scaler itself keeps only
+    the records of gradients, the overflow counts and ranges: the loss scale and the step counters are the manager's.
 
     Args:
         manager: Decides the loss scale.
@@ -59,8 +59,7 @@ class LossScaler:
         24.0
         >>> w = tf.Variable(1.0)
         >>> adapter = OptimizerAdapter(tf.compat.v1.train.GradientDescentOptimizer(0.5), [w])
-        >>> facts = scaler.facts()
-        >>> scaler.step(update_of_unscaled(adapter, [tf.constant(float("inf"))], facts), facts.distribution)
+        >>> scaler.step(update_of_unscaled(adapter, [tf.constant(float("inf"))], scaler.facts()))
         >>> float(manager.get_loss_scale()), float(w)
         (4.0, 1.0)
     """
@@ -99,7 +98,7 @@ class LossScaler:
             self._detector,
             self._manager.needs_max_abs,
             self._manager.lowest_loss_scale,
-            are_watched=self.gradient_ranges is not None,
+            records_ranges=self.gradient_ranges is not None,
         )
 
     @without_autograph
@@ -133,27 +132,27 @@ class LossScaler:
         return self._agree(known, [], [], distribution)
 
     @without_autograph
-    def step(self, update: Update, distribution: Distribution) -> Done:
+    def step(self, update: Update) -> Done:
         """Run a step, then adjust the loss scale according to its result."""
-        done, result = self.run(update, distribution)
+        done, result = self.run(update)
 
         def advance() -> Done:
             on_step = update.adapter.on_step(result.applied)
             return tf.group(self.advance(result), *([] if on_step is None else [on_step]))
 
-        return tf.group(done, distribution.once(advance))
+        return tf.group(done, update.distribution.once(advance))
 
     @without_autograph
-    def run(self, update: Update, distribution: Distribution) -> tuple[Done, StepResult]:
+    def run(self, update: Update) -> tuple[Done, StepResult]:
         """Apply the gradients if they are finite on every replica, without adjusting the loss scale.
 
         Returns:
             The op that does this (None in eager mode) and the result of the step, which `advance` takes.
         """
         local_check = update.check()
-        result = self._agree(local_check, update.grads, update.adapter.names, distribution)
-        done = self._apply_or_count(update, local_check, result.applied, distribution)
-        return tf.group(done, *self._record_ranges(update, distribution)), result
+        result = self._agree(local_check, update.grads, update.adapter.names, update.distribution)
+        done = self._apply_or_count(update, local_check, result.applied)
+        return tf.group(done, *self._record_ranges(update)), result
 
     def _agree(
         self, local_check: LocalCheck, grads: Gradients, names: Sequence[str], distribution: Distribution
@@ -164,16 +163,14 @@ class LossScaler:
         complete = local_check.complete
         return StepResult(applied, applied if complete is None else tf.logical_and(applied, complete), max_abs)
 
-    def _apply_or_count(
-        self, update: Update, local_check: LocalCheck, applied: tf.Tensor, distribution: Distribution
-    ) -> Done:
+    def _apply_or_count(self, update: Update, local_check: LocalCheck, applied: tf.Tensor) -> Done:
         """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient.
 
         All replicas do the same, since they agree on `applied`. If the gradients are the mean of a window, the counts
         of the micro-batches that overflowed are stored in both cases.
         """
         of_window = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
-        held = update.held
+        held, distribution = update.held(), update.distribution
         stored = self.overflow_counts.of(update.adapter.names)
 
         def record(counts: tf.Tensor) -> Done:
@@ -189,13 +186,13 @@ class LossScaler:
         done = distribution.conditional_update(applied, [*held, *of_window], apply, count)
         return done if local_check.emptied is None else tf.group(done, local_check.emptied)
 
-    def _record_ranges(self, update: Update, distribution: Distribution) -> list[Done]:
+    def _record_ranges(self, update: Update) -> list[Done]:
         """Return the ops that let monitors see the powers of two of the gradients; none if nobody asked for them."""
         names, grads = update.adapter.names, update.grads
         record_gradients(RecordedGradients(self._manager, names, grads, update.loss_scale))
         if self.gradient_ranges is None:
             return []
-        return [self.gradient_ranges.record(names, grads, update.loss_scale, distribution)]
+        return [self.gradient_ranges.record(names, grads, update.loss_scale, update.distribution)]
 
     def _record_overflows(self, stored: OverflowCounts, counts: tf.Tensor, distribution: Distribution) -> Done:
         of_all = distribution.maximum(counts, "overflow_counts")

@@ -22,9 +22,8 @@ class SummedUpdate(Update):
     """
 
     def __init__(self, adapter: OptimizerAdapter, program: ProgramOnSums, grads: Gradients, facts: Facts) -> None:
-        super().__init__(adapter, grads, facts.loss_scale)
+        super().__init__(adapter, grads, facts.distribution, facts.loss_scale)
         self._program = program
-        self._distribution = facts.distribution
         self._sums = program.sum(grads)
         # The rows of sparse gradients are not added up yet.
         is_sparse = any(map(arithmetic.is_sparse, self._sums))
@@ -33,11 +32,10 @@ class SummedUpdate(Update):
 
     def check(self) -> LocalCheck:
         """Check the sums, which are the same on all replicas."""
-        return LocalCheck(self._distribution.once(lambda: self._check_of_sums.all_finite(self._sums)))
+        return LocalCheck(self.distribution.once(lambda: self._check_of_sums.all_finite(self._sums)))
 
-    @property
     def held(self) -> list[Gradient]:
-        """The sums and the gradients."""
+        """Return the sums and the gradients."""
         return [*self._sums, *self.grads]
 
     def apply(self, held: Gradients) -> Done:

@@ -7,16 +7,17 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.distribute import Distribution
 from tfmp.core.overflow.gradient_check import GradientCheck
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.types import Done, Gradient, Gradients
 
 
 class StepResult(NamedTuple):
-    """The result of a step, on which all replicas agree.
+    """What all replicas agree on: the result of a step; after `GradScaler.unscale`, of one that may follow.
 
     Attributes:
-        applied: True if the gradients were applied; bool.
+        applied: True if the gradients are applied; bool.
         finite: True if no gradient overflowed; bool. This is the same tensor as `applied`, unless an accumulator drops
             overflowing micro-batches one by one: a step can then be applied without them.
         max_abs: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
@@ -37,22 +38,29 @@ class Update(abc.ABC):
     Attributes:
         adapter: The optimizer and its variables.
         grads: This replica's gradients, one for each variable.
+        distribution: How the replicas act together.
         loss_scale: The number by which these gradients are still multiplied; None if they are in true magnitude.
     """
 
-    def __init__(self, adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        adapter: OptimizerAdapter,
+        grads: Gradients,
+        distribution: Distribution,
+        loss_scale: tf.Tensor | None = None,
+    ) -> None:
         self.adapter = adapter
         self.grads = grads
+        self.distribution = distribution
         self.loss_scale = loss_scale
 
     @abc.abstractmethod
     def check(self) -> LocalCheck:
         """Check the values that must be finite before `apply`."""
 
-    @property
     @abc.abstractmethod
     def held(self) -> list[Gradient]:
-        """The tensors that `apply` and `counts` use and that may differ between replicas."""
+        """Return the tensors that `apply` and `counts` use and that may differ between replicas."""
 
     @abc.abstractmethod
     def apply(self, held: Gradients) -> Done:
@@ -69,7 +77,8 @@ class CheckedUpdate(Update):
     Args:
         adapter: The optimizer and its variables.
         grads: This replica's gradients.
-        check: How they are checked.
+        distribution: How the replicas act together.
+        check: How the gradients are checked.
         known: The result of an earlier check of gradients on this replica; None if there was none.
         loss_scale: The number by which the gradients are still multiplied; None if they are in true magnitude.
         measures: Tensors that `apply` uses beside the gradients.
@@ -79,13 +88,14 @@ class CheckedUpdate(Update):
         self,
         adapter: OptimizerAdapter,
         grads: Gradients,
+        distribution: Distribution,
         check: GradientCheck,
         known: LocalCheck | None = None,
         *,
         loss_scale: tf.Tensor | None = None,
         measures: Sequence[tf.Tensor] = (),
     ) -> None:
-        super().__init__(adapter, grads, loss_scale)
+        super().__init__(adapter, grads, distribution, loss_scale)
         self._check = check
         self._known = known
         self._checked = check.checked_form(grads)
@@ -95,9 +105,8 @@ class CheckedUpdate(Update):
         """Check the gradients; those that were checked before and did not change are not read again."""
         return self._check.of(self._checked, self._known)
 
-    @property
     def held(self) -> list[Gradient]:
-        """The gradients, the measures, and what the check tells of the gradients for the counts."""
+        """Return the gradients, the measures, and what the check tells of the gradients for the counts."""
         return [*self.grads, *self._measures, *self._check.squares(self._checked)]
 
     def counts(self, held: Gradients) -> tf.Tensor:
@@ -110,7 +119,7 @@ class CheckedUpdate(Update):
         return held[:measures], held[measures:squares], held[squares:]
 
 
-class UnscaledUpdate(CheckedUpdate):
+class OptimizerUpdate(CheckedUpdate):
     """Applies gradients in true magnitude by the optimizer itself: the way that every optimizer knows."""
 
     def apply(self, held: Gradients) -> Done:

@@ -35,7 +35,7 @@ def accumulate(
 
     def end_window(_: Gradients) -> Done:
         mean, known = drain(accumulator, distribution)
-        return scaler.step(update_of_unscaled(adapter, mean, facts, known), distribution)
+        return scaler.step(update_of_unscaled(adapter, mean, facts, known))
 
     return distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
 

@@ -39,7 +39,8 @@ class UpdateCompiler:
     A method that a user puts in the place of one of Keras', on the optimizer or on its class, is a user's code.
     The update is never compiled
 
-    * where `can_be_compiled` returns False;
+    * within a step that XLA compiles already;
+    * on the replicas of a strategy, unless each of them can run a program of its own;
     * while `tf.debugging.enable_check_numerics` or `tf.debugging.experimental.enable_dump_debug_info` is on, because
       XLA does not have the ops that they add. A warning says so once.
 

@@ -45,8 +45,8 @@ class KerasProgram:
         variables: Sequence[_Variable],
         *,
         options: Mapping[str, Any],
-        method: str = "apply_gradients",
-        leaves_out_none: bool = False,
+        method: str,
+        leaves_out_none: bool,
     ) -> None:
         self.compiler = compiler
         self.variables = variables

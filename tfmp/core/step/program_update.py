@@ -1,10 +1,11 @@
-"""A step whose gradients stay scaled until a program of the optimizer unscales, clips and applies them."""
+"""A step whose gradients a program of the optimizer unscales, clips and applies."""
 
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, Program
+from tfmp.core.distribute import Distribution
 from tfmp.core.gradients.origins import Change
 from tfmp.core.overflow.gradient_check import GradientCheck
 from tfmp.core.overflow.local_check import LocalCheck
@@ -12,18 +13,20 @@ from tfmp.core.step.update import CheckedUpdate
 from tfmp.types import Done, Gradients
 
 
-class ScaledUpdate(CheckedUpdate):
+class ProgramUpdate(CheckedUpdate):
     """Unscales, clips and applies gradients by one program.
 
     Args:
         adapter: The optimizer and its variables.
         program: Unscales the gradients and applies them.
         grads: This replica's gradients.
-        check: How they are checked.
+        distribution: How the replicas act together.
+        check: How the gradients are checked.
         known: The result of an earlier check of gradients on this replica; None if there was none.
         loss_scale: The number by which the program divides the gradients; None if they are in true magnitude already.
         changes: For each gradient a function of its unscaled values, by which the program clips them; empty if there is
-            none. The check needs to know nothing of them: they keep finite values finite, and others not finite.
+            none. The check needs to know nothing of them, because `known` says whether they keep finite values finite,
+            and others not finite.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class ScaledUpdate(CheckedUpdate):
         adapter: OptimizerAdapter,
         program: Program,
         grads: Gradients,
+        distribution: Distribution,
         check: GradientCheck,
         known: LocalCheck | None = None,
         *,
@@ -41,7 +45,7 @@ class ScaledUpdate(CheckedUpdate):
         divisor = tf.ones([]) if loss_scale is None else loss_scale
         # What is measured of scaled gradients says nothing about those that are changed later.
         measures = [] if changes else program.measure(grads, divisor)
-        super().__init__(adapter, grads, check, known, loss_scale=loss_scale, measures=measures)
+        super().__init__(adapter, grads, distribution, check, known, loss_scale=loss_scale, measures=measures)
         self._program = program
         self._divisor = divisor
         self._changes = changes

@@ -5,17 +5,16 @@ import tensorflow as tf
 from recording_adapters import SCALERS, RecordingAdapter, scaler_of
 
 import tfmp
-from tfmp.core.distribute import SingleProcess
 from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
-from tfmp.core.step.scaled_update import ScaledUpdate
+from tfmp.core.step.program_update import ProgramUpdate
 
 
 def test_program_is_given_the_gradients_the_scale_and_what_it_measured() -> None:
     scaler, adapter = SCALERS["finite"](), RecordingAdapter(is_compiled=True)
-    scaler.step(update_of_scaled(adapter, [tf.constant(16.0), None], scaler.facts()), SingleProcess())
+    scaler.step(update_of_scaled(adapter, [tf.constant(16.0), None], scaler.facts()))
     # Gradients in true magnitude are divided by 1.
-    scaler.step(update_of_unscaled(adapter, [tf.constant(16.0), None], scaler.facts()), SingleProcess())
+    scaler.step(update_of_unscaled(adapter, [tf.constant(16.0), None], scaler.facts()))
     assert adapter.applied == [([16, None], 8, [2], []), ([16, None], 1, [16], [])]
     assert adapter.steps == [True, True]
 
@@ -25,8 +24,10 @@ def test_nothing_is_measured_of_gradients_that_are_changed() -> None:
     scaler, adapter, changes = SCALERS["finite"](), RecordingAdapter(), [lambda values: values, None]
     facts, grads = scaler.facts(), [tf.constant(16.0), None]
     check, program = facts.check(Scaling.CHECK_SCALED, 1), adapter.program(grads)
-    update = ScaledUpdate(adapter, program, grads, check, loss_scale=facts.loss_scale, changes=changes)
-    scaler.step(update, SingleProcess())
+    update = ProgramUpdate(
+        adapter, program, grads, facts.distribution, check, loss_scale=facts.loss_scale, changes=changes
+    )
+    scaler.step(update)
     assert adapter.applied == [([16, None], 8, [], changes)]
 
 
@@ -34,7 +35,7 @@ def test_nothing_is_measured_of_gradients_that_are_changed() -> None:
 def test_gradient_that_overflows_when_it_is_unscaled_is_skipped(grad: float, applied: bool) -> None:
     scaler = scaler_of(tfmp.ExponentialUpdateLossScaleManager(0.5, 100, min_loss_scale=0.5))
     adapter = RecordingAdapter()
-    scaler.step(update_of_scaled(adapter, [tf.constant(grad), None], scaler.facts()), SingleProcess())
+    scaler.step(update_of_scaled(adapter, [tf.constant(grad), None], scaler.facts()))
     assert adapter.steps == [applied]
     (report,) = scaler.overflow_reports()
     assert report.last.numpy().tolist() == [[int(not applied), 0, 0], [0, 0, 0]]
