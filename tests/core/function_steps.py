@@ -17,8 +17,6 @@ from tfmp.types import Done, Gradients
 class _FunctionProgram:
     """Applies gradients, scaled or not, by a function."""
 
-    is_compiled = False
-
     def __init__(self, apply: Callable[[Gradients], Any]) -> None:
         self._apply = apply
 

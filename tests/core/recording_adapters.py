@@ -32,7 +32,10 @@ class RecordingAdapter(FunctionAdapter):
         self._has_program, self._is_compiled, self._sums = has_program, is_compiled, sums
 
     def program(self, grads: Gradients) -> "_RecordingProgram | None":
-        return _RecordingProgram(self.applied, self._is_compiled) if self._has_program and len(grads) == 2 else None
+        return _RecordingProgram(self.applied) if self._has_program and len(grads) == 2 else None
+
+    def compiled_program(self, grads: Gradients) -> "_RecordingProgram | None":
+        return self.program(grads) if self._is_compiled else None
 
     def program_on_sums(self, grads: Gradients) -> "_RecordingProgramOnSums | None":
         return _RecordingProgramOnSums(self.applied) if self._sums and len(grads) == 2 else None
@@ -46,9 +49,8 @@ class RecordingAdapter(FunctionAdapter):
 
 
 class _RecordingProgram:
-    def __init__(self, applied: list[Any], is_compiled: bool) -> None:
+    def __init__(self, applied: list[Any]) -> None:
         self._applied = applied
-        self.is_compiled = is_compiled
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         return [tf.cast(grads[0], tf.float32) / loss_scale]

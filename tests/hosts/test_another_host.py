@@ -36,8 +36,6 @@ class _Adapter(OptimizerAdapter):
 
 
 class _Program:
-    is_compiled = False
-
     def __init__(self, adapter: _Adapter) -> None:
         self._adapter = adapter
 

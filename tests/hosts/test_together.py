@@ -2,12 +2,15 @@
 
 from types import ModuleType
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, optimizer, values, variable
 
 from tfmp.bert import AdamWeightDecayOptimizer
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.hosts.keras.adapters import KerasAdapter
+from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.tf1 import TF1Adapter
 from tfmp.hosts.together import AdaptersTogether
 
@@ -50,3 +53,24 @@ def test_one_op_applies_the_gradients_of_all(session: tf1.Session) -> None:
     session.run([weight.initializer for weight in weights])
     session.run(op)
     assert session.run(weights) == [0.5, 1]
+
+
+@for_every_keras()
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_compiled_optimizers_run_their_own_programs_beside_others(keras: ModuleType, jit_compile: bool) -> None:
+    opt, kernel, weight = optimizer(keras, global_clipnorm=0.5), variable(keras, [1.0, 2.0]), tf.Variable(3.0)
+    of_keras = KerasAdapter(opt, [kernel], compiler=UpdateCompiler(opt, jit_compile))
+    of_keras.prepare([kernel])
+    together = AdaptersTogether([TF1Adapter(tf1.train.GradientDescentOptimizer(1.0), [weight]), of_keras])
+    grads, one = [tf.constant(0.5), tf.constant([3.0, 4.0])], tf.ones([])
+    assert together.program(grads) is None
+    program = together.compiled_program(grads)
+    assert (program is not None) is jit_compile
+    if program is None:
+        together.apply(grads)
+    else:
+        measures = program.measure(grads, one)
+        assert [float(measure[0]) for measure in measures] == [12.5]
+        program.apply(grads, one, measures, ())
+    np.testing.assert_allclose(kernel.numpy(), [1 - 0.15, 2 - 0.2], rtol=1e-6)
+    assert float(weight) == 2.5

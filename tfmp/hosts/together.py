@@ -1,11 +1,13 @@
 """One adapter for several optimizers that step together or not at all."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.adapters.base import OptimizerAdapter
+from tfmp.core.adapters import OptimizerAdapter, Program
+from tfmp.core.gradients.origins import Change
 from tfmp.hosts.keras.program import KerasProgram, ProgramsTogether
 from tfmp.types import Done, Gradients
 
@@ -24,15 +26,58 @@ class AdaptersTogether(OptimizerAdapter):
 
     def apply(self, grads: Gradients) -> Done:
         """Let each optimizer apply its own part of the gradients."""
-        return tf.group(*(adapter.apply(part) for adapter, part in self._with_own(grads)))
+        return tf.group(*(adapter.apply(part) for adapter, part in _parts(self._adapters, grads)))
 
-    def program(self, grads: Gradients) -> ProgramsTogether | None:
+    def program(self, grads: Gradients) -> Program | None:
         """Return a program that runs those of all optimizers; None unless all of them are of Keras and have one."""
-        programs = [adapter.program(part) for adapter, part in self._with_own(grads)]
+        programs = [adapter.program(part) for adapter, part in _parts(self._adapters, grads)]
         of_keras = [program for program in programs if isinstance(program, KerasProgram)]
         return ProgramsTogether(of_keras) if len(of_keras) == len(programs) else None
 
-    def _with_own(self, grads: Gradients) -> list[tuple[OptimizerAdapter, Gradients]]:
-        """Return each adapter with its part of the gradients."""
-        rest = iter(grads)
-        return [(adapter, list(itertools.islice(rest, len(adapter.variables)))) for adapter in self._adapters]
+    def compiled_program(self, grads: Gradients) -> Program | None:
+        """Return what runs the compiled program of each optimizer that has one, and calls the others."""
+        programs = [adapter.compiled_program(part) for adapter, part in _parts(self._adapters, grads)]
+        return None if all(program is None for program in programs) else _EachAlone(self._adapters, programs)
+
+
+class _EachAlone:
+    """Applies gradients in true magnitude, of each optimizer by itself.
+
+    Args:
+        adapters: The adapter of each optimizer.
+        programs: Its program; None if it has none.
+    """
+
+    def __init__(self, adapters: Sequence[OptimizerAdapter], programs: Sequence[Program | None]) -> None:
+        self._adapters = adapters
+        self._programs = programs
+        self._num_measures: list[int] = []
+
+    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        """Return what the programs need, one after the other."""
+        parts = zip(self._programs, _parts(self._adapters, grads), strict=True)
+        each = [[] if program is None else program.measure(part, loss_scale) for program, (_, part) in parts]
+        self._num_measures = list(map(len, each))
+        return list(itertools.chain.from_iterable(each))
+
+    def apply(
+        self,
+        grads: Gradients,
+        loss_scale: tf.Tensor,
+        measures: Sequence[tf.Tensor],
+        changes: Sequence[Change | None],
+    ) -> Done:
+        """Run the programs, and call the optimizers that have none."""
+        del changes
+        rest, applied = iter(measures), []
+        rows = zip(self._programs, self._num_measures, _parts(self._adapters, grads), strict=True)
+        for program, num_measures, (adapter, part) in rows:
+            measured = list(itertools.islice(rest, num_measures))
+            applied.append(adapter.apply(part) if program is None else program.apply(part, loss_scale, measured, ()))
+        return tf.group(*applied)
+
+
+def _parts(adapters: Sequence[OptimizerAdapter], grads: Iterable[Any]) -> list[tuple[OptimizerAdapter, Gradients]]:
+    """Return each adapter with its part of the gradients."""
+    rest = iter(grads)
+    return [(adapter, list(itertools.islice(rest, len(adapter.variables)))) for adapter in adapters]

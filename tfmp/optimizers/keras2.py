@@ -312,6 +312,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             self.build(variables)
 
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        are_scaled = self._are_scaled(grads, scaled_by_default=False)
         facts = self._scaler.facts()
 
         def average(grads: Gradients) -> Gradients:
@@ -326,7 +327,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             average=average if not is_reduced and self._averages() else None,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
-        are_scaled = self._are_scaled(grads, scaled_by_default=False)
         self._step(adapter, grads, facts, are_scaled=are_scaled)
         return self.iterations
 

@@ -260,13 +260,15 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grads = [grad for grad, _ in pairs]
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
+        # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.
+        name_scope = _scope_of_conditional()
         facts = self._scaler.facts()
         adapter = TF1Adapter(
             self._opt,
             variables,
             {"name": name},
             counter=None if global_step is None else StepCounter(global_step, facts.distribution),
-            name_scope=_scope_of_conditional(),
+            name_scope=name_scope,
             average=self._average_when_applying(variables, facts),
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])

@@ -81,6 +81,7 @@ def test_optimizer_of_a_user_is_applied_without_none_and_with_its_arguments() ->
 def test_adapter_of_a_user_leaves_unscaling_and_sums_to_the_core() -> None:
     adapter, grads = OptimizerAdapter(_Descent(), [tf.Variable(1.0)]), [tf.constant(1.0)]
     assert adapter.program(grads) is None
+    assert adapter.compiled_program(grads) is None
     assert adapter.program_on_sums(grads) is None
     assert not adapter.sums_first
     assert adapter.reduce(grads) is grads

@@ -157,7 +157,33 @@ def test_gradients_in_true_magnitude_are_applied_as_they_are(keras: ModuleType, 
     adapter = Keras3Adapter(opt, [kernel], compiler=UpdateCompiler(opt, jit_compile))
     grads = [tf.constant([1.0, 2.0])]
     adapter.prepare([kernel])
-    assert adapter.program(grads).is_compiled is jit_compile
+    assert (adapter.compiled_program(grads) is not None) is jit_compile
     adapter.apply(grads)
     assert values([kernel]) == [[0.5, 1]]
     assert int(opt.iterations) == 1
+
+
+@for_every_keras()
+def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(keras: ModuleType) -> None:
+    opt, large = optimizer(keras), variable(keras, np.zeros([1024, 1024]))
+    # So many small ones that compiling the update of all would take longer than it saves.
+    variables = [large, *(variable(keras, 1.0, f"small_{index}") for index in range(64))]
+    adapter = KerasAdapter(opt, variables, compiler=UpdateCompiler(opt, "auto"), leaves_out_none=True)
+    opt.build(variables)
+    grads, small = tf.zeros([1024, 1024]), [tf.constant(1.0)] * 64
+    for given, is_compiled in [([grads, *[None] * 64], True), ([grads, *small], False), ([None, *small], False)]:
+        assert adapter.program(given).is_compiled is is_compiled
+
+
+@for_every_keras()
+def test_optimizer_itself_clips_what_nobody_measured(keras: ModuleType) -> None:
+    # The sum of the squares is infinite in float32, and Keras' factor is then 0 or NaN.
+    opts, grads = [optimizer(keras, global_clipnorm=1.0) for _ in range(2)], [tf.fill([2], 1e20)]
+    (plain,), (kernel,) = [variable(keras, [0.0, 0.0])], [variable(keras, [0.0, 0.0])]
+    opts[0].build([plain])
+    opts[1].build([kernel])
+    opts[0].apply_gradients(zip(grads, [plain], strict=True))
+    adapter = _adapter(opts[1], [kernel], jit_compile=True)
+    assert adapter.compiled_program(grads) is not None
+    adapter.apply(grads)
+    np.testing.assert_array_equal(kernel.numpy(), plain.numpy())

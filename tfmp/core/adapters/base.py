@@ -109,6 +109,17 @@ class OptimizerAdapter:
         del grads
         return None
 
+    def compiled_program(self, grads: Gradients) -> Program | None:
+        """Return the program that applies these gradients in true magnitude; None if `apply` is as fast.
+
+        It is worth it for a program that XLA compiles: there it costs nothing to divide by 1, and less to clip.
+
+        Args:
+            grads: The gradients of one replica, unscaled.
+        """
+        del grads
+        return None
+
     def program_on_sums(self, grads: Gradients) -> ProgramOnSums | None:
         """Return the program that sums these gradients over the replicas, to apply the sums; None if there is none.
 

@@ -12,10 +12,6 @@ from tfmp.types import Done, Gradients
 class Program(Protocol):
     """Unscales the gradients of one replica, clips and applies them."""
 
-    @property
-    def is_compiled(self) -> bool:
-        """True if XLA compiles the program, so that dividing and clipping cost hardly anything in it."""
-
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Compute numbers that `apply` needs, such as a norm, if that is cheaper next to the check of the gradients.
 

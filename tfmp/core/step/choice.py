@@ -1,16 +1,18 @@
-"""Chooses how a step runs: the first of these updates whose conditions hold.
+"""Chooses how a step runs: by the first of these updates whose conditions hold.
 
-gradients of a scaled loss
-SummedUpdate     the replicas can sum first, finite scaled values stay finite when they are unscaled, nothing but
-finiteness must be known, and the optimizer has a program on sums
-ProgramUpdate    the optimizer has a program for them
-otherwise        they are unscaled here; then as the last two of gradients in true magnitude
+Gradients of a scaled loss:
 
-gradients in true magnitude
-ProgramUpdate    a graph knows from which scaled gradients they were computed, nothing but the optimizer needs
-those in between, and its program can compute them again
-ProgramUpdate    the optimizer has a program for them that is compiled
-OptimizerUpdate  otherwise
+* `SummedUpdate`, if the replicas can sum first, if the check may read scaled values and has to find out nothing but
+  whether they are finite, and if the optimizer has a program on sums.
+* `ProgramUpdate`, if the optimizer has a program for them.
+* Otherwise they are unscaled, and one of the last two updates of gradients in true magnitude is chosen.
+
+Gradients in true magnitude:
+
+* `ProgramUpdate` with the scaled gradients from which these were computed, if a graph knows them, if nothing but the
+  optimizer needs what was computed in between, and if the optimizer has a program, which computes it again.
+* `ProgramUpdate`, if the optimizer has a compiled program for them.
+* `OptimizerUpdate`.
 """
 
 from collections.abc import Sequence
@@ -77,8 +79,8 @@ def _update_of_true(
 ) -> OptimizerUpdate | ProgramUpdate:
     grads = adapter.reduce(adapter.typed(grads))
     check = _check_of(adapter, facts, Scaling.UNSCALED, known)
-    program = adapter.program(grads)
-    if program is not None and program.is_compiled:
+    program = adapter.compiled_program(grads)
+    if program is not None:
         return ProgramUpdate(adapter, program, grads, facts.distribution, check, known)
     return OptimizerUpdate(adapter, grads, facts.distribution, check, known)
 

@@ -60,7 +60,7 @@ class Update(abc.ABC):
 
     @abc.abstractmethod
     def held(self) -> list[Gradient]:
-        """Return the tensors that `apply` and `counts` use and that may differ between replicas."""
+        """Return, after `check`, the tensors that `apply` and `counts` use and that may differ between replicas."""
 
     @abc.abstractmethod
     def apply(self, held: Gradients) -> Done:
@@ -98,16 +98,18 @@ class CheckedUpdate(Update):
         super().__init__(adapter, grads, distribution, loss_scale)
         self._check = check
         self._known = known
-        self._checked = check.checked_form(grads)
         self._measures = measures
+        self._squares: Sequence[tf.Tensor] = ()
 
     def check(self) -> LocalCheck:
         """Check the gradients; those that were checked before and did not change are not read again."""
-        return self._check.of(self._checked, self._known)
+        checked = self._check.checked_form(self.grads)
+        self._squares = self._check.squares(checked)
+        return self._check.of(checked, self._known)
 
     def held(self) -> list[Gradient]:
         """Return the gradients, the measures, and what the check tells of the gradients for the counts."""
-        return [*self.grads, *self._measures, *self._check.squares(self._checked)]
+        return [*self.grads, *self._measures, *self._squares]
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed."""

@@ -52,13 +52,13 @@ class KerasAdapter(OptimizerAdapter):
         """
         if self._compiler is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
             return None
-        return KerasProgram(
-            self._compiler,
-            self.variables,
-            options=self._kwargs,
-            method=self._method,
-            leaves_out_none=self._leaves_out_none,
-        )
+        taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
+        return KerasProgram(self._compiler, self.variables, taken, options=self._kwargs, method=self._method)
+
+    def compiled_program(self, grads: Gradients) -> KerasProgram | None:
+        """Return the program that applies these gradients in true magnitude, if XLA compiles it."""
+        program = self.program(grads)
+        return program if program is not None and program.is_compiled else None
 
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return True if it makes no difference whether these gradients are unscaled before or after the check.
@@ -73,11 +73,11 @@ class KerasAdapter(OptimizerAdapter):
 
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica: by a compiled program, or by the optimizer itself."""
-        program = self.program(grads)
-        if program is None or not program.is_compiled:
+        program = self.compiled_program(grads)
+        if program is None:
             return self._apply_by_itself(grads)
-        one = tf.ones([])
-        return program.apply(grads, one, program.measure(grads, one), ())
+        # Without a measure the optimizer itself clips.
+        return program.apply(grads, tf.ones([]), (), ())
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
         return super().apply(grads)

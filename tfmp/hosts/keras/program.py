@@ -33,26 +33,27 @@ class KerasProgram:
 
     Args:
         compiler: Says whether XLA compiles the program.
-        variables: The variables.
+        variables: The variables, in the order of the gradients.
+        taken: The indices of the gradients that are passed to the optimizer.
         options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
         method: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
-        leaves_out_none: True if variables without a gradient are not passed to the optimizer.
     """
 
     def __init__(
         self,
         compiler: UpdateCompiler,
         variables: Sequence[_Variable],
+        taken: Sequence[int],
         *,
         options: Mapping[str, Any],
         method: str,
-        leaves_out_none: bool,
     ) -> None:
         self.compiler = compiler
-        self.variables = variables
+        self.num_grads = len(variables)
+        self.taken = taken
+        self.variables = [variables[index] for index in taken]
         self.options = options
         self.method = method
-        self.leaves_out_none = leaves_out_none
 
     @functools.cached_property
     def is_compiled(self) -> bool:
@@ -107,11 +108,6 @@ class ProgramsTogether:
     def __init__(self, programs: Sequence[KerasProgram]) -> None:
         self._programs = programs
 
-    @property
-    def is_compiled(self) -> bool:
-        """True if XLA compiles all of them."""
-        return all(program.is_compiled for program in self._programs)
-
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Return what the programs that clip need, one measure for each."""
         measured = (program.measure(own, loss_scale) for program, own in self._with_own(grads))
@@ -140,14 +136,13 @@ class ProgramsTogether:
     def _with_own(self, values: Iterable[Any]) -> list[tuple[KerasProgram, list[Any]]]:
         """Return each program with its part of the values, of which there is one for each variable."""
         rest = iter(values)
-        return [(program, list(itertools.islice(rest, len(program.variables)))) for program in self._programs]
+        return [(program, list(itertools.islice(rest, program.num_grads))) for program in self._programs]
 
 
 class _Share(NamedTuple):
     """The share of one optimizer in a program, which takes gradients and norms as arguments."""
 
     program: KerasProgram
-    variables: Sequence[_Variable]
     changes: Sequence[Change | None]
     num_norms: int
 
@@ -164,9 +159,10 @@ class _Share(NamedTuple):
             self._apply(view, _clipped(true_grads, optimizer, norm))
 
     def _apply(self, optimizer: _Optimizer, grads: Gradients) -> None:
-        pairs = list(zip(grads, self.variables, strict=True))
+        variables = self.program.variables
+        pairs = list(zip(grads, variables, strict=True))
         if self.program.method == "apply":
-            _in_one_replica(lambda: optimizer.apply(list(grads), self.variables))
+            _in_one_replica(lambda: optimizer.apply(list(grads), variables))
         elif hasattr(optimizer, "apply"):
             _in_one_replica(lambda: optimizer.apply_gradients(pairs))
         else:
@@ -175,7 +171,7 @@ class _Share(NamedTuple):
     def settings(self) -> object:
         """Return all that the program depends on, apart from the values of variables."""
         of_variables = [
-            [variable, *(getattr(variable, name, None) for name in _SETTINGS)] for variable in self.variables
+            [variable, *(getattr(variable, name, None) for name in _SETTINGS)] for variable in self.program.variables
         ]
         compiler = self.program.compiler
         return [
@@ -208,11 +204,8 @@ class _Part(NamedTuple):
 def _part(
     program: KerasProgram, grads: Gradients, measures: Sequence[tf.Tensor], changes: Sequence[Change | None]
 ) -> _Part:
-    rows = list(zip(grads, program.variables, changes, strict=True))
-    if program.leaves_out_none:
-        rows = [row for row in rows if row[0] is not None]
-    grads, variables, changes = zip(*rows, strict=True)
-    return _Part(_Share(program, variables, changes, len(measures)), grads, measures)
+    own_changes = [changes[index] for index in program.taken]
+    return _Part(_Share(program, own_changes, len(measures)), [grads[index] for index in program.taken], measures)
 
 
 def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> None:
@@ -223,7 +216,7 @@ def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> 
         loss_scale, *norms = tensors
         own_grads, own_norms = iter(grads), iter(norms)
         for share in shares:
-            taken = list(itertools.islice(own_grads, len(share.variables)))
+            taken = list(itertools.islice(own_grads, len(share.program.variables)))
             share.run(taken, loss_scale, list(itertools.islice(own_norms, share.num_norms)))
 
     grads = [grad for part in parts for grad in part.grads]
