@@ -112,3 +112,22 @@ def test_training_learns_through_changes_of_the_scale() -> None:
     assert float(growing.get_loss_scale()) > 2.0**10
     assert in_float8 > in_float32 - 0.03
     assert accuracy("mixed_bfloat16", 1.0) > in_float32 - 0.03
+
+
+def test_next_values_of_scales_that_were_divided_by_the_loss_scale_are_refused() -> None:
+    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), 8.0))
+    opt, variables = training.opt, training.layer.trainable_variables
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            outputs = training.layer(training.inputs, training=True)
+            loss = opt.get_scaled_loss(tf.reduce_mean(tf.cast(outputs, tf.float32)))
+        grads = tape.gradient(loss, [variable.value for variable in variables])
+        opt.apply(opt.get_unscaled_gradients(grads), variables)
+
+    before = training.layer.get_weights()
+    with pytest.raises(ValueError, match=r"the gradients of dense.*/inputs_scale, .* are the next values"):
+        step()
+    for weight, other in zip(training.layer.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, other)

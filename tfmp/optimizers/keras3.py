@@ -27,7 +27,7 @@ from tfmp.optimizers.keras import (
     validate_inner_optimizer,
     warn_of_methods_never_called,
 )
-from tfmp.optimizers.keras3_float8 import follow, scales_of_gradients
+from tfmp.optimizers.keras3_float8 import follow, refuse_divided_next_values, scales_of_gradients
 from tfmp.optimizers.keras_accumulation import variables_of_each_replica
 from tfmp.optimizers.keras_files import StateInFiles
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
@@ -280,8 +280,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         Raises:
             TypeError: `grads` is not a list of gradients, or one is complex; or `trainable_variables` is not a list of
                 variables.
-            ValueError: Every gradient is None; the numbers of gradients and variables differ; or the optimizer is not
-                built and `trainable_variables` is missing.
+            ValueError: Every gradient is None; the numbers of gradients and variables differ; the optimizer is not
+                built and `trainable_variables` is missing; or `get_unscaled_gradients` was called for a model in
+                float8.
             RuntimeError: A strategy is active, and the call is not made on its replicas.
             NotImplementedError: The active strategy is not supported; or is_distributed=True and Horovod runs several
                 processes.
@@ -303,6 +304,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             )
         lists.refuse_other_number(grads, variables)
         lists.refuse_complex(grads, names_of(variables))
+        if self._last_call == "get_unscaled_gradients":
+            refuse_divided_next_values(variables)
         are_scaled = self._are_scaled(grads, scaled_by_default=True)
         compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)

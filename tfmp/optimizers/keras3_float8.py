@@ -5,11 +5,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.adapters import is_overwritten
+from tfmp.core.adapters import is_overwritten, names_of
 
 #: The weights of Keras' float8 layers that tell how large the gradients of their outputs are. Keras has no other way to
 #: tell them from those for inputs and kernels, which the loss scale does not change.
 _OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
+
+
+def refuse_divided_next_values(variables: Iterable[Any]) -> None:
+    """Raise `ValueError` if a variable is a scale of float8; for gradients that the user has unscaled."""
+    names = names_of(filter(is_overwritten, variables))
+    if names:
+        raise ValueError(
+            f"the gradients of {', '.join(names)} are the next values of these scales of float8, and "
+            "get_unscaled_gradients divided them by the loss scale: call scale_loss, and pass its gradients on as they "
+            "are. The inner optimizer can clip them."
+        )
 
 
 def scales_of_gradients(variables: Iterable[Any]) -> list[Any]:
