@@ -114,3 +114,10 @@ def test_optimizer_shows_its_steps_while_a_function_is_traced_too() -> None:
     tf.function(lambda: shown.append(repr(opt)))()
     assert shown == [repr(opt)]
     assert repr(opt).endswith(">): applied_steps=1, skipped_steps=1>")
+
+
+def test_ranges_of_gradients_are_recorded_in_one_object() -> None:
+    scaler = tfmp.GradScaler()
+    ranges = scaler.record_gradient_ranges()
+    assert ranges is not None
+    assert scaler.record_gradient_ranges() is ranges
