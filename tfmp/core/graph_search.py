@@ -1,24 +1,41 @@
 """Finds the ops of a graph that an op depends on."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
-#: The largest number of ops that a search visits.
+#: The largest number of ops that a search should visit.
 _MOST_OPS = 50_000
 
 
+def ancestors(ops: Iterable[tf.Operation], *, along_control: bool = False) -> Iterator[tf.Operation]:
+    """Yield ops of a graph and all ops of that graph that they depend on, those nearest to the given ones first.
+
+    Args:
+        ops: The ops to begin with.
+        along_control: True to follow control inputs too, not only tensors.
+    """
+    queue = deque(dict.fromkeys(ops))
+    seen = set(queue)
+    while queue:
+        op = queue.popleft()
+        yield op
+        inputs = [*(tensor.op for tensor in op.inputs), *(op.control_inputs if along_control else ())]
+        new = dict.fromkeys(each for each in inputs if each not in seen)
+        seen.update(new)
+        queue.extend(new)
+
+
 def with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) -> list[tf.Operation] | None:
-    """Return ops of a graph and all ops of that graph that they depend on.
+    """Return what `ancestors` yields, as a list.
 
     Args:
         ops: The ops to begin with.
         excluded: The names of ops that must not be among them.
 
     Returns:
-        The ops, those nearest to the given ones first; None if there are more than 50,000, or if one of the `excluded`
-        ones is among them.
+        The ops; None if there are more than 50,000, or if one of the `excluded` ones is among them.
 
     Examples:
         >>> with tf.Graph().as_default():
@@ -26,17 +43,12 @@ def with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) 
         ...     [op.type for op in with_ancestors([tf.square(x + 1.0).op])]
         ['Square', 'AddV2', 'Const', 'Const']
     """
-    queue, seen = deque(ops), set(ops)
-    ancestors = []
-    while queue:
-        op = queue.popleft()
-        if op.name in excluded or len(seen) > _MOST_OPS:
+    found: list[tf.Operation] = []
+    for op in ancestors(ops):
+        if op.name in excluded or len(found) == _MOST_OPS:
             return None
-        ancestors.append(op)
-        inputs = [tensor.op for tensor in op.inputs if tensor.op not in seen]
-        seen.update(inputs)
-        queue.extend(dict.fromkeys(inputs))
-    return ancestors
+        found.append(op)
+    return found
 
 
 def calls_functions(op: tf.Operation) -> bool:

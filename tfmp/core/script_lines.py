@@ -1,16 +1,18 @@
 """Finds the line of the user's script from which a function was called or an op was made, for messages."""
 
 import inspect
+import itertools
 import os
 import sys
 import sysconfig
-from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from types import FrameType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from tfmp.core.graph_search import ancestors
 
 #: Packages that stand between a script, or another library, and this module.
 _HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
@@ -140,17 +142,11 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     Returns:
         The op; None if the search finds neither, for example with gradients of a `tf.GradientTape`.
     """
-    # Breadth first, so that the op closest to the gradients is found.
-    queue = deque(ops_of(grads))
-    seen = set(queue)
-    while queue and len(seen) < _MOST_OPS:
-        op = queue.popleft()
+    # The first is the one closest to the gradients.
+    for op in itertools.islice(ancestors(ops_of(grads)), _MOST_OPS):
         is_found = made_by_tfmp(op) or made_within(op, "gradients_impl.py")
         if is_found and not made_by_clipping(op):
             return op
-        inputs = [tensor.op for tensor in op.inputs if tensor.op not in seen]
-        seen.update(inputs)
-        queue.extend(inputs)
     return None
 
 

@@ -1,12 +1,12 @@
 """Chooses the loss tensors that a hook fetches in the `session.run` call that takes a training step."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.graph_search import ancestors
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.step.graph_records import losses_of_graph
 
@@ -62,15 +62,7 @@ class LossFetches:
 
     def _depends_on_train_op(self, ops: frozenset[tf.Operation]) -> bool:
         train_ops = set(self._graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP))
-        queue, seen = deque(ops), set(ops)
-        while queue:
-            op = queue.popleft()
-            if op in train_ops:
-                return True
-            inputs = {*op.control_inputs, *(tensor.op for tensor in op.inputs)} - seen
-            seen |= inputs
-            queue.extend(inputs)
-        return False
+        return any(op in train_ops for op in ancestors(ops, along_control=True))
 
     def _is_watched(self, owner: object) -> bool:
         return any(owner is manager for manager in self._managers)

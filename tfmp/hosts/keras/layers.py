@@ -37,6 +37,20 @@ def layers_directly_in(layer: _Layer) -> list[_Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def paths_within(keras: ModuleType, model: _Layer) -> dict[int, list[str]]:
+    """Return, by the ids of the layers in a model, the names of the layers around each, and its own."""
+    paths: dict[int, list[str]] = {}
+
+    def walk(layer: _Layer, outer: list[str]) -> None:
+        for inner in layers_directly_in(layer):
+            if id(inner) not in paths and inner is not model and not isinstance(inner, keras.layers.InputLayer):
+                paths[id(inner)] = [*outer, inner.name]
+                walk(inner, paths[id(inner)])
+
+    walk(model, [])
+    return paths
+
+
 def called_layers_of(keras: ModuleType, model: _Layer) -> list[_Layer]:
     """Return a model and the layers in it that its calls may reach, each once.
 

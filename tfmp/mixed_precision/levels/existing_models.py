@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -19,6 +19,7 @@ from tfmp.hosts.keras.layers import (
     layers_directly_in,
     layers_of,
     own_weights,
+    paths_within,
     variable_dtype,
 )
 from tfmp.hosts.keras.which import is_keras2, keras_of
@@ -119,7 +120,7 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
         raise TypeError(f"model must be a model or a layer of Keras, got {model!r} of type {type(model).__name__}.")
     found = level_of(level)
     listed = lists.names("keep_float32", keep_float32, "names or regular expressions")
-    inner_paths = dict(_paths(keras, model))
+    inner_paths = {key: "/".join(path) for key, path in paths_within(keras, model).items()}
     paths = {id(model): model.name, **inner_paths}
     _refuse_without_layers(keras, model)
     by_id = {id(layer): layer for layer in layers_of(model)}
@@ -216,20 +217,6 @@ def _makes_its_layers(keras: ModuleType, layer: _Layer) -> bool:
     given = tuple(getattr(keras.layers, name) for name in _GIVEN_LAYERS if hasattr(keras.layers, name))
     # Subclasses of RNN, such as LSTM, make their cells.
     return of_keras not in (keras.layers.Layer, keras.layers.RNN) and not isinstance(layer, (keras.Model, *given))
-
-
-def _paths(keras: ModuleType, model: _Layer) -> Iterator[tuple[int, str]]:
-    """Yield the ids of all layers in a model, with their paths, each once."""
-    seen = {id(model)}
-
-    def walk(layer: _Layer, outer: str) -> Iterator[tuple[int, str]]:
-        for inner in layers_directly_in(layer):
-            if id(inner) not in seen and not isinstance(inner, keras.layers.InputLayer):
-                seen.add(id(inner))
-                yield id(inner), f"{outer}{inner.name}"
-                yield from walk(inner, f"{outer}{inner.name}/")
-
-    yield from walk(model, "")
 
 
 def _kept(patterns: Sequence[Any], inner_paths: dict[int, str], layers: dict[int, _Layer]) -> set[int]:

@@ -19,6 +19,7 @@ from tfmp.hosts.keras.layers import (
     is_quantized,
     layers_directly_in,
     layers_of,
+    paths_within,
 )
 from tfmp.ranges.check import keras_internals
 from tfmp.ranges.check.names import by_name, told_apart
@@ -52,7 +53,7 @@ class KerasModel:
         self._is_named = isinstance(loss_fn, str)
         self._layers = _layers(keras, model)
         _validate(keras, model, self._loss_fn)
-        self._paths = _paths(keras, model)
+        self._paths = {**paths_within(keras, model), id(model): [model.name]}
         self._names = _names(keras, self._layers, self._paths)
         self._layer_of_variable = _layers_by_variable(self._layers)
         computes_in_half = [layer for layer in self._layers if compute_dtype(keras, layer) in HALF]
@@ -257,21 +258,6 @@ def _refuse(layers: Sequence[_Keras]) -> None:
 
 def _layers(keras: ModuleType, model: _Keras) -> list[_Keras]:
     return [each for each in layers_of(model) if not isinstance(each, keras.layers.InputLayer)]
-
-
-def _paths(keras: ModuleType, model: _Keras) -> dict[int, list[str]]:
-    """Return the names of the layers that hold a layer, and its own, by the ids of the layers in a model."""
-    paths: dict[int, list[str]] = {}
-
-    def walk(layer: _Keras, outer: list[str]) -> None:
-        for inner in layers_directly_in(layer):
-            if id(inner) not in paths and not isinstance(inner, keras.layers.InputLayer):
-                paths[id(inner)] = [*outer, inner.name]
-                walk(inner, paths[id(inner)])
-
-    walk(model, [])
-    paths.setdefault(id(model), [model.name])
-    return paths
 
 
 def _names(keras: ModuleType, layers: Sequence[_Keras], paths: Mapping[int, list[str]]) -> dict[int, str]:
