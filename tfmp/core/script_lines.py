@@ -129,8 +129,7 @@ def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
         grads: Gradients of a graph or of eager mode; some may be None.
     """
     values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
-    # Only eager tensors have the method `numpy`.
-    return [value.op for value in values if tf.is_tensor(value) and not hasattr(value, "numpy")]
+    return [value.op for value in values if tf.is_symbolic_tensor(value)]
 
 
 def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:

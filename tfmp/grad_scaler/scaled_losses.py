@@ -55,7 +55,7 @@ class ScaledLosses:
             scaled: The scaled loss, the output of an op that multiplies the loss by the scale in this order.
         """
         self._any = True
-        if hasattr(scaled, "numpy"):
+        if not tf.is_symbolic_tensor(scaled):
             # An eager tensor does not record the ops that it was computed by.
             return
         # Under `tf.debugging.enable_check_numerics`, `scaled.op` is not the multiplication but an op that checks its

@@ -48,7 +48,7 @@ class Bfloat16Notice:
 
 
 def _is_computed_in_bfloat16(loss: Any) -> bool:  # noqa: ANN401 - whatever converts to a tensor
-    if not tf.is_tensor(loss) or hasattr(loss, "numpy"):
+    if not tf.is_symbolic_tensor(loss):
         # An eager tensor does not record the ops that it was computed by.
         return bool(getattr(loss, "dtype", None) == tf.bfloat16)
     ops = with_ancestors([loss.op]) or []
