@@ -224,6 +224,12 @@ def fit_linear(model: Any, targets: Sequence[float], **settings: Any) -> None:
     model.fit(np.ones_like(y), y, **{"batch_size": 1, "shuffle": False, "verbose": 0} | settings)
 
 
+def compiles(function: Callable[..., None], *args: Any) -> bool:
+    """Return whether the graph of a function contains a part that XLA compiles."""
+    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
+    return "_XlaMustCompile" in str(graph)
+
+
 def values(variables: Sequence[Any]) -> list[Any]:
     """Return the variables' values."""
     return [variable.numpy().tolist() for variable in variables]

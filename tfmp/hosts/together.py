@@ -1,14 +1,13 @@
 """One adapter for several optimizers that step together or not at all."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, Program
 from tfmp.core.gradients.origins import Change
-from tfmp.hosts.keras.program import KerasProgram, ProgramsTogether
+from tfmp.hosts.keras.program import KerasProgram, ProgramsTogether, split
 from tfmp.types import Done, Gradients
 
 
@@ -26,17 +25,17 @@ class AdaptersTogether(OptimizerAdapter):
 
     def apply(self, grads: Gradients) -> Done:
         """Let each optimizer apply its own part of the gradients."""
-        return tf.group(*(adapter.apply(part) for adapter, part in _parts(self._adapters, grads)))
+        return tf.group(*(adapter.apply(part) for adapter, part in _with_own(self._adapters, grads)))
 
     def program(self, grads: Gradients) -> Program | None:
         """Return a program that runs those of all optimizers; None unless all of them are of Keras and have one."""
-        programs = [adapter.program(part) for adapter, part in _parts(self._adapters, grads)]
+        programs = [adapter.program(part) for adapter, part in _with_own(self._adapters, grads)]
         of_keras = [program for program in programs if isinstance(program, KerasProgram)]
         return ProgramsTogether(of_keras) if len(of_keras) == len(programs) else None
 
     def compiled_program(self, grads: Gradients) -> Program | None:
         """Return what runs the compiled program of each optimizer that has one, and calls the others."""
-        programs = [adapter.compiled_program(part) for adapter, part in _parts(self._adapters, grads)]
+        programs = [adapter.compiled_program(part) for adapter, part in _with_own(self._adapters, grads)]
         return None if all(program is None for program in programs) else _EachAlone(self._adapters, programs)
 
 
@@ -55,7 +54,7 @@ class _EachAlone:
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Return what the programs need, one after the other."""
-        parts = zip(self._programs, _parts(self._adapters, grads), strict=True)
+        parts = zip(self._programs, _with_own(self._adapters, grads), strict=True)
         each = [[] if program is None else program.measure(part, loss_scale) for program, (_, part) in parts]
         self._num_measures = list(map(len, each))
         return list(itertools.chain.from_iterable(each))
@@ -69,15 +68,17 @@ class _EachAlone:
     ) -> Done:
         """Run the programs, and call the optimizers that have none."""
         del changes
-        rest, applied = iter(measures), []
-        rows = zip(self._programs, self._num_measures, _parts(self._adapters, grads), strict=True)
-        for program, num_measures, (adapter, part) in rows:
-            measured = list(itertools.islice(rest, num_measures))
-            applied.append(adapter.apply(part) if program is None else program.apply(part, loss_scale, measured, ()))
-        return tf.group(*applied)
+        own_measures = split(measures, self._num_measures)
+        rows = zip(self._programs, own_measures, _with_own(self._adapters, grads), strict=True)
+        return tf.group(
+            *(
+                adapter.apply(part) if program is None else program.apply(part, loss_scale, measured, ())
+                for program, measured, (adapter, part) in rows
+            )
+        )
 
 
-def _parts(adapters: Sequence[OptimizerAdapter], grads: Iterable[Any]) -> list[tuple[OptimizerAdapter, Gradients]]:
+def _with_own(adapters: Sequence[OptimizerAdapter], grads: Gradients) -> list[tuple[OptimizerAdapter, Gradients]]:
     """Return each adapter with its part of the gradients."""
-    rest = iter(grads)
-    return [(adapter, list(itertools.islice(rest, len(adapter.variables)))) for adapter in adapters]
+    parts = split(grads, [len(adapter.variables) for adapter in adapters])
+    return list(zip(adapters, parts, strict=True))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfmp.core import lists
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of
+from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
@@ -257,9 +258,14 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         if not self._averages():
             return summed
         grads, variables = zip(*summed, strict=True)
-        names, distribution = names_of(variables), self._scaler.distribution()
-        means = self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
+        means = self._mean_over_workers(grads, variables, self._scaler.distribution())
         return list(zip(means, variables, strict=True))
+
+    def _mean_over_workers(
+        self, grads: Gradients, variables: Sequence[tf.Variable], distribution: Distribution
+    ) -> list[Gradient]:
+        names = names_of(variables)
+        return self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
 
     def _averages(self) -> bool:
         """Return whether gradients must still be averaged over Horovod's workers.
@@ -316,7 +322,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         facts = self._scaler.facts()
 
         def average(grads: Gradients) -> Gradients:
-            return self._scaler.worker_average.mean(grads, names_of(variables), facts.distribution, are_scaled=False)
+            return self._mean_over_workers(grads, variables, facts.distribution)
 
         adapter = Keras2Adapter(
             self.inner_optimizer,

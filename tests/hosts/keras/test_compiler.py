@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from kerases import (
     SCALE,
+    compiles,
     kernel_and_bias,
     optimizer,
     wrap,
@@ -21,12 +22,6 @@ pytestmark = pytest.mark.essential
 
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
-
-
-def _compiles(function: Callable[..., None], *args: Any) -> bool:
-    """Return whether the graph of a function contains a part that XLA compiles."""
-    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
-    return "_XlaMustCompile" in str(graph)
 
 
 def _large(constraint: Any = None) -> list[Any]:
@@ -44,9 +39,9 @@ def _wrapped_step(opt: Any, variables: list[Any]) -> Callable[[], None]:
 
 
 def test_large_update_is_compiled_within_a_function_by_default() -> None:
-    assert _compiles(_wrapped_step(wrap(optimizer(keras, "Adam")), _large()))
+    assert compiles(_wrapped_step(wrap(optimizer(keras, "Adam")), _large()))
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
-    assert _compiles(_wrapped_step(wrap(optimizer(keras, learning_rate=schedule)), _large()))
+    assert compiles(_wrapped_step(wrap(optimizer(keras, learning_rate=schedule)), _large()))
 
 
 class _OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
@@ -79,20 +74,20 @@ class _OwnConstraint(keras.constraints.Constraint):
 def test_update_with_custom_code_or_small_variables_is_not_compiled_by_default(
     options: dict[str, Any], variables: Callable[[], list[Any]]
 ) -> None:
-    assert not _compiles(_wrapped_step(wrap(optimizer(keras, **options)), variables()))
+    assert not compiles(_wrapped_step(wrap(optimizer(keras, **options)), variables()))
 
 
 def test_update_by_a_custom_optimizer_is_not_compiled_by_default() -> None:
-    assert not _compiles(_wrapped_step(wrap(_OwnOptimizer(0.5)), _large()))
+    assert not compiles(_wrapped_step(wrap(_OwnOptimizer(0.5)), _large()))
 
 
 def test_jit_compile_false_compiles_nothing() -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
-    assert not _compiles(_wrapped_step(opt, _large()))
+    assert not compiles(_wrapped_step(opt, _large()))
 
 
 def test_large_multi_optimizer_is_not_compiled_by_default() -> None:
-    assert not _compiles(_wrapped_step(wrap(optimizer(keras, "MultiOptimizer")), _large()))
+    assert not compiles(_wrapped_step(wrap(optimizer(keras, "MultiOptimizer")), _large()))
 
 
 @pytest.fixture
@@ -134,9 +129,9 @@ def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
 
 @pytest.mark.usefixtures("check_numerics")
 def test_no_warning_about_the_debugger_if_nothing_would_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
-    assert not _compiles(_wrapped_step(wrap(optimizer(keras)), kernel_and_bias(keras)))
+    assert not compiles(_wrapped_step(wrap(optimizer(keras)), kernel_and_bias(keras)))
     opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=False)
-    assert not _compiles(_wrapped_step(opt, _large()))
+    assert not compiles(_wrapped_step(opt, _large()))
     assert "not compiled" not in caplog.text
 
 

@@ -1,6 +1,5 @@
 """The program that unscales, clips and applies the gradients of a Keras 3 optimizer."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,6 +9,7 @@ import tensorflow as tf
 from kerases import (
     SCALE,
     assert_trains_as,
+    compiles,
     gradients,
     kernel_and_bias,
     optimizer,
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.essential
 
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
-
-
-def _compiles(function: Callable[..., None], *args: Any) -> bool:
-    """Return whether the graph of a function contains a part that XLA compiles."""
-    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
-    return "_XlaMustCompile" in str(graph)
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
@@ -88,7 +82,7 @@ def test_some_of_the_variables_are_updated_by_a_program_of_their_own() -> None:
     def step() -> None:
         opt.apply([tf.constant([8.0, 16.0])], [bias])
 
-    assert _compiles(step)
+    assert compiles(step)
     step()
     assert values([kernel, bias]) == [[[1, 2], [3, 4]], [4.5, 5]]
 

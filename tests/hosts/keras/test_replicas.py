@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import optimizer, variable
+from kerases import compiles, optimizer, variable
 from replica_training import ReplicaTraining, inputs, ours, values
 
 import tfmp
@@ -59,10 +59,6 @@ def _wrapped(name: str, **options: Any) -> Any:
     return opt
 
 
-def _compiles(function: Callable[[], None]) -> bool:
-    return "_XlaMustCompile" in str(tf.function(function).get_concrete_function().graph.as_graph_def())
-
-
 @pytest.mark.parametrize(
     ("name", "options", "sparse"),
     [
@@ -91,7 +87,7 @@ def test_replicas_train_as_the_bare_optimizer(
         np.testing.assert_array_equal(own, other)
     for own, other in zip(first, plain.state()[0], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
-    assert _compiles(lambda: ours.step(8.0, sparse=sparse)) is (name not in {"Muon", "Nadam"})
+    assert compiles(lambda: ours.step(8.0, sparse=sparse)) is (name not in {"Muon", "Nadam"})
 
 
 def test_replicas_stay_one_through_random_overflows(two_replicas: tf.distribute.MirroredStrategy) -> None:
@@ -114,7 +110,7 @@ def _of_conditions(strategy: tf.distribute.Strategy, jit_compile: Any, size: int
     def step() -> None:
         strategy.run(lambda: opt.apply([tf.ones([size]), tf.ones([1])], weights))
 
-    return _compiles(step)
+    return compiles(step)
 
 
 def test_large_updates_by_keras_alone_are_compiled_by_default(two_replicas: tf.distribute.MirroredStrategy) -> None:

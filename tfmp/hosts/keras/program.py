@@ -110,8 +110,8 @@ class ProgramsTogether:
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Return what the programs that clip need, one measure for each."""
-        measured = (program.measure(own, loss_scale) for program, own in self._with_own(grads))
-        return list(itertools.chain.from_iterable(measured))
+        each = zip(self._programs, self._split(grads), strict=True)
+        return list(itertools.chain.from_iterable(program.measure(own, loss_scale) for program, own in each))
 
     def apply(
         self,
@@ -121,22 +121,30 @@ class ProgramsTogether:
         changes: Sequence[Change | None],
     ) -> Done:
         """Divide the gradients by the loss scale, change them, and apply them."""
-        own_changes = self._with_own(changes or [None] * len(grads))
-        own_measures = iter(measures)
+        rows = zip(
+            self._programs,
+            self._split(grads),
+            split(measures, [int(bool(measures) and program.clips) for program in self._programs]),
+            self._split(changes or [None] * len(grads)),
+            strict=True,
+        )
         # A program runs on one device; None stands for those that are not compiled.
         of_devices: dict[str | None, list[_Part]] = {}
-        for (program, own), (_, changed) in zip(self._with_own(grads), own_changes, strict=True):
-            taken = list(itertools.islice(own_measures, int(bool(measures) and program.clips)))
+        for program, own_grads, own_measures, own_changes in rows:
             device = of_tensorflow(program.variables[0]).device if program.is_compiled else None
-            of_devices.setdefault(device, []).append(_part(program, own, taken, changed))
+            of_devices.setdefault(device, []).append(_part(program, own_grads, own_measures, own_changes))
         for device, parts in of_devices.items():
             _apply(parts, loss_scale, compiles=device is not None)
         return tf.no_op()
 
-    def _with_own(self, values: Iterable[Any]) -> list[tuple[KerasProgram, list[Any]]]:
-        """Return each program with its part of the values, of which there is one for each variable."""
-        rest = iter(values)
-        return [(program, list(itertools.islice(rest, program.num_grads))) for program in self._programs]
+    def _split(self, values: Sequence[Any]) -> list[list[Any]]:
+        return split(values, [program.num_grads for program in self._programs])
+
+
+def split(values: Iterable[Any], lengths: Iterable[int]) -> list[list[Any]]:
+    """Return the parts of a list that have these lengths, one after the other."""
+    rest = iter(values)
+    return [list(itertools.islice(rest, length)) for length in lengths]
 
 
 class _Share(NamedTuple):
@@ -214,10 +222,10 @@ def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> 
 
     def update(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         loss_scale, *norms = tensors
-        own_grads, own_norms = iter(grads), iter(norms)
-        for share in shares:
-            taken = list(itertools.islice(own_grads, len(share.program.variables)))
-            share.run(taken, loss_scale, list(itertools.islice(own_norms, share.num_norms)))
+        own_grads = split(grads, [len(share.program.variables) for share in shares])
+        own_norms = split(norms, [share.num_norms for share in shares])
+        for share, taken, measured in zip(shares, own_grads, own_norms, strict=True):
+            share.run(taken, loss_scale, measured)
 
     grads = [grad for part in parts for grad in part.grads]
     tensors = [loss_scale, *(norm for part in parts for norm in part.norms(loss_scale))]
