@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.tf1 import TF1Adapter
 
 
-def _step(known: LocalCheck | None, variables: int = 1) -> OptimizerStep:
+def _step(known: EarlierCheck | None, variables: int = 1) -> OptimizerStep:
     weights = [tf.Variable(0.0, dtype=tf.float16) for _ in range(variables)]
     grads = [tf.constant(1.0)] * variables
     return OptimizerStep(OptimizerAdapter(None, weights), grads, known)
@@ -20,17 +20,18 @@ def _step(known: LocalCheck | None, variables: int = 1) -> OptimizerStep:
 
 def test_gradients_are_usable_together_only_if_those_of_each_optimizer_are() -> None:
     assert known_together([_step(None), _step(None)]) is None
-    usable, incomplete = LocalCheck(tf.constant(True)), LocalCheck(tf.constant(True), complete=tf.constant(False))
+    true, false = tf.constant(True), tf.constant(False)
+    usable, incomplete = EarlierCheck(LocalCheck(true)), EarlierCheck(LocalCheck(true, complete=false))
     together = known_together([_step(None), _step(usable), _step(incomplete)])
     assert together is not None
-    assert (bool(together.usable), bool(together.complete)) == (True, False)
-    unusable = known_together([_step(usable), _step(LocalCheck(tf.constant(False)))])
+    assert (bool(together.found.usable), bool(together.found.complete)) == (True, False)
+    unusable = known_together([_step(usable), _step(EarlierCheck(LocalCheck(false)))])
     assert unusable is not None
-    assert (bool(unusable.usable), unusable.complete) == (False, None)
+    assert (bool(unusable.found.usable), unusable.found.complete) == (False, None)
 
 
 def test_overflow_counts_of_a_window_are_in_the_rows_of_its_variables() -> None:
-    found = LocalCheck(tf.constant(False), overflow_counts=tf.constant([[1, 0, 0]], tf.int64))
+    found = EarlierCheck(LocalCheck(tf.constant(False)), overflow_counts=tf.constant([[1, 0, 0]], tf.int64))
     together = known_together([_step(None, variables=2), _step(found)])
     assert together is not None
     assert together.overflow_counts.numpy().tolist() == [[0, 0, 0], [0, 0, 0], [1, 0, 0]]
@@ -40,33 +41,29 @@ def test_what_is_known_of_the_gradients_of_each_optimizer_is_joined() -> None:
     first, second = tf.constant(1.0), tf.constant(2.0)
     true, false = tf.constant(True), tf.constant(False)
     checks = [
-        LocalCheck(true, max_abs=tf.constant(2.0), checked=[first, None], already_checked=True),
-        LocalCheck(true, true, max_abs=tf.constant(3.0), checked=[second], already_checked=True),
+        EarlierCheck(LocalCheck(true, tf.constant(2.0)), checked=[first, None], of_micro_batches=True),
+        EarlierCheck(LocalCheck(true, tf.constant(3.0), true), checked=[second], of_micro_batches=True),
     ]
     together = known_together([_step(check) for check in checks])
     assert together is not None
-    assert (float(together.max_abs), bool(together.complete), together.already_checked) == (3, True, True)
+    found = together.found
+    assert (float(found.max_abs), bool(found.complete), together.of_micro_batches) == (3, True, True)
     assert [grad is own for grad, own in zip(together.checked, [first, None, second], strict=True)] == [True] * 3
-    assert (together.emptied, together.overflow_counts) == (None, None)
+    assert together.overflow_counts is None
     # Whoever is not complete, by its own flag or because there is no window: the step is not.
-    for check, complete in [(LocalCheck(false), False), (LocalCheck(true, false), False), (LocalCheck(true), True)]:
-        together = known_together([_step(check), _step(checks[1])])
+    for own, complete in [
+        (LocalCheck(false), False),
+        (LocalCheck(true, complete=false), False),
+        (LocalCheck(true), True),
+    ]:
+        together = known_together([_step(EarlierCheck(own)), _step(checks[1])])
         assert together is not None
-        assert (bool(together.complete), together.max_abs, together.already_checked) == (complete, None, False)
+        found = together.found
+        assert (bool(found.complete), found.max_abs, together.of_micro_batches) == (complete, None, False)
     # The gradients of an optimizer without `unscale` were not checked.
     together = known_together([_step(checks[0]), _step(None)])
     assert together is not None
-    assert (together.max_abs, together.already_checked) == (None, False)
-
-
-def test_ops_that_empty_windows_run_together() -> None:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        emptied = [tf.Variable(0.0, use_resource=True) for _ in range(2)]
-        checks = [LocalCheck(tf.constant(True), emptied=each.assign(1.0).op) for each in emptied]
-        together = known_together([_step(check) for check in [checks[0], LocalCheck(tf.constant(True)), checks[1]]])
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(together.emptied)
-        assert session.run(emptied) == [1, 1]
+    assert (together.found.max_abs, together.of_micro_batches) == (None, False)
 
 
 class _Own:

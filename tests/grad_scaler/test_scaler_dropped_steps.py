@@ -314,7 +314,7 @@ def test_abandoned_iteration_tells_a_manager_the_largest_magnitude() -> None:
 def test_op_that_gives_up_adjusts_the_scale_before_it_forgets(session: tf.compat.v1.Session) -> None:
     scaler = tfmp.GradScaler(64)
     scaler.unscale(_sgd(), [tf.constant(math.inf)])
-    (unscale,) = scaler._calls.ops()
+    (unscale,) = scaler._iteration.calls.ops()
     give_up = scaler.abandon()
     session.run(tf.compat.v1.global_variables_initializer())
     session.run(unscale)

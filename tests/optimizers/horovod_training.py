@@ -27,7 +27,7 @@ import tensorflow as tf
 
 import tfmp
 import tfmp.npu
-from tfmp.core.step.graph_records import overflow_reports_of_graph
+from tfmp.core.monitors.graph_records import overflow_reports_of_graph
 
 tf1 = tf.compat.v1
 

@@ -114,3 +114,12 @@ def validate_kwargs(optimizers: Sequence[Any], kwargs: Mapping[str, Any]) -> Non
                 f"{given} would be passed to each optimizer, and {kind} is not TF1's: leave it out, or step each "
                 "optimizer by itself."
             )
+
+
+def refuse_in_graph(verb: str) -> None:
+    """Raise an error if a method that needs the values of variables is called where they have none yet."""
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "
+            "tf.function. In a TF1 graph the state is in variables, which tf.compat.v1.train.Saver saves."
+        )

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck
 from tfmp.types import Done
 
 
@@ -37,7 +37,7 @@ class _Unscaled(NamedTuple):
 
     call: _Call
     context: "weakref.ref[_Context]"
-    known: LocalCheck
+    known: EarlierCheck
     used_by_step: bool = False
 
     def is_in(self, contexts: "Sequence[_Context]") -> bool:
@@ -101,7 +101,7 @@ class CallOrder:
                 "abandon() first if an exception ended the iteration before."
             )
 
-    def note_unscale(self, optimizer: object, known: LocalCheck, op: Done) -> None:
+    def note_unscale(self, optimizer: object, known: EarlierCheck, op: Done) -> None:
         """Record a call of `unscale`.
 
         Args:
@@ -112,7 +112,7 @@ class CallOrder:
         self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), known))
         self._note_op(op)
 
-    def validate_step(self, optimizer: object) -> LocalCheck | None:
+    def validate_step(self, optimizer: object) -> EarlierCheck | None:
         """Raise an error if `step` must not be called now; else return what `unscale` found, None if it was not called.
 
         Args:

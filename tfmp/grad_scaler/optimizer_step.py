@@ -1,34 +1,34 @@
-"""The part of one optimizer in a step, and the combined check of several optimizers that step together."""
+"""The part of one optimizer in a step, and the update of several optimizers that step together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.overflow.detectors import KINDS
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.update import Update
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.keras.which import keras_of
 from tfmp.hosts.tf1 import TF1Adapter
+from tfmp.hosts.together import AdaptersTogether
 from tfmp.types import Done, Gradients
 
 
 class OptimizerStep(NamedTuple):
-    """The part of one optimizer in a step.
-
-    Attributes:
-        adapter: The optimizer and its variables.
-        given: The gradients that the user passed to `step`, or their mean over Horovod's processes. They are unscaled
-            if the user called `unscale`.
-        known: The result of the check in `unscale`; None if the user did not call `unscale`.
-    """
+    """The part of one optimizer in a step."""
 
     adapter: OptimizerAdapter
+    #: The gradients that the user passed to `step`, or their mean over Horovod's processes. They are unscaled if the
+    #: user called `unscale`.
     given: Gradients
-    known: LocalCheck | None
+    #: The result of the check in `unscale`; None if the user did not call `unscale`.
+    known: EarlierCheck | None
 
     @property
     def is_of_window(self) -> bool:
@@ -36,12 +36,7 @@ class OptimizerStep(NamedTuple):
         return self.known is not None and self.known.overflow_counts is not None
 
     def apply_scaled(self, loss_scale: tf.Tensor, finite: tf.Tensor) -> Done:
-        """Call the optimizer if it is a `ScaledGradientsOptimizer`, which then applies its gradients or skips them.
-
-        Args:
-            loss_scale: The loss scale.
-            finite: A boolean scalar: are the gradients finite on every replica?
-        """
+        """Call the optimizer if it is a `ScaledGradientsOptimizer`, which applies its gradients or skips them."""
         if not isinstance(self.adapter, ScaledGradientsAdapter):
             return None
         return self.adapter.apply_scaled(self.given, loss_scale if self.known is None else tf.constant(1.0), finite)
@@ -58,14 +53,7 @@ def adapter_of(
     kwargs: Mapping[str, Any],
     compilers: UpdateCompilers,
 ) -> OptimizerAdapter:
-    """Return an adapter for an optimizer, chosen by the optimizer's type.
-
-    Args:
-        optimizer: The optimizer.
-        variables: The variables that it trains, in the order of the gradients.
-        kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        compilers: Whether the updates of optimizers of Keras are compiled.
-    """
+    """Return the adapter for an optimizer's type; `kwargs` are passed to its `apply_gradients`."""
     if isinstance(optimizer, ScaledGradientsOptimizer):
         return ScaledGradientsAdapter(optimizer, variables)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -79,33 +67,53 @@ def adapter_of(
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 
-def known_together(steps: Sequence[OptimizerStep]) -> LocalCheck | None:
-    """Combine the earlier checks of several optimizers, which step together or not at all.
+def make_variables(adapter: OptimizerAdapter) -> None:
+    """Make an optimizer's own variables; if a `tf.function` cannot make them any more, raise an error with advice."""
+    try:
+        adapter.prepare(adapter.variables)
+    except ValueError as error:
+        # Keras raises a ValueError, whose text contains "variables", when the variables are made. For an optimizer of
+        # TensorFlow 1, TensorFlow itself raises an error at the end of the trace, which is not caught here.
+        if tf.executing_eagerly() or "ariables" not in str(error):
+            raise
+        kind, names = type(adapter.optimizer).__name__, ", ".join(adapter.names)
+        raise ValueError(
+            f"{kind} has no variables yet for {names}, and a tf.function makes none when it is traced again: call "
+            "scaler.prepare(optimizer, variables) before the function is first called."
+        ) from error
 
-    Args:
-        steps: The part of each optimizer in the step.
 
-    Returns:
-        One check for all optimizers; None if `unscale` was called for none of them.
+def update_together(steps: Sequence[OptimizerStep], facts: Facts, unscale: Callable[[Gradients], Gradients]) -> Update:
+    """Return the step of several optimizers, which step together or not at all, as one update.
 
-    Raises:
-        ValueError: The mean of an accumulator was not passed on whole: `step` got fewer or more gradients than the
-            accumulator has variables.
+    If `unscale` was called for some optimizers only, the function of this name is called for the others.
     """
+    adapters = [step.adapter for step in steps]
+    adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
+    known = known_together(steps)
+    if known is None:
+        return update_of_scaled(adapter, [grad for step in steps for grad in step.given], facts)
+    grads = [grad for step in steps for grad in (unscale(step.given) if step.known is None else step.given)]
+    return update_of_unscaled(adapter, grads, facts, known)
+
+
+def known_together(steps: Sequence[OptimizerStep]) -> EarlierCheck | None:
+    """Combine the earlier checks of several optimizers; None if `unscale` was called for none of them."""
     checks = [step.known for step in steps if step.known is not None]
     if not checks:
         return None
-    largest = [None if step.known is None else step.known.max_abs for step in steps]
-    emptied = [check.emptied for check in checks if check.emptied is not None]
-    return LocalCheck(
-        usable=tf.reduce_all([check.usable for check in checks]),
-        complete=_complete_together(checks),
-        overflow_counts=_counts_together(steps),
+    largest = [None if step.known is None else step.known.found.max_abs for step in steps]
+    found = LocalCheck(
+        usable=tf.reduce_all([check.found.usable for check in checks]),
         # If the magnitude is unknown for one optimizer, the step computes it from the gradients of all.
         max_abs=None if any(each is None for each in largest) else tf.reduce_max(largest),
-        emptied=tf.group(*emptied) if emptied else None,
+        complete=_complete_together([check.found for check in checks]),
+    )
+    return EarlierCheck(
+        found,
         checked=[grad for check in checks for grad in check.checked],
-        already_checked=len(checks) == len(steps) and all(check.already_checked for check in checks),
+        of_micro_batches=len(checks) == len(steps) and all(check.of_micro_batches for check in checks),
+        overflow_counts=_counts_together(steps),
     )
 
 

@@ -91,7 +91,9 @@ class _Counts(NamedTuple):
 
     @classmethod
     def of(cls, scaler: StepProperties) -> "_Counts":
-        partial = scaler._pending.partial_iterations if isinstance(scaler, GradScaler) else tf.constant(0, tf.int64)
+        partial = tf.constant(0, tf.int64)
+        if isinstance(scaler, GradScaler):
+            partial = scaler._iteration.pending.get("partial_iterations")
         return cls(tf.identity(scaler.applied_steps), tf.identity(scaler.skipped_steps), tf.identity(partial))
 
 

@@ -1,6 +1,6 @@
 """GradScaler: loss scaling for hand-written training loops, with the methods of torch.amp."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,23 +12,25 @@ from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution
 from tfmp.core.managers import Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.step.early_check import check_early
-from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.status import StepProperties
-from tfmp.core.step.update import StepResult, Update
+from tfmp.core.step.update import StepResult
 from tfmp.core.step.window import drain
 from tfmp.core.tracing import without_autograph
-from tfmp.grad_scaler.arguments import validate_kwargs, validate_optimizer, validated_pairs, validated_steps
-from tfmp.grad_scaler.call_order import CallOrder, on_replica
-from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
-from tfmp.grad_scaler.pending_update import PendingUpdate
+from tfmp.grad_scaler.arguments import (
+    refuse_in_graph,
+    validate_kwargs,
+    validate_optimizer,
+    validated_pairs,
+    validated_steps,
+)
+from tfmp.grad_scaler.iteration import Iteration
+from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, make_variables, update_together
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
-from tfmp.hosts.together import AdaptersTogether
-from tfmp.types import Gradient, Gradients, GradsAndVars
+from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 
 class GradScaler(StepProperties, tf.Module):
@@ -129,8 +131,7 @@ class GradScaler(StepProperties, tf.Module):
         self._overflow_counts = self._scaler.overflow_counts
         self._losses = ScaledLosses()
         self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
-        self._pending = PendingUpdate()
-        self._calls = CallOrder(is_strict=self._enabled)
+        self._iteration = Iteration(self._scaler, needs_max_abs=manager.needs_max_abs, is_strict=self._enabled)
 
     @property
     def enabled(self) -> bool:
@@ -185,7 +186,7 @@ class GradScaler(StepProperties, tf.Module):
             0.5
         """
         validate_optimizer(optimizer)
-        _make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}, self._compilers))
+        make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}, self._compilers))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -256,44 +257,48 @@ class GradScaler(StepProperties, tf.Module):
             (5.0, [1.5, 2.0])
         """
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
-        self._calls.refuse_conditional("unscale")
-        self._calls.validate_unscale(optimizer)
+        calls = self._iteration.calls
+        calls.refuse_conditional("unscale")
+        calls.validate_unscale(optimizer)
         if isinstance(given, GradientAccumulator):
-            unscaled_grads, known = self._mean_of_window(given)
+            unscaled_grads, known, emptied = self._mean_of_window(given)
+            calls.note_unscale(optimizer, known, self._keep_early(known, emptied))
         else:
             unscaled_grads, known = self._unscaled_grads(given)
-        self._calls.note_unscale(optimizer, known, self._keep_early(known))
+            calls.note_unscale(optimizer, known, self._keep_early(known))
         return unscaled_grads
 
-    def _keep_early(self, known: LocalCheck) -> tf.Operation | None:
-        """Store what `unscale` found, which `update` needs if the user drops the step."""
-        before = [op for op in [known.emptied, *self._calls.ops()] if op is not None]
+    def _keep_early(self, known: EarlierCheck, emptied: Done = None) -> Done:
+        """Keep what `unscale` found, which `update` needs if the user drops the step."""
+        before = [op for op in [emptied, *self._iteration.calls.ops()] if op is not None]
         distribution = self._distribution() if self._enabled else None
         if distribution is None:
             return tf.group(*before)
         result = self._scaler.agree_early(known, distribution)
-        return tf.group(*before, self._keep(result, before, distribution, of_step=False))
+        return tf.group(*before, self._iteration.keep(result, before, distribution, of_step=False))
 
-    def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], LocalCheck]:
+    def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], EarlierCheck]:
         """Unscale gradients and check them."""
         lists.refuse_all_none(grads)
         distribution = self._distribution()
         if not self._enabled or distribution is None:
-            return self._averaged(grads, distribution), LocalCheck(tf.constant(True))
+            return self._averaged(grads, distribution), EarlierCheck(LocalCheck(tf.constant(True)))
         self._losses.warn_if_not_scaled(grads)
-        unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution))
-        return unscaled_grads, check_early(unscaled_grads, self._scaler.facts(distribution))
+        facts = self._scaler.facts(distribution)
+        unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution), facts.loss_scale)
+        return unscaled_grads, EarlierCheck(check_early(unscaled_grads, facts), checked=unscaled_grads)
 
-    def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], LocalCheck]:
-        """Return the mean of a window and the result of checking it, and empty the window."""
+    def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], EarlierCheck, Done]:
+        """Return the mean of a window, the result of checking it, and the op that empties the window."""
         distribution = self._scaler.distribution()
-        grads, window = drain(accumulator, distribution)
+        grads, window, emptied = drain(accumulator, distribution)
         lists.refuse_all_none(grads)
         mean = self._averaged(grads, distribution)
         if not self._enabled:
-            return mean, window
-        check = check_early(mean, self._scaler.facts(distribution), already_checked=True)
-        return mean, window._replace(usable=tf.logical_and(window.usable, check.usable), checked=mean)
+            return mean, window, emptied
+        check = check_early(mean, self._scaler.facts(distribution), of_micro_batches=True)
+        found = window.found._replace(usable=tf.logical_and(window.found.usable, check.usable))
+        return mean, window._replace(found=found, checked=mean), emptied
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -350,7 +355,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(v), float(w)
             (1.0, 1.0)
         """
-        self._calls.refuse_conditional("step")
+        self._iteration.calls.refuse_conditional("step")
         pairs = [(optimizer, validated_pairs(optimizer, given)) for optimizer, given in validated_steps(steps)]
         optimizers = [optimizer for optimizer, _ in pairs]
         distribution = self._distribution()
@@ -365,7 +370,7 @@ class GradScaler(StepProperties, tf.Module):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
         validate_kwargs(optimizers, kwargs)
         for step in taken:
-            _make_variables(step.adapter)
+            make_variables(step.adapter)
         # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
         # its micro-batches, and an overflow may drop the whole window.
         checks = self._enabled or any(step.is_of_window for step in taken)
@@ -374,7 +379,7 @@ class GradScaler(StepProperties, tf.Module):
         else:
             op = tf.group(*(step.apply_unchecked() for step in taken))
         for optimizer in optimizers:
-            self._calls.note_step(optimizer, op)
+            self._iteration.calls.note_step(optimizer, op)
         return op
 
     @without_autograph
@@ -405,28 +410,11 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(scaler.loss_scale)
             256.0
         """
-        steps = list(self._calls.ops())
         if not self._enabled:
-            self._calls.end()
-            return tf.group(*steps)
-        checks = []
-        has_steps = self._calls.has_steps
-        if new_scale is None and not has_steps and not self._calls.has_unscaled:
-            checks = self._refuse_if_nothing_found()
-
-        def move() -> tf.Operation:
-            with tf.control_dependencies([*steps, *checks]):
-                result = self._pending.result(self.manager.needs_max_abs)
-                if new_scale is not None:
-                    moved = self._set(new_scale, result)
-                else:
-                    moved = self._scaler.advance(result, None if has_steps else self._pending.is_step)
-            with tf.control_dependencies([] if moved is None else [moved]):
-                return self._pending.clear()
-
-        moved = self._once(move)
-        self._calls.end()
-        return moved
+            return self._iteration.end_unchecked()
+        if new_scale is None:
+            return self._iteration.end(self._scaler.advance)
+        return self._iteration.end(lambda result, is_step: self._set(new_scale, result, is_step), may_be_empty=True)
 
     def abandon(self) -> tf.Operation:
         """Give up an iteration that was ended by an exception.
@@ -456,18 +444,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(w), int(scaler.attempted_steps)
             (0.5, 1)
         """
-        self._calls.end()
-
-        def adjust(_: Gradients) -> tf.Operation:
-            result = self._pending.result(self.manager.needs_max_abs)
-            return self._scaler.advance(result, tf.logical_not(result.applied))
-
-        def give_up() -> tf.Operation:
-            adjusted = conditional_update(self._pending.results > 0, [], adjust)
-            with tf.control_dependencies([] if adjusted is None else [adjusted]):
-                return self._pending.clear()
-
-        return self._once(give_up)
+        return self._iteration.give_up(self._scaler.advance)
 
     def state_dict(self) -> dict[str, float]:
         """Return the manager's state as numbers; empty if scaling is not enabled. Call this after `update`.
@@ -485,7 +462,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> GradScaler(init_scale=8).state_dict()
             {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
         """
-        self._refuse_in_graph("state_dict")
+        refuse_in_graph("state_dict")
         return self.manager.state_dict() if self._enabled else {}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
@@ -506,7 +483,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(scaler.loss_scale)
             8.0
         """
-        self._refuse_in_graph("load_state_dict")
+        refuse_in_graph("load_state_dict")
         if self._enabled:
             self.manager.load_state_dict(state_dict)
 
@@ -526,89 +503,29 @@ class GradScaler(StepProperties, tf.Module):
         return self._scaler.worker_average.mean(grads, names, distribution)
 
     def _step_of(self, adapter: OptimizerAdapter, grads: Gradients, distribution: Distribution | None) -> OptimizerStep:
-        known = self._calls.validate_step(adapter.optimizer)
+        known = self._iteration.calls.validate_step(adapter.optimizer)
         if known is not None:
             return OptimizerStep(adapter, grads, known)
         if self._enabled:
             self._losses.warn_if_not_scaled(grads)
         return OptimizerStep(adapter, self._averaged(grads, distribution), None)
 
-    def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> tf.Operation:
-        """Run the steps of several optimizers together, and store the result for `update`."""
+    def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> Done:
+        """Run the steps of several optimizers together, and keep the result for `update`."""
         facts = self._scaler.facts(distribution)
-        done, result = self._scaler.run(self._joined(steps, facts))
         loss_scale = facts.loss_scale if self._enabled else tf.constant(1.0)
+
+        def unscale(grads: Gradients) -> Gradients:
+            return self._scaler.unscale(grads, loss_scale) if self._enabled else grads
+
+        done, result = self._scaler.run(update_together(steps, facts, unscale))
         scaled = [each.apply_scaled(loss_scale, result.applied) for each in steps]
-        before = [op for op in [done, *scaled, *self._calls.ops()] if op is not None]
-        kept = [self._keep(result, before, distribution, of_step=True)] if self._enabled else []
+        before = [op for op in [done, *scaled, *self._iteration.calls.ops()] if op is not None]
+        kept = [self._iteration.keep(result, before, distribution, of_step=True)] if self._enabled else []
         return tf.group(*before, *kept)
 
-    def _joined(self, steps: Sequence[OptimizerStep], facts: Facts) -> Update:
-        """Return the steps of several optimizers as one."""
-        adapters = [step.adapter for step in steps]
-        adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
-        known = known_together(steps)
-        if known is None:
-            return update_of_scaled(adapter, [grad for step in steps for grad in step.given], facts)
-        grads = [grad for step in steps for grad in self._unscaled(step)]
-        return update_of_unscaled(adapter, grads, facts, known)
-
-    def _unscaled(self, step: OptimizerStep) -> Gradients:
-        return self._scaler.unscale(step.given) if self._enabled and step.known is None else step.given
-
-    def _keep(
-        self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution, *, of_step: bool
-    ) -> tf.Operation:
-        def add() -> tf.Operation:
-            with tf.control_dependencies(before):
-                return self._pending.add(result, of_step=of_step)
-
-        return distribution.once(add)
-
-    def _set(self, new_scale: float | tf.Tensor, result: StepResult) -> tf.Operation:
+    def _set(self, new_scale: float | tf.Tensor, result: StepResult, is_step: tf.Tensor | None) -> Done:
         has_set = self.manager.set_loss_scale(new_scale)
         # The step is counted only after the scale was set: in a graph, the manager may refuse the scale when it runs.
         with tf.control_dependencies([] if has_set is None else [has_set]):
-            return conditional_update(self._pending.is_step, [], lambda _: self.manager.note_step(result.applied))
-
-    def _once(self, function: Callable[[], tf.Operation]) -> tf.Operation:
-        return self._scaler.distribution().once(function) if on_replica() else function()
-
-    def _refuse_if_nothing_found(self) -> list[tf.Operation]:
-        """Raise an error if there was neither `unscale` nor `step` since the last update.
-
-        The caller has found no such call in the current graph or in eager code. Calls elsewhere, as in a `tf.function`
-        that was traced earlier, show only in the number of results on the device.
-        """
-        message = "update was called, and no optimizer has stepped since the last update: call step first."
-        if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
-            raise RuntimeError("update was built before any step: build the steps first, and update in the same graph.")
-        results = self._pending.results
-        if not tf.executing_eagerly():
-            return [tf.debugging.Assert(results > 0, [message])]
-        if not results > 0:
-            raise RuntimeError(message)
-        return []
-
-    def _refuse_in_graph(self, verb: str) -> None:
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "
-                "tf.function. In a TF1 graph the state is in variables, which tf.compat.v1.train.Saver saves."
-            )
-
-
-def _make_variables(adapter: OptimizerAdapter) -> None:
-    """Make an optimizer's own variables; if a `tf.function` cannot make them any more, raise an error with advice."""
-    try:
-        adapter.prepare(adapter.variables)
-    except ValueError as error:
-        # Keras raises a ValueError, whose text contains "variables", when the variables are made. For an optimizer of
-        # TensorFlow 1, TensorFlow itself raises an error at the end of the trace, which is not caught here.
-        if tf.executing_eagerly() or "ariables" not in str(error):
-            raise
-        kind, names = type(adapter.optimizer).__name__, ", ".join(adapter.names)
-        raise ValueError(
-            f"{kind} has no variables yet for {names}, and a tf.function makes none when it is traced again: call "
-            "scaler.prepare(optimizer, variables) before the function is first called."
-        ) from error
+            return conditional_update(is_step, [], lambda _: self.manager.note_step(result.applied))

@@ -10,7 +10,7 @@ from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.step.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
+from tfmp.core.monitors.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
 from tfmp.monitoring.range_history import RangeHistory, RangeLook, histograms_by_name
 from tfmp.ranges.probes import probes_of_graph
 from tfmp.types import Gradient

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.graph_search import ancestors
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.step.graph_records import losses_of_graph
+from tfmp.core.monitors.graph_records import losses_of_graph
 
 
 class LossFetches:

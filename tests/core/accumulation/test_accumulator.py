@@ -221,13 +221,14 @@ def test_end_of_a_window_tells_what_became_of_its_micro_batches(
         accumulator.add([tf.constant(value)])
     # A checkpoint of several replicas restores parts of a count.
     accumulator.overflows.assign_add([[0.0, 0.25, 0.0]])
-    (grad,), check = accumulator.drain(lambda counts: counts)
+    (grad,), known, _ = accumulator.drain(lambda counts: counts)
+    check = known.found
     assert float(grad) == mean
     assert bool(check.usable) is usable
     assert (None if check.complete is None else bool(check.complete)) is complete
-    assert check.overflow_counts.numpy().tolist() == [[int(math.inf in values), 1, 0]]
+    assert known.overflow_counts.numpy().tolist() == [[int(math.inf in values), 1, 0]]
     assert float(check.max_abs) == max([0.0, *(value for value in values if value < math.inf)])
-    assert check.already_checked
+    assert known.of_micro_batches
     with pytest.raises(RuntimeError, match=r"^the window is empty: add gradients first"):
         accumulator.drain(lambda counts: counts)
 

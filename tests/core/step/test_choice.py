@@ -1,5 +1,7 @@
 """Which way a step runs, by its gradients, what must be known of them, and the programs of its optimizer."""
 
+import math
+
 import pytest
 import tensorflow as tf
 from recording_adapters import SCALERS, OfTwo, RecordingAdapter, StricterDetector, SummedFirst, numbers, scaler_of
@@ -7,9 +9,9 @@ from recording_adapters import SCALERS, OfTwo, RecordingAdapter, StricterDetecto
 import tfmp
 from tfmp.core.distribute import SingleProcess
 from tfmp.core.gradients.origins import note_change
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.monitors.gradient_ranges import GradientRanges
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
-from tfmp.core.step.gradient_ranges import GradientRanges
 from tfmp.core.step.program_update import ProgramUpdate
 from tfmp.core.step.summed_update import SummedUpdate
 from tfmp.core.step.update import OptimizerUpdate
@@ -110,15 +112,17 @@ def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_othe
 def test_step_is_skipped_if_a_change_does_not_keep_gradients_finite(
     before: bool | None, keeps_finite: bool, session: tf.compat.v1.Session
 ) -> None:
-    scaler, scaled = scaler_of(tfmp.FixedLossScaleManager(8)), [tf.constant(16.0), None]
+    # What was checked unscaled is known of the scaled gradients, which are not read again, whatever they hold.
+    scaled = [tf.constant(16.0 if before is None else math.inf), None]
+    scaler = scaler_of(tfmp.FixedLossScaleManager(8))
     grads = scaler.unscale(scaled)
     clipped = [grads[0] / 2, None]
     note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(keeps_finite))
-    early = None if before is None else LocalCheck(tf.constant(before), checked=[*grads, tf.constant(1.0)])
-    known = update_of_unscaled(RecordingAdapter(), clipped, scaler.facts(), early).check()
-    assert session.run(known.usable) == (keeps_finite and before is not False)
-    # What was checked unscaled is known of the scaled gradients.
-    assert list(known.checked)[:2] == ([] if early is None else scaled)
+    early = (
+        None if before is None else EarlierCheck(LocalCheck(tf.constant(before)), checked=[*grads, tf.constant(1.0)])
+    )
+    found = update_of_unscaled(RecordingAdapter(), clipped, scaler.facts(), early).check()
+    assert session.run(found.usable) == (keeps_finite and before is not False)
 
 
 @pytest.mark.graph
@@ -133,7 +137,7 @@ def test_what_is_known_of_unscaled_gradients_is_known_of_the_scaled_ones(
     scaler = scaler_of(tfmp.FixedLossScaleManager(8), Never())
     grads = scaler.unscale([tf.constant(16.0), None])
     # This detector has looked at each micro-batch already.
-    known = LocalCheck(tf.constant(usable), already_checked=True)
+    known = EarlierCheck(LocalCheck(tf.constant(usable)), of_micro_batches=True)
     update = update_of_unscaled(RecordingAdapter(), grads, scaler.facts(), known)
     assert isinstance(update, ProgramUpdate)
     assert session.run(update.check().usable) == usable
@@ -141,7 +145,7 @@ def test_what_is_known_of_unscaled_gradients_is_known_of_the_scaled_ones(
 
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_what_is_known_of_unscaled_gradients_holds_for_every_update(is_compiled: bool) -> None:
-    known, adapter = LocalCheck(tf.constant(False)), RecordingAdapter(is_compiled=is_compiled)
+    known, adapter = EarlierCheck(LocalCheck(tf.constant(False))), RecordingAdapter(is_compiled=is_compiled)
     assert not update_of_unscaled(adapter, [tf.constant(2.0), None], SCALERS["finite"]().facts(), known).check().usable
 
 

@@ -12,7 +12,7 @@ from stand_in_horovod import run_horovod
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.update import StepResult
@@ -86,8 +86,7 @@ def test_result_that_is_no_step_moves_the_scale_and_is_not_counted(
     is_step: bool | None, counted: tuple[int, int]
 ) -> None:
     manager = halving()
-    applied, finite = tf.constant(True), tf.constant(False)
-    result = StepResult(applied, finite, None)
+    result = StepResult(applied=tf.constant(True), complete=tf.constant(False))
     scaler_of(manager).advance(result, None if is_step is None else tf.constant(is_step))
     status = manager.get_status()
     assert (int(status.applied_steps), int(status.skipped_steps)) == counted
@@ -127,7 +126,7 @@ def test_replicas_agree_on_what_each_found() -> None:
     asked: list[Any] = []
     scaler, adapter = SCALERS["largest magnitude"](), RecordingAdapter()
     scaler.step(update_of_unscaled(adapter, [tf.constant(-3.0), None], scaler.facts(Agreeing())))
-    result = scaler.agree_early(LocalCheck(tf.constant(True), max_abs=tf.constant(5.0)), Agreeing())
+    result = scaler.agree_early(EarlierCheck(LocalCheck(tf.constant(True), tf.constant(5.0))), Agreeing())
     assert asked == [(True, 3, [-3, None], ["kernel", "bias"]), (True, 5, [], [])]
     assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
     assert (adapter.applied, adapter.steps) == ([], [False])
@@ -140,8 +139,8 @@ def test_replicas_agree_on_what_each_found() -> None:
 
 @pytest.mark.parametrize(("complete", "finite"), [(None, True), (True, True), (False, False)])
 def test_step_that_drops_a_micro_batch_is_applied_and_not_finite(complete: bool | None, finite: bool) -> None:
-    known = LocalCheck(tf.constant(True), None if complete is None else tf.constant(complete))
-    result = scaler_of(halving()).agree_early(known, SingleProcess())
+    found = LocalCheck(tf.constant(True), complete=None if complete is None else tf.constant(complete))
+    result = scaler_of(halving()).agree_early(EarlierCheck(found), SingleProcess())
     assert (bool(result.applied), bool(result.finite)) == (True, finite)
     assert (result.finite is result.applied) is (complete is None)
 

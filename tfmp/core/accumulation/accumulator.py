@@ -11,9 +11,9 @@ from tfmp.core.control_flow import conditional_update
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.tracing import without_autograph
-from tfmp.types import AddBuffer, Gradient, Gradients
+from tfmp.types import AddBuffer, Done, Gradient, Gradients
 
 
 class GradientAccumulator(tf.Module):
@@ -274,16 +274,16 @@ class GradientAccumulator(tf.Module):
             self.tried_in_epoch.assign(next_in_epoch),
         )
 
-    def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], LocalCheck]:
-        """Return this replica's part of the window's mean, with the result of the checks, and empty the window.
+    def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], EarlierCheck, Done]:
+        """Return this replica's part of the window's mean, what is known of it, and the op that empties the window.
 
         Args:
             total: Sums a tensor over the replicas.
 
         Returns:
-            The gradients and the result of checking the micro-batches. The gradients are this replica's sums, divided
-            by the average number of micro-batches that a replica has kept: their mean over the replicas is the mean of
-            all micro-batches that were kept.
+            The gradients, the check of the micro-batches, and the op (None in eager mode). The gradients are this
+            replica's sums, divided by the average number of micro-batches that a replica has kept: their mean over the
+            replicas is the mean of all micro-batches that were kept.
 
         Raises:
             RuntimeError: The window is empty (this is only checked in eager code), or the call is outside of the
@@ -303,14 +303,8 @@ class GradientAccumulator(tf.Module):
         with tf.control_dependencies([*arithmetic.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
         drops_window = self._settings.overflow_drops == "window"
-        return grads, LocalCheck(
-            usable=complete if drops_window else kept > 0,
-            complete=None if drops_window else complete,
-            overflow_counts=overflows,
-            max_abs=largest,
-            emptied=emptied,
-            already_checked=True,
-        )
+        found = LocalCheck(complete if drops_window else kept > 0, largest, None if drops_window else complete)
+        return grads, EarlierCheck(found, of_micro_batches=True, overflow_counts=overflows), emptied
 
     def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:
         have_grad = self._indices_with_grad()

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic, reductions
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
@@ -76,7 +76,7 @@ class GradientCheck:
         unscaled = arithmetic.unscale(grads, self._loss_scale)
         return [grads[index] if index in self._overwritten else grad for index, grad in enumerate(unscaled)]
 
-    def of(self, grads: Gradients, known: LocalCheck | None = None) -> LocalCheck:
+    def of(self, grads: Gradients, known: EarlierCheck | None = None) -> LocalCheck:
         """Check gradients; those that were checked before and did not change are not read again.
 
         Args:
@@ -84,14 +84,14 @@ class GradientCheck:
             known: The result of an earlier check of gradients on this replica; None if there was none.
         """
         if known is None:
-            known = LocalCheck(self.all_finite(grads))
+            found = LocalCheck(self.all_finite(grads))
         else:
-            changed = arithmetic.without(grads, known.checked)
+            found, changed = known.found, arithmetic.without(grads, known.checked)
             if changed:
-                known = known._replace(usable=tf.logical_and(self.all_finite(changed), known.usable))
-        if self._needs_max_abs and known.max_abs is None:
-            return known._replace(max_abs=self.max_abs(grads))
-        return known
+                found = found._replace(usable=tf.logical_and(self.all_finite(changed), found.usable))
+        if self._needs_max_abs and found.max_abs is None:
+            return found._replace(max_abs=self.max_abs(grads))
+        return found
 
     def all_finite(self, grads: Gradients) -> tf.Tensor:
         """Return a boolean scalar: True if all gradients can be applied.

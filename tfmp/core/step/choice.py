@@ -13,6 +13,8 @@ Gradients in true magnitude:
   optimizer needs what was computed in between, and if the optimizer has a program, which computes it again.
 * `ProgramUpdate`, if the optimizer has a compiled program for them.
 * `OptimizerUpdate`.
+
+If they are the mean of micro-batches, a `WindowUpdate` around it adds what was counted in these.
 """
 
 from collections.abc import Sequence
@@ -23,22 +25,17 @@ from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.origins import derivation_of, origin_of
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.program_update import ProgramUpdate
 from tfmp.core.step.summed_update import SummedUpdate
 from tfmp.core.step.update import OptimizerUpdate, Update
+from tfmp.core.step.window_update import WindowUpdate
 from tfmp.types import Gradient, Gradients
 
 
 def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Update:
-    """Return the update of a step with the gradients of a scaled loss.
-
-    Args:
-        adapter: The optimizer and its variables.
-        grads: This replica's gradients.
-        facts: What the step must know of them.
-    """
+    """Return the update of a step with this replica's gradients of a scaled loss."""
     if facts.distribution.can_sum_first and facts.needs_only_finiteness and facts.may_check_scaled:
         on_sums = adapter.program_on_sums(grads)
         if on_sums is not None:
@@ -54,18 +51,16 @@ def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) 
 
 
 def update_of_unscaled(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None = None
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: EarlierCheck | None = None
 ) -> Update:
     """Return the update of a step with gradients in true magnitude, which the user may have clipped.
 
-    Args:
-        adapter: The optimizer and its variables.
-        grads: This replica's gradients.
-        facts: What the step must know of them.
-        known: The result of an earlier check of gradients on this replica; None if there was none.
+    `known` is the result of an earlier check of gradients on this replica, if there was one.
     """
-    derived = _derived_update(adapter, grads, facts, known)
-    return derived if derived is not None else _update_of_true(adapter, grads, facts, known)
+    update = _derived_update(adapter, grads, facts, known) or _update_of_true(adapter, grads, facts, known)
+    if known is None or known.overflow_counts is None:
+        return update
+    return WindowUpdate(update, known.overflow_counts)
 
 
 def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -75,7 +70,7 @@ def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor)
 
 
 def _update_of_true(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: EarlierCheck | None
 ) -> OptimizerUpdate | ProgramUpdate:
     grads = adapter.reduce(adapter.typed(grads))
     check = _check_of(adapter, facts, Scaling.UNSCALED, known)
@@ -86,15 +81,15 @@ def _update_of_true(
 
 
 def _check_of(
-    adapter: OptimizerAdapter, facts: Facts, scaling: Scaling, known: LocalCheck | None = None
+    adapter: OptimizerAdapter, facts: Facts, scaling: Scaling, known: EarlierCheck | None = None
 ) -> GradientCheck:
     num_summed = 1 if adapter.sums_first else facts.distribution.num_summed
-    already_checked = known is not None and known.already_checked
-    return facts.check(scaling, num_summed, adapter.overwritten, already_checked=already_checked)
+    of_micro_batches = known is not None and known.of_micro_batches
+    return facts.check(scaling, num_summed, adapter.overwritten, of_micro_batches=of_micro_batches)
 
 
 def _derived_update(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: LocalCheck | None
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: EarlierCheck | None
 ) -> ProgramUpdate | None:
     """Return an update with the scaled gradients that these were computed from; None if there can be none."""
     derivation = derivation_of(grads)
@@ -115,17 +110,16 @@ def _derived_update(
     )
 
 
-def _known_of_scaled(known: LocalCheck | None, keeps_finite: Sequence[tf.Tensor]) -> LocalCheck | None:
+def _known_of_scaled(known: EarlierCheck | None, keeps_finite: Sequence[tf.Tensor]) -> EarlierCheck | None:
     """Return what is known of scaled gradients from what is known of those that were computed from them.
 
-    Args:
-        known: The result of an earlier check; None if there was none.
-        keeps_finite: Whether each change of the gradients keeps finite values finite. A step where one does not is
-            skipped.
+    `keeps_finite` says for each change of the gradients whether it keeps finite values finite. A step where one does
+    not is skipped.
     """
     if known is None and not keeps_finite:
         return None
-    known = known or LocalCheck(tf.constant(True))
+    known = known or EarlierCheck(LocalCheck(tf.constant(True)))
     origins = [origin_of(grad) for grad in known.checked]
     checked = [grad if origin is None else origin.scaled for origin, grad in zip(origins, known.checked, strict=True)]
-    return known._replace(usable=tf.reduce_all([known.usable, *keeps_finite]), checked=checked)
+    usable = tf.reduce_all([known.found.usable, *keeps_finite])
+    return known._replace(found=known.found._replace(usable=usable), checked=checked)

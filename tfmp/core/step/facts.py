@@ -11,22 +11,17 @@ from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 
 
 class Facts(NamedTuple):
-    """What decides how a step runs, whichever optimizer takes it; gathered once for each step.
-
-    Attributes:
-        distribution: How the replicas act together.
-        loss_scale: The loss scale before the step, a float32 scalar.
-        detector: Decides which gradients overflowed.
-        needs_max_abs: True if the manager needs the largest magnitude of the gradients.
-        lowest_loss_scale: The lowest scale that the manager chooses.
-        records_ranges: True if a monitor looks at the ranges of the gradients.
-    """
+    """What decides how a step runs, whichever optimizer takes it; gathered once for each step."""
 
     distribution: Distribution
+    #: The loss scale before the step, a float32 scalar.
     loss_scale: tf.Tensor
     detector: OverflowDetector
+    #: True if the manager needs the largest magnitude of the gradients.
     needs_max_abs: bool
+    #: The lowest scale that the manager chooses.
     lowest_loss_scale: float
+    #: True if a monitor looks at the ranges of the gradients.
     records_ranges: bool
 
     @property
@@ -45,17 +40,10 @@ class Facts(NamedTuple):
         num_summed: int,
         overwritten: Collection[int] = (),
         *,
-        already_checked: bool = False,
+        of_micro_batches: bool = False,
     ) -> GradientCheck:
-        """Return the check of one replica's gradients.
-
-        Args:
-            scaling: Whether the gradients are scaled, and whether they are unscaled for the check.
-            num_summed: The number of replicas whose gradients are summed after the check.
-            overwritten: Indices of gradients that are the next values of their variables.
-            already_checked: True if these are the mean of micro-batches that the detector has checked one by one.
-        """
+        """Return the check of one replica's gradients; for the arguments see `GradientCheck` and `EarlierCheck`."""
         # A replica's part of a mean can be larger than any micro-batch. A detector that compares magnitudes with a
         # limit, as it has done for each micro-batch, could reject it wrongly.
-        detector = NonFiniteDetector() if already_checked else self.detector
+        detector = NonFiniteDetector() if of_micro_batches else self.detector
         return GradientCheck(detector, self.loss_scale, scaling, num_summed, overwritten, self.needs_max_abs)

@@ -8,7 +8,7 @@ from tfmp.core.adapters import OptimizerAdapter, Program
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients.origins import Change
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck
 from tfmp.core.step.update import CheckedUpdate
 from tfmp.types import Done, Gradients
 
@@ -16,17 +16,9 @@ from tfmp.types import Done, Gradients
 class ProgramUpdate(CheckedUpdate):
     """Unscales, clips and applies gradients by one program.
 
-    Args:
-        adapter: The optimizer and its variables.
-        program: Unscales the gradients and applies them.
-        grads: This replica's gradients.
-        distribution: How the replicas act together.
-        check: How the gradients are checked.
-        known: The result of an earlier check of gradients on this replica; None if there was none.
-        loss_scale: The number by which the program divides the gradients; None if they are in true magnitude already.
-        changes: For each gradient a function of its unscaled values, by which the program clips them; empty if there is
-            none. The check needs to know nothing of them, because `known` says whether they keep finite values finite,
-            and others not finite.
+    `changes` hold for each gradient a function of its unscaled values, by which the program clips them; they are empty
+    if there is none. The check needs to know nothing of them, because `known` says whether they keep finite values
+    finite, and others not finite.
     """
 
     def __init__(
@@ -36,7 +28,7 @@ class ProgramUpdate(CheckedUpdate):
         grads: Gradients,
         distribution: Distribution,
         check: GradientCheck,
-        known: LocalCheck | None = None,
+        known: EarlierCheck | None = None,
         *,
         loss_scale: tf.Tensor | None = None,
         changes: Sequence[Change | None] = (),

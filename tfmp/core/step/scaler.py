@@ -9,19 +9,19 @@ from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.origins import Origin, note
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.overflow.local_check import LocalCheck
-from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
-from tfmp.core.step.bfloat16_notice import Bfloat16Notice
-from tfmp.core.step.facts import Facts
-from tfmp.core.step.gradient_ranges import GradientRanges
-from tfmp.core.step.graph_records import (
+from tfmp.core.monitors.bfloat16_notice import Bfloat16Notice
+from tfmp.core.monitors.gradient_ranges import GradientRanges
+from tfmp.core.monitors.graph_records import (
     RecordedGradients,
     overflow_counts_of_graph,
     record_gradients,
     record_loss,
     record_step,
 )
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.step.facts import Facts
 from tfmp.core.step.update import StepResult, Update
 from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.tracing import without_autograph
@@ -87,11 +87,7 @@ class LossScaler:
         return current_distribution(self._is_distributed)
 
     def facts(self, distribution: Distribution | None = None) -> Facts:
-        """Return what the step that is being built must know of its gradients.
-
-        Args:
-            distribution: How the replicas act together; looked up if it is None.
-        """
+        """Return what decides how the step that is being built runs."""
         return Facts(
             self.distribution() if distribution is None else distribution,
             self._manager.get_loss_scale(),
@@ -109,27 +105,19 @@ class LossScaler:
         return arithmetic.scale(loss, self._manager.get_loss_scale())
 
     @without_autograph
-    def unscale(self, grads: Gradients) -> list[Gradient]:
-        """Return the gradients divided by the current scale, in float32 or float64.
-
-        Args:
-            grads: Gradients of a loss scaled by `scale`.
-        """
-        loss_scale = self._manager.get_loss_scale()
+    def unscale(self, grads: Gradients, loss_scale: tf.Tensor | None = None) -> list[Gradient]:
+        """Return the gradients divided by the loss scale (read now if it is None), in float32 or float64."""
+        if loss_scale is None:
+            loss_scale = self._manager.get_loss_scale()
         unscaled = arithmetic.unscale(grads, loss_scale)
         for grad, scaled in zip(unscaled, grads, strict=True):
             note(grad, Origin(scaled, loss_scale))
         return unscaled
 
     @without_autograph
-    def agree_early(self, known: LocalCheck, distribution: Distribution) -> StepResult:
-        """Return the result that a step would have with gradients that `check_early` or `drain` has checked.
-
-        Args:
-            known: What this replica knows of its gradients.
-            distribution: How the replicas act together.
-        """
-        return self._agree(known, [], [], distribution)
+    def agree_early(self, known: EarlierCheck, distribution: Distribution) -> StepResult:
+        """Return the result that a step would have with gradients that were checked earlier."""
+        return self._agree(known.found, [], [], distribution)
 
     @without_autograph
     def step(self, update: Update) -> Done:
@@ -149,9 +137,8 @@ class LossScaler:
         Returns:
             The op that does this (None in eager mode) and the result of the step, which `advance` takes.
         """
-        local_check = update.check()
-        result = self._agree(local_check, update.grads, update.adapter.names, update.distribution)
-        done = self._apply_or_count(update, local_check, result.applied)
+        result = self._agree(update.check(), update.grads, update.adapter.names, update.distribution)
+        done = self._apply_or_count(update, result.applied)
         return tf.group(done, *self._record_ranges(update)), result
 
     def _agree(
@@ -160,16 +147,13 @@ class LossScaler:
         """Combine the checks of all replicas into one result."""
         max_abs = local_check.max_abs if self._manager.needs_max_abs else None
         applied, max_abs = distribution.agree(local_check.usable, max_abs, grads, names)
-        complete = local_check.complete
-        return StepResult(applied, applied if complete is None else tf.logical_and(applied, complete), max_abs)
+        return StepResult(applied, max_abs, local_check.complete)
 
-    def _apply_or_count(self, update: Update, local_check: LocalCheck, applied: tf.Tensor) -> Done:
+    def _apply_or_count(self, update: Update, applied: tf.Tensor) -> Done:
         """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient.
 
-        All replicas do the same, since they agree on `applied`. If the gradients are the mean of a window, the counts
-        of the micro-batches that overflowed are stored in both cases.
+        All replicas do the same, since they agree on `applied`.
         """
-        of_window = [] if local_check.overflow_counts is None else [local_check.overflow_counts]
         held, distribution = update.held(), update.distribution
         stored = self.overflow_counts.of(update.adapter.names)
 
@@ -177,14 +161,11 @@ class LossScaler:
             return self._record_overflows(stored, counts, distribution)
 
         # A strategy calls the first replica's functions for all replicas, so what differs comes as an argument.
-        def apply(given: Gradients) -> Done:
-            return tf.group(update.apply(given[: len(held)]), *map(record, given[len(held) :]))
+        def apply(held: Gradients) -> Done:
+            done, counts = update.apply(held), update.counts_if_applied(held)
+            return tf.group(done, *([] if counts is None else [record(counts)]))
 
-        def count(given: Gradients) -> Done:
-            return record(tf.add_n([update.counts(given[: len(held)]), *given[len(held) :]]))
-
-        done = distribution.conditional_update(applied, [*held, *of_window], apply, count)
-        return done if local_check.emptied is None else tf.group(done, local_check.emptied)
+        return distribution.conditional_update(applied, held, apply, lambda held: record(update.counts(held)))
 
     def _record_ranges(self, update: Update) -> list[Done]:
         """Return the ops that let monitors see the powers of two of the gradients; none if nobody asked for them."""
@@ -207,20 +188,14 @@ class LossScaler:
 
     @without_autograph
     def advance(self, result: StepResult, is_step: tf.Tensor | None = None) -> Done:
-        """Adjust the loss scale and count the step; to be called once for all replicas.
-
-        Args:
-            result: The result of the step.
-            is_step: A boolean scalar: is the step to be counted? None if it certainly is.
-        """
-        seen = [result.finite] if result.max_abs is None else [result.finite, result.max_abs]
-        # If micro-batches can be dropped, `finite` is a second tensor, by which the manager records a drop.
-        applied = [result.applied] if result.finite is result.applied else [result.applied, result.finite]
+        """Adjust the loss scale and, unless `is_step` is False, count the step; to be called once for all replicas."""
+        finite = result.finite
+        adjusted = self._manager.update_loss_scale(*([finite] if result.max_abs is None else [finite, result.max_abs]))
 
         def count(_: Gradients) -> Done:
-            return self._manager.note_step(*applied)
+            # If micro-batches can be dropped, the manager records by the second flag that they were.
+            return self._manager.note_step(result.applied, *([] if result.complete is None else [finite]))
 
-        adjusted = self._manager.update_loss_scale(*seen)
         return tf.group(adjusted, count([]) if is_step is None else conditional_update(is_step, [], count))
 
     def overflow_reports(self) -> list[OverflowReport]:
@@ -234,11 +209,7 @@ class LossScaler:
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Make the variables that a step needs, so that a SavedModel that is exported before any step contains them.
-
-        Args:
-            names: The names of the variables that will be trained.
-        """
+        """Make the variables that a step needs, so that a SavedModel that is exported before any step contains them."""
         # Not on the replicas of a strategy: each of them would make variables of its own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()

@@ -5,8 +5,8 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
+from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.overflow.overflow_counts import OverflowReport
-from tfmp.core.step.gradient_ranges import GradientRanges
 from tfmp.core.step.scaler import LossScaler
 
 

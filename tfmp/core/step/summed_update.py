@@ -12,14 +12,7 @@ from tfmp.types import Done, Gradient, Gradients
 
 
 class SummedUpdate(Update):
-    """Sums scaled gradients over the replicas, so that only the sums need to be checked, and applies the sums.
-
-    Args:
-        adapter: The optimizer and its variables.
-        program: Sums the gradients, and unscales and applies the sums.
-        grads: This replica's gradients of a scaled loss.
-        facts: What the step must know of its gradients.
-    """
+    """Sums scaled gradients over the replicas, so that only the sums need to be checked, and applies the sums."""
 
     def __init__(self, adapter: OptimizerAdapter, program: ProgramOnSums, grads: Gradients, facts: Facts) -> None:
         super().__init__(adapter, grads, facts.distribution, facts.loss_scale)

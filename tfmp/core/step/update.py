@@ -9,23 +9,25 @@ import tensorflow as tf
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.types import Done, Gradient, Gradients
 
 
 class StepResult(NamedTuple):
-    """What all replicas agree on: the result of a step; after `GradScaler.unscale`, of one that may follow.
+    """What all replicas agree on: the result of a step; after `GradScaler.unscale`, of one that may follow."""
 
-    Attributes:
-        applied: True if the gradients are applied; bool.
-        finite: True if no gradient overflowed; bool. This is the same tensor as `applied`, unless an accumulator drops
-            overflowing micro-batches one by one: a step can then be applied without them.
-        max_abs: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
-    """
-
+    #: True if the gradients are applied; bool.
     applied: tf.Tensor
-    finite: tf.Tensor
-    max_abs: tf.Tensor | None
+    #: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
+    max_abs: tf.Tensor | None = None
+    #: False if an accumulator dropped micro-batches that overflowed, without which the step may be applied; bool. None
+    #: if that cannot be.
+    complete: tf.Tensor | None = None
+
+    @property
+    def finite(self) -> tf.Tensor:
+        """True if no gradient overflowed; bool."""
+        return self.applied if self.complete is None else tf.logical_and(self.applied, self.complete)
 
 
 class Update(abc.ABC):
@@ -68,20 +70,19 @@ class Update(abc.ABC):
 
     @abc.abstractmethod
     def counts(self, held: Gradients) -> tf.Tensor:
-        """Count the values of `grads` that overflowed, as `OverflowDetector.counts` does."""
+        """Count the values that overflowed, as `OverflowDetector.counts` does, if the step is skipped."""
+
+    def counts_if_applied(self, held: Gradients) -> tf.Tensor | None:
+        """Count the values that overflowed although the step is applied; None if there can be none."""
+        del held
+        return None
 
 
 class CheckedUpdate(Update):
     """A step for which this replica's own gradients must be finite.
 
-    Args:
-        adapter: The optimizer and its variables.
-        grads: This replica's gradients.
-        distribution: How the replicas act together.
-        check: How the gradients are checked.
-        known: The result of an earlier check of gradients on this replica; None if there was none.
-        loss_scale: The number by which the gradients are still multiplied; None if they are in true magnitude.
-        measures: Tensors that `apply` uses beside the gradients.
+    `known` is the result of an earlier check of gradients on this replica, if there was one. `measures` are tensors
+    that `apply` uses beside the gradients.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class CheckedUpdate(Update):
         grads: Gradients,
         distribution: Distribution,
         check: GradientCheck,
-        known: LocalCheck | None = None,
+        known: EarlierCheck | None = None,
         *,
         loss_scale: tf.Tensor | None = None,
         measures: Sequence[tf.Tensor] = (),

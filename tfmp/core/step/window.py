@@ -1,11 +1,11 @@
-"""A step with the mean of several micro-batches."""
+"""Steps with the mean of several micro-batches, which an accumulator adds up in a window."""
 
 import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.local_check import EarlierCheck
 from tfmp.core.step.choice import update_of_unscaled
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
@@ -17,15 +17,7 @@ from tfmp.types import Done, Gradient, Gradients
 def accumulate(
     scaler: LossScaler, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, accumulator: GradientAccumulator
 ) -> Done:
-    """Add the gradients of a micro-batch, and run a step with their mean when the window ends.
-
-    Args:
-        scaler: Runs the step.
-        adapter: The optimizer and its variables.
-        grads: The gradients of the micro-batch on this replica, unscaled.
-        facts: What the step must know of its gradients.
-        accumulator: Stores the sums of the gradients.
-    """
+    """Add the unscaled gradients of a micro-batch, and run a step with the mean when the window ends."""
     distribution = facts.distribution
     added = accumulator.add_unscaled(grads, facts.loss_scale, keeps_max_abs=facts.needs_max_abs)
     # All replicas add the same number of micro-batches, those that overflowed included, so this flag is the same on all
@@ -34,18 +26,13 @@ def accumulate(
         is_full = accumulator.is_full
 
     def end_window(_: Gradients) -> Done:
-        mean, known = drain(accumulator, distribution)
-        return scaler.step(update_of_unscaled(adapter, mean, facts, known))
+        mean, known, emptied = drain(accumulator, distribution)
+        return tf.group(scaler.step(update_of_unscaled(adapter, mean, facts, known)), emptied)
 
     return distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
 
 
 @without_autograph
-def drain(accumulator: GradientAccumulator, distribution: Distribution) -> tuple[list[Gradient], LocalCheck]:
-    """Empty an accumulator; return this replica's part of the mean and the result of checking its micro-batches.
-
-    Args:
-        accumulator: The accumulator, whose window is at its end.
-        distribution: How the replicas act together.
-    """
+def drain(accumulator: GradientAccumulator, distribution: Distribution) -> tuple[list[Gradient], EarlierCheck, Done]:
+    """Return this replica's part of the mean, the check of its micro-batches, and the op that empties the window."""
     return accumulator.drain(lambda values: distribution.total(values, "micro_batches"))

@@ -5,7 +5,7 @@ import tensorflow as tf
 from function_steps import take_step
 
 import tfmp
-from tfmp.core.step.graph_records import (
+from tfmp.core.monitors.graph_records import (
     RecordedGradients,
     gradients_of_graph,
     losses_of_graph,

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.step.gradient_ranges import GradientRanges
+from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.types import Gradient
 
 _MODES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {

@@ -1,0 +1,1 @@
+"""What looks at steps without changing them: the ranges of gradients, records of graphs, a notice."""

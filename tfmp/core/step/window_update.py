@@ -1,0 +1,39 @@
+"""A step with the mean of micro-batches, some of which may have overflowed."""
+
+import tensorflow as tf
+
+from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.step.update import Update
+from tfmp.types import Done, Gradient, Gradients
+
+
+class WindowUpdate(Update):
+    """Runs the update of a mean, and adds the overflows that were counted in its micro-batches to those of the step.
+
+    Such a step can be applied although micro-batches overflowed, which are then not a part of the mean.
+    """
+
+    def __init__(self, of_mean: Update, overflow_counts: tf.Tensor) -> None:
+        super().__init__(of_mean.adapter, of_mean.grads, of_mean.distribution, of_mean.loss_scale)
+        self._of_mean = of_mean
+        self._overflow_counts = overflow_counts
+
+    def check(self) -> LocalCheck:
+        """Check the mean."""
+        return self._of_mean.check()
+
+    def held(self) -> list[Gradient]:
+        """Return what the update of the mean holds, and the counts of this replica's micro-batches."""
+        return [*self._of_mean.held(), self._overflow_counts]
+
+    def apply(self, held: Gradients) -> Done:
+        """Apply the mean."""
+        return self._of_mean.apply(held[:-1])
+
+    def counts(self, held: Gradients) -> tf.Tensor:
+        """Count the values that overflowed in the mean and in its micro-batches."""
+        return tf.add_n([self._of_mean.counts(held[:-1]), held[-1]])
+
+    def counts_if_applied(self, held: Gradients) -> tf.Tensor:
+        """Count the values that overflowed in micro-batches."""
+        return held[-1]

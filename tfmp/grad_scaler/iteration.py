@@ -1,0 +1,109 @@
+"""An iteration of a training loop: what was called since the last update of the loss scale, and what was found."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from tfmp.core.control_flow import conditional_update
+from tfmp.core.distribute import Distribution
+from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.update import StepResult
+from tfmp.core.storage.state_variables import NotCheckpointed
+from tfmp.grad_scaler.call_order import CallOrder, on_replica
+from tfmp.grad_scaler.pending_update import PendingUpdate
+from tfmp.types import Done
+
+#: Adjusts the loss scale by a result, and counts it as a step: if a boolean scalar says so, or always if that is None.
+Adjust: TypeAlias = Callable[[StepResult, tf.Tensor | None], Done]
+
+
+class Iteration(NotCheckpointed):
+    """Holds the calls of an iteration in their order, and what they found; `end` and `give_up` begin the next one.
+
+    Python knows only the calls that it runs itself: those of a `tf.function` while it is traced. Every other call shows
+    in what it found, which is kept on the device.
+
+    `needs_max_abs` says whether `Adjust` needs the largest magnitude of the gradients, and `is_strict` whether calls
+    out of order are errors.
+    """
+
+    def __init__(self, scaler: LossScaler, *, needs_max_abs: bool, is_strict: bool) -> None:
+        super().__init__()
+        self._scaler = scaler
+        self._needs_max_abs = needs_max_abs
+        self.calls = CallOrder(is_strict)
+        self.pending = PendingUpdate()
+
+    def keep(
+        self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution, *, of_step: bool
+    ) -> Done:
+        """Keep what `step`, or `unscale`, has found, after the ops that must run before that."""
+
+        def add() -> Done:
+            with tf.control_dependencies(before):
+                return self.pending.add(result, of_step=of_step)
+
+        return distribution.once(add)
+
+    def end(self, adjust: Adjust, *, may_be_empty: bool = False) -> Done:
+        """Adjust the loss scale when all calls have run; raise an error if there was none, unless `may_be_empty`."""
+        calls, has_steps = list(self.calls.ops()), self.calls.has_steps
+        is_known = may_be_empty or has_steps or self.calls.has_unscaled
+        checks = [] if is_known else self._refuse_if_nothing_found()
+
+        def move() -> Done:
+            with tf.control_dependencies([*calls, *checks]):
+                findings = self.pending.read()
+                result = self.pending.result(findings, with_max_abs=self._needs_max_abs)
+                adjusted = adjust(result, None if has_steps and not may_be_empty else findings.is_step)
+            with tf.control_dependencies([*findings, *_known(adjusted)]):
+                return self.pending.clear(findings)
+
+        moved = self._once(move)
+        self.calls.end()
+        return moved
+
+    def end_unchecked(self) -> Done:
+        """Run the calls, without adjusting the loss scale."""
+        calls = list(self.calls.ops())
+        self.calls.end()
+        return tf.group(*calls)
+
+    def give_up(self, adjust: Adjust) -> Done:
+        """Adjust the loss scale if there was any result, without waiting for the calls; an overflow is a step."""
+        self.calls.end()
+
+        def forget() -> Done:
+            findings = self.pending.read()
+            result = self.pending.result(findings, with_max_abs=self._needs_max_abs)
+            adjusted = conditional_update(
+                findings.results > 0, [], lambda _: adjust(result, tf.logical_not(result.applied))
+            )
+            with tf.control_dependencies([*findings, *_known(adjusted)]):
+                return self.pending.clear(findings)
+
+        return self._once(forget)
+
+    def _once(self, function: Callable[[], Done]) -> Done:
+        return self._scaler.distribution().once(function) if on_replica() else function()
+
+    def _refuse_if_nothing_found(self) -> list[tf.Operation]:
+        """Raise an error if there was neither `unscale` nor `step` since the last update; return the check in a graph.
+
+        Python knows of no such call in the current graph or in eager code. Calls elsewhere, as in a `tf.function` that
+        was traced earlier, show only in the number of results on the device.
+        """
+        message = "update was called, and no optimizer has stepped since the last update: call step first."
+        if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
+            raise RuntimeError("update was built before any step: build the steps first, and update in the same graph.")
+        results = self.pending.get("results")
+        if not tf.executing_eagerly():
+            return [tf.debugging.Assert(results > 0, [message])]
+        if not results > 0:
+            raise RuntimeError(message)
+        return []
+
+
+def _known(done: Done) -> list[tf.Operation]:
+    return [] if done is None else [done]
