@@ -17,45 +17,22 @@ Examples:
     the settings that it does not know.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tfmp.lazy import names_of_stub
 from tfmp.npu.advice import ADVICE
 from tfmp.optional import require_tensorflow
 
-if TYPE_CHECKING:
-    from tfmp.npu import npu_loss_scale_manager as npu_loss_scale_manager
-    from tfmp.npu import npu_loss_scale_optimizer as npu_loss_scale_optimizer
-    from tfmp.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
-    from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager as FixedLossScaleManager
-    from tfmp.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer as NPULossScaleOptimizer
-
-_MODULE_OF = {
-    "ExponentialUpdateLossScaleManager": "tfmp.npu.npu_loss_scale_manager",
-    "FixedLossScaleManager": "tfmp.npu.npu_loss_scale_manager",
-    "NPULossScaleOptimizer": "tfmp.npu.npu_loss_scale_optimizer",
-}
-
-# Modules that have the names of the bridge's modules, available as attributes too.
-_MODULES = ("npu_loss_scale_manager", "npu_loss_scale_optimizer")
-
-__all__ = [*_MODULE_OF]  # noqa: PLE0604 - the names of a table are strings
+# Of the stub's names, `__dir__` has also the two modules that have the names of the bridge's modules.
+_name_of_stub, __dir__, __all__ = names_of_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute may be anything
-    if name in _MODULE_OF:
-        require_tensorflow()
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
-    if name in _MODULES:
-        require_tensorflow()
-        return importlib.import_module(f"tfmp.npu.{name}")
     if name in ADVICE:
         # Not an AttributeError: `from tfmp.npu import name` would replace that by an ImportError without the advice. A
         # call of hasattr cannot be told apart from such an import, so it raises this error as well, by design.
         raise ImportError(f"tfmp.npu has no {name}: {ADVICE[name]}.")
+    if name in __dir__():
+        require_tensorflow()
     # For all other names, submodules too: Python itself and tools use hasattr to ask for them, and must get False.
-    raise AttributeError(f"module 'tfmp.npu' has no attribute {name!r}.")
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
+    return _name_of_stub(name)

@@ -1,0 +1,9 @@
+from tfmp.bert.lamb import LAMBOptimizer as LAMBOptimizer
+from tfmp.bert.normalization import layer_norm as layer_norm
+from tfmp.bert.optimizers import AdamWeightDecayOptimizer as AdamWeightDecayOptimizer
+from tfmp.bert.schedule import warm_up_then_decay as warm_up_then_decay
+from tfmp.bert.throughput import Throughput as Throughput
+from tfmp.bert.training import NOT_DECAYED as NOT_DECAYED
+from tfmp.bert.training import Training as Training
+from tfmp.bert.training import build_training as build_training
+from tfmp.bert.training import create_optimizer as create_optimizer

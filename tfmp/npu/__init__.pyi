@@ -1,0 +1,5 @@
+from tfmp.npu import npu_loss_scale_manager as npu_loss_scale_manager
+from tfmp.npu import npu_loss_scale_optimizer as npu_loss_scale_optimizer
+from tfmp.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
+from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager as FixedLossScaleManager
+from tfmp.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer as NPULossScaleOptimizer
