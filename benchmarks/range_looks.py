@@ -2,7 +2,7 @@
 
     python -m benchmarks.range_looks
 
-A look is `tfmp.exponent_counts` of one tensor. A read is the largest magnitude, `tf.reduce_max(tf.abs(x))`, the
+A look is `tfmp.ranges.exponent_counts` of one tensor. A read is the largest magnitude, `tf.reduce_max(tf.abs(x))`, the
 simplest question about a range; `tf.reduce_sum(x)`, the cheapest pass over the values that TensorFlow has, is given as
 well. All three are timed in turn, in the same rounds, as a `tf.function`, and the figures are medians of the ratios of
 a round. Values like those of gradients have no zeros; half of the values of an activation of relu are zero, which needs
@@ -77,7 +77,10 @@ def looks_in_reads(values: tf.Tensor, rounds: int) -> dict[str, float]:
         values: The tensor to look at.
         rounds: How often to measure.
     """
-    functions: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {"look": lambda x: tfmp.exponent_counts([x]), **_READS}
+    functions: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+        "look": lambda x: tfmp.ranges.exponent_counts([x]),
+        **_READS,
+    }
     traced = {name: tf.function(function, autograph=False) for name, function in functions.items()}
     times = _times({name: lambda each=each: each(values).numpy() for name, each in traced.items()}, rounds)
     return {name: report.median_ratio(times["look"], times[name]) for name in _READS}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfmp
+from tfmp.moved_names import MOVED
 
 
 def _python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -21,13 +22,36 @@ def test_every_public_name_is_there() -> None:
     assert set(tfmp.__all__) <= set(dir(tfmp))
 
 
+@pytest.mark.parametrize("package", ["bert", "checkpoints", "grad_scaler", "mixed_precision", "npu", "ranges"])
+def test_packages_of_names_are_attributes(package: str) -> None:
+    code = f"import tfmp; print(tfmp.{package}.__name__, 'tensorflow' in sys.modules, '{package}' in dir(tfmp))"
+    done = _python(code)
+    assert done.stdout == f"tfmp.{package} False True\n", done.stderr
+    names = getattr(tfmp, package)
+    for name in names.__all__:
+        assert getattr(names, name) is not None
+    assert set(names.__all__) <= set(dir(names))
+    assert package not in tfmp.__all__
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_moved_names_still_work_and_say_where_they_are(name: str) -> None:
+    package, new_name = MOVED[name]
+    with pytest.warns(DeprecationWarning, match=rf"tfmp\.{name} is deprecated: write tfmp\.{package}\.{new_name}\.$"):
+        moved = getattr(tfmp, name)
+    assert moved is getattr(getattr(tfmp, package), new_name)
+    assert name not in dir(tfmp)
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'tfmp' has no attribute 'LossScaler'"):
         _ = tfmp.LossScaler
 
 
 def test_import_alone_loads_no_tensorflow() -> None:
-    done = _python("import tfmp, tfmp.bert; assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules")
+    done = _python(
+        "import tfmp, tfmp.bert, tfmp.ranges; assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules"
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -73,7 +73,7 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
     """
     with tfmp.precision(config.precision), tf1.variable_scope("bert"):
         table = _embeddings("word_embeddings", config.vocab_size, config)
-        x = tfmp.probe(_embed(features, table, config), "embeddings")
+        x = tfmp.ranges.probe(_embed(features, table, config), "embeddings")
         visible = tf.not_equal(features["input_ids"], PAD_ID)
         for i in range(config.num_layers):
             with tf1.variable_scope(f"layer_{i}"):
@@ -83,7 +83,7 @@ def bert(features: dict[str, tf.Tensor], config: BertConfig) -> Outputs:
                     else _transformer_layer(x, visible, config)
                 )
         with tf1.variable_scope("encoder_output"):
-            x = tfmp.probe(_layer_norm(x), "encoder_output")
+            x = tfmp.ranges.probe(_layer_norm(x), "encoder_output")
         return Outputs(
             word_logits=_word_head(_gather(x, features["masked_positions"], config), table, config),
             next_logits=_next_head(x[:: config.seq_length], config),
@@ -203,7 +203,7 @@ def _next_head(first_tokens: tf.Tensor, config: BertConfig) -> tf.Tensor:
 def _probe(x: tf.Tensor, part: str = "") -> tf.Tensor:
     """Name an activation after the current scope, and perhaps a part of it, for `tfmp.check_precision`."""
     scope = tf1.get_variable_scope().name.removeprefix("bert/")
-    return tfmp.probe(x, f"{scope}/{part}" if part else scope)
+    return tfmp.ranges.probe(x, f"{scope}/{part}" if part else scope)
 
 
 def _dense(x: tf.Tensor, units: int, name: str, config: BertConfig) -> tf.Tensor:

@@ -80,12 +80,12 @@ def test_a_checkpoint_of_the_graph_rewrite_restores_all_but_the_managers_variabl
     }
     path, values = _written_by_the_original(tmp_path, {**_REWRITTEN, **(windows if runs > 1 else {})})
     # This is the recipe in docs/howto/porting.md.
-    scale = tfmp.read_loss_scale_state(path).loss_scale
+    scale = tfmp.checkpoints.read_loss_scale_state(path).loss_scale
     model = kit_models.Model(use_fp16=True, init_loss_scale=scale, num_accumulation_steps=runs)
     managers = {"loss_scale", "good_steps", "bad_steps"}
     kept = [each for each in tf1.global_variables() if each.op.name.removesuffix("/value") not in managers]
     session.run(tf1.global_variables_initializer())
-    tf1.train.Saver(tfmp.checkpoint_variable_map(path, kept)).restore(session, path)
+    tf1.train.Saver(tfmp.checkpoints.variable_map(path, kept)).restore(session, path)
     state = {name.removesuffix("/value"): value for name, value in kit_models.state(session).items()}
     assert set(state) - managers == set(values) - set(_REWRITTEN)
     for name in set(state) - managers:

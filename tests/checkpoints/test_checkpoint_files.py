@@ -21,9 +21,9 @@ _DAMAGED = r"the checkpoint .*model\.ckpt cannot be read, it may be damaged or i
 def test_missing_file_is_named(tmp_path: Path) -> None:
     for name in ("model.ckpt", "model.keras", "model.weights.h5"):
         with pytest.raises(FileNotFoundError, match=f"there is no .*{name}"):
-            tfmp.read_loss_scale_state(tmp_path / name)
+            tfmp.checkpoints.read_loss_scale_state(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=r"holds neither a checkpoint .* nor a SavedModel"):
-        tfmp.read_loss_scale_state(tmp_path)
+        tfmp.checkpoints.read_loss_scale_state(tmp_path)
 
 
 @pytest.mark.graph
@@ -33,7 +33,7 @@ def test_broken_file_is_named(name: str, length: int, tmp_path: Path) -> None:
     path = tmp_path / Path(name).name
     path.write_bytes((_RECORDINGS / name).read_bytes()[:length])
     with pytest.raises(ValueError, match=f"{path.name} cannot be read, it may be damaged or incomplete"):
-        tfmp.read_loss_scale_state(path)
+        tfmp.checkpoints.read_loss_scale_state(path)
 
 
 @pytest.mark.graph
@@ -50,11 +50,11 @@ def test_broken_checkpoint_is_named(broken: str, length: int | None, tmp_path: P
     no_index = (broken, length) == ("index", None)
     expected, message = (FileNotFoundError, "there is no checkpoint") if no_index else (ValueError, _DAMAGED)
     with pytest.raises(expected, match=message):
-        tfmp.read_loss_scale_state(tmp_path / "model.ckpt")
+        tfmp.checkpoints.read_loss_scale_state(tmp_path / "model.ckpt")
     # The data are not read for a map of names.
     if broken == "index":
         with pytest.raises(expected, match=message):
-            tfmp.checkpoint_variable_map(tmp_path / "model.ckpt")
+            tfmp.checkpoints.variable_map(tmp_path / "model.ckpt")
 
 
 @pytest.mark.graph

@@ -53,7 +53,7 @@ def test_recorded_run_of_contrib_continues_in_a_graph_of_other_names(
     w = tf.compat.v1.get_variable("w", initializer=tf.constant([0.5, -1.0, 2.0]))
     b = tf.compat.v1.get_variable("b", initializer=tf.constant(0.25))
     train_op = build(_wrapped(optimizer), factor * (tf.reduce_sum(w * x) + b), x)
-    key_to_variable = tfmp.checkpoint_variable_map(path)
+    key_to_variable = tfmp.checkpoints.variable_map(path)
     assert set(key_to_variable) == {name for name, _ in tf.train.list_variables(str(path))}
     if optimizer == "adam":
         inside = key_to_variable["cond/beta1_power"].op.name
@@ -89,7 +89,7 @@ def _restored(build: Callable[[], Any], path: Path) -> dict[str, Any]:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         build()
         prefix = str(path / "model.ckpt")
-        tf.compat.v1.train.Saver(tfmp.checkpoint_variable_map(prefix)).restore(session, prefix)
+        tf.compat.v1.train.Saver(tfmp.checkpoints.variable_map(prefix)).restore(session, prefix)
         again = tf.compat.v1.train.Saver().save(session, str(path / "again.ckpt"))
     reader = tf.train.load_checkpoint(again)
     return {key: reader.get_tensor(key).tolist() for key in reader.get_variable_to_shape_map()}
@@ -176,19 +176,19 @@ def test_what_is_missing_is_listed_with_what_is_nearest(tmp_path: Path) -> None:
     with tf.Graph().as_default():
         _adams(1)()
         with pytest.raises(ValueError, match=r"does not fit 3 of 8 variables: leave the variables") as raised:
-            tfmp.checkpoint_variable_map(tmp_path)
+            tfmp.checkpoints.variable_map(tmp_path)
         assert [line.split(":")[0].strip() for line in str(raised.value).splitlines()[1:]] == [
             "loss_scale",
             "good_steps",
             "bad_steps",
         ]
         own = [v for v in tf.compat.v1.global_variables() if "scale" not in v.name and "steps" not in v.name]
-        assert set(tfmp.checkpoint_variable_map(tmp_path, own)) == {
+        assert set(tfmp.checkpoints.variable_map(tmp_path, own)) == {
             *("w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power")
         }
         tf.compat.v1.get_variable("weights", [4])
         with pytest.raises(ValueError, match="weights: missing"):
-            tfmp.checkpoint_variable_map(tmp_path)
+            tfmp.checkpoints.variable_map(tmp_path)
 
 
 def test_ambiguous_names_are_listed(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_ambiguous_names_are_listed(tmp_path: Path) -> None:
             "and cond/beta1_power, cond_2/beta1_power in the checkpoint"
         )
         with pytest.raises(ValueError, match=expected):
-            tfmp.checkpoint_variable_map(tmp_path)
+            tfmp.checkpoints.variable_map(tmp_path)
 
 
 def test_variables_whose_exact_names_were_saved_are_not_ambiguous(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_variables_whose_exact_names_were_saved_are_not_ambiguous(tmp_path: Path
     with tf.Graph().as_default():
         _adams(2)()
         second = [v for v in tf.compat.v1.global_variables() if v.op.name.startswith("cond_2/")]
-        found = tfmp.checkpoint_variable_map(tmp_path, second)
+        found = tfmp.checkpoints.variable_map(tmp_path, second)
     assert {key: variable.op.name for key, variable in found.items()} == {
         key: key for key in ("cond_2/beta1_power", "cond_2/beta2_power")
     }
@@ -219,7 +219,7 @@ def test_nearest_names_are_named_beside_what_is_missing(tmp_path: Path) -> None:
     with tf.Graph().as_default():
         variables = [tf.compat.v1.get_variable(name, [4]) for name in ("w/Adam_7", "w/m", "kernel")]
         with pytest.raises(ValueError, match="does not fit 3 of 3 variables") as raised:
-            tfmp.checkpoint_variable_map(tmp_path, variables)
+            tfmp.checkpoints.variable_map(tmp_path, variables)
     assert str(raised.value).splitlines()[1:] == [
         "  w/Adam_7: missing, the nearest are w/Adam_3, w/Adam_2, w/Adam_1",
         "  w/m: missing, the nearest are w/Adam, w/Adam_3, w/Adam_2",
@@ -235,16 +235,16 @@ def test_another_shape_or_type_is_listed(tmp_path: Path) -> None:
             tf.compat.v1.get_variable("good_steps", [], tf.int64, tf.compat.v1.zeros_initializer()),
         ]
         with pytest.raises(ValueError, match=r"w: float32 of shape \(3,\) in the graph, float32 of shape \(4,\) in"):
-            tfmp.checkpoint_variable_map(tmp_path, variables)
+            tfmp.checkpoints.variable_map(tmp_path, variables)
         with pytest.raises(ValueError, match=r"good_steps: int64 of shape \(\) in the graph, int32 of shape \(\) in"):
-            tfmp.checkpoint_variable_map(tmp_path, variables)
+            tfmp.checkpoints.variable_map(tmp_path, variables)
 
 
 def test_anything_but_variables_is_refused() -> None:
     with tf.Graph().as_default(), pytest.raises(TypeError, match=r"variables must be .*, and it holds 'w' of type str"):
-        tfmp.checkpoint_variable_map(_RECORDINGS / "adam/model.ckpt", ["w"])
+        tfmp.checkpoints.variable_map(_RECORDINGS / "adam/model.ckpt", ["w"])
 
 
 def test_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with tf.Graph().as_default(), pytest.raises(FileNotFoundError, match="there is no checkpoint"):
-        tfmp.checkpoint_variable_map(tmp_path / "model.ckpt")
+        tfmp.checkpoints.variable_map(tmp_path / "model.ckpt")

@@ -33,7 +33,7 @@ _CONTRIB = "tf.contrib.mixed_precision or tfmp"
 
 
 def _check(path: Path, expected: tuple[float, int, int], writer: str) -> None:
-    state = tfmp.read_loss_scale_state(path)
+    state = tfmp.checkpoints.read_loss_scale_state(path)
     assert (*state[:3], state.writer) == (*expected, writer)
     assert [type(value) for value in state] == [float, int, int, str, str]
 
@@ -112,7 +112,7 @@ def test_fixed_scale_is_read_where_keras_describes_the_optimizer(keras: tuple[st
         _check(save(model, tmp_path), FIXED, "tfmp's FixedLossScaleManager")
     for save in (systems.checkpoint, systems.weights_file):
         with pytest.raises(ValueError, match=r"holds no loss scale.*A fixed scale is not saved in a checkpoint"):
-            tfmp.read_loss_scale_state(save(model, tmp_path))
+            tfmp.checkpoints.read_loss_scale_state(save(model, tmp_path))
     if name != "keras3":
         model = systems.trained_model(module, systems.fixed_around(module))
         for save in (systems.keras_file, systems.legacy_file):
@@ -121,7 +121,7 @@ def test_fixed_scale_is_read_where_keras_describes_the_optimizer(keras: tuple[st
 
 def test_file_that_leaves_the_scale_out_says_so_and_names_the_initial_one() -> None:
     with pytest.raises(ValueError, match=r"Keras 2's own LossScaleOptimizer leaves it out.*initial scale, 1024"):
-        tfmp.read_loss_scale_state(_RECORDINGS / "scales/keras2_stock/model.keras")
+        tfmp.checkpoints.read_loss_scale_state(_RECORDINGS / "scales/keras2_stock/model.keras")
 
 
 def _keras_file(path: Path, config: dict[str, Any], values: Sequence[str] = ()) -> Path:
@@ -155,10 +155,10 @@ def test_fixed_scale_is_read_from_the_optimizers_configuration(
 ) -> None:
     path = _keras_file(tmp_path, {"compile_config": {"optimizer": {"config": optimizer}}})
     if expected is not None:
-        assert tfmp.read_loss_scale_state(path) == expected
+        assert tfmp.checkpoints.read_loss_scale_state(path) == expected
         return
     with pytest.raises(ValueError, match=r"model\.keras holds no loss scale\. tfmp .*It has no keys\."):
-        tfmp.read_loss_scale_state(path)
+        tfmp.checkpoints.read_loss_scale_state(path)
 
 
 @pytest.mark.graph
@@ -172,7 +172,7 @@ def test_model_that_was_not_compiled_has_no_scale_and_the_first_keys_are_listed(
     ]:
         path = _keras_file(tmp_path, config, [f"v{number}" for number in range(count)])
         with pytest.raises(ValueError, match=rf"holds no loss scale.* {re.escape(listed)}$"):
-            tfmp.read_loss_scale_state(path)
+            tfmp.checkpoints.read_loss_scale_state(path)
 
 
 @pytest.mark.graph
@@ -190,7 +190,7 @@ def test_checkpoint_of_a_saver_is_read_with_each_manager(
     path = systems.train_in_session(functools.partial(systems.own, make=make), tmp_path, optimizers=2)
     writer = "tfmp" if make is systems.log_max_manager else _CONTRIB
     for key in ("loss_scale", "loss_scale_1"):
-        state = tfmp.read_loss_scale_state(path, key)
+        state = tfmp.checkpoints.read_loss_scale_state(path, key)
         assert state == (*expected, writer, key)
 
 
@@ -222,7 +222,7 @@ def test_of_several_scales_one_is_chosen_by_its_key(wrap: Callable[[Any], Any], 
     path = systems.train_in_session(wrap, tmp_path, optimizers=2)
     name = "loss_scale" if wrap is systems.own else "current_loss_scale"
     with pytest.raises(ValueError, match=f"several loss scales: pass key=, one of '{name}', '{name}_1'"):
-        tfmp.read_loss_scale_state(path)
-    assert tfmp.read_loss_scale_state(path, key=f"{name}_1").key == f"{name}_1"
+        tfmp.checkpoints.read_loss_scale_state(path)
+    assert tfmp.checkpoints.read_loss_scale_state(path, key=f"{name}_1").key == f"{name}_1"
     with pytest.raises(ValueError, match=f"no loss scale with the key 'mine'.*Its loss scales: {name}, {name}_1"):
-        tfmp.read_loss_scale_state(path, key="mine")
+        tfmp.checkpoints.read_loss_scale_state(path, key="mine")

@@ -154,7 +154,7 @@ def _checkpoint_map() -> _Take:
             variables = [tf.compat.v1.get_variable(name, initializer=[1.0]) for name in ("a", "b")]
             session.run(tf.compat.v1.global_variables_initializer())
             tf.compat.v1.train.Saver().save(session, f"{path}/model.ckpt")
-            return sorted(tfmp.checkpoint_variable_map(path, form(variables)))
+            return sorted(tfmp.checkpoints.variable_map(path, form(variables)))
 
     return take
 
@@ -175,7 +175,7 @@ _ENTRANCES = {
     "v1 minimize": _Entrance(_of_v1_minimize, "none"),
     "bert apply_gradients": _Entrance(_of_bert_apply, "pairs"),
     "bert exclude_from_weight_decay": _Entrance(_of_bert_names, "names"),
-    "checkpoint_variable_map": _Entrance(_checkpoint_map, "variables"),
+    "variable_map": _Entrance(_checkpoint_map, "variables"),
 }
 
 _WRONG: dict[str, dict[str, _Form]] = {
@@ -226,7 +226,7 @@ _IN_EAGER_CODE_ALONE = (
     "GradScaler.prepare",
     "GradientAccumulator",
     "bert exclude_from_weight_decay",
-    "checkpoint_variable_map",
+    "variable_map",
 )
 #: The name of each function under test, and whether it is called inside a `tf.function`.
 _PLACES = [

@@ -29,7 +29,7 @@ class _Fused:
 @pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
 def test_optimizer_that_skips_itself_is_given_scale_and_decision(unscales: bool, enabled: bool) -> None:
     scaler, fused, ordinary = tfmp.GradScaler(8, enabled=enabled), _Fused(), _sgd()
-    assert isinstance(fused, tfmp.ScaledGradientsOptimizer)
+    assert isinstance(fused, tfmp.grad_scaler.ScaledGradientsOptimizer)
     weights = [tf.Variable(0.0), tf.Variable(0.0)]
 
     @tf.function

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. horovodrun -np 2 python tests/monitoring/graph_range_workers.py
 
-Each worker also prints what `tfmp.exponent_counts` sums over the workers. It does both with TensorFlow 2's behavior,
-and then with TensorFlow 1's, without eager code.
+Each worker also prints what `tfmp.ranges.exponent_counts` sums over the workers. It does both with TensorFlow 2's
+behavior, and then with TensorFlow 1's, without eager code.
 """
 
 import importlib
@@ -31,7 +31,7 @@ def _train(rank: int) -> dict[str, Any]:
     with tf.Graph().as_default():
         w = tf1.get_variable("w", initializer=[1.0, 2.0])
         factor = tf1.placeholder_with_default([4.0 * (rank + 1), 0.0], [2])
-        loss = tf.reduce_sum(tfmp.probe(w * factor, "product"))
+        loss = tf.reduce_sum(tfmp.ranges.probe(w * factor, "product"))
         opt = tfmp.LossScaleOptimizer(
             tf1.train.GradientDescentOptimizer(0.0), tfmp.FixedLossScaleManager(16), is_distributed=True
         )
@@ -46,12 +46,12 @@ def _train(rank: int) -> dict[str, Any]:
 def _counts(rank: int) -> list[dict[str, int]]:
     tensors = [tf.constant([1.0, 2.0**rank]), None]
     if tf.executing_eagerly():
-        rows = tfmp.exponent_counts(tensors, is_distributed=True).numpy()
+        rows = tfmp.ranges.exponent_counts(tensors, is_distributed=True).numpy()
     else:
         with tf.Graph().as_default(), tf1.Session() as session:
             tensors[0] = tf.constant([1.0, 2.0**rank])
-            rows = session.run(tfmp.exponent_counts(tensors, is_distributed=True))
-    return [tfmp.RangeHistogram(row).to_dict() for row in rows]
+            rows = session.run(tfmp.ranges.exponent_counts(tensors, is_distributed=True))
+    return [tfmp.ranges.RangeHistogram(row).to_dict() for row in rows]
 
 
 def _main() -> None:

@@ -148,10 +148,10 @@ def test_steps_are_counted_without_a_global_step() -> None:
 
 def _probed(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     """Return a loss with a probe that is used twice under one name, and one that the loss does not depend on."""
-    first = tfmp.probe(x * w, "hidden")
-    second = tfmp.probe(first * 4.0, "hidden")
-    tfmp.probe(x * 1024.0, "unused")
-    return tf.reduce_sum(tfmp.probe(second * 0.5, "last")) * 8.0
+    first = tfmp.ranges.probe(x * w, "hidden")
+    second = tfmp.ranges.probe(first * 4.0, "hidden")
+    tfmp.ranges.probe(x * 1024.0, "unused")
+    return tf.reduce_sum(tfmp.ranges.probe(second * 0.5, "last")) * 8.0
 
 
 @pytest.mark.usefixtures("graph")
@@ -177,7 +177,7 @@ def test_probes_show_activations_and_their_gradients() -> None:
 def test_gradients_of_probes_in_float16_are_those_of_the_scaled_loss() -> None:
     w = tf1.get_variable("w", initializer=1.0)
     opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.0), tfmp.FixedLossScaleManager(2.0**12))
-    half = tfmp.probe(tf.cast(w * [1.0, 2.0], tf.float16), "half")
+    half = tfmp.ranges.probe(tf.cast(w * [1.0, 2.0], tf.float16), "half")
     # Without the scale the gradient would be 0 in float16.
     loss = tf.reduce_sum(tf.cast(half, tf.float32)) * 2.0**-30
     train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())

@@ -112,7 +112,7 @@ def test_run_moves_between_an_optimizer_and_its_wrapper(optimizer: str, wrapped:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         train_op = _train_op(optimizer, wrapped)
         session.run(tf.compat.v1.global_variables_initializer())
-        tf.compat.v1.train.Saver(tfmp.checkpoint_variable_map(path, _without_the_managers())).restore(session, path)
+        tf.compat.v1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers())).restore(session, path)
         assert _values(session) == saved
         session.run(train_op)
         # The scale is a power of two, so unscaling is exact.
@@ -131,7 +131,7 @@ def test_scaffold_restores_a_run_without_loss_scaling_in_a_new_directory(tmp_pat
     for steps in (0, 3):
         with tf.Graph().as_default():
             train_op = _train_op("adam", wrapped=True)
-            saver = tf.compat.v1.train.Saver(tfmp.checkpoint_variable_map(path, _without_the_managers()))
+            saver = tf.compat.v1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers()))
             scaffold = tf.compat.v1.train.Scaffold(init_fn=lambda _, session, saver=saver: saver.restore(session, path))
             with tf.compat.v1.train.MonitoredTrainingSession(
                 checkpoint_dir=str(tmp_path / "new"), scaffold=scaffold
@@ -151,7 +151,7 @@ def _model_fn(wrapped: bool, path: str | None = None) -> Callable[..., Any]:
         train_op = _train_op("adam", wrapped)
         scaffold = None
         if path:
-            saver = tf.compat.v1.train.Saver(tfmp.checkpoint_variable_map(path, _without_the_managers()))
+            saver = tf.compat.v1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers()))
             scaffold = tf.compat.v1.train.Scaffold(init_fn=lambda _, session: saver.restore(session, path))
         return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=train_op, scaffold=scaffold)
 

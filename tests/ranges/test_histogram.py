@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import tfmp
 
-RangeHistogram = tfmp.RangeHistogram
+RangeHistogram = tfmp.ranges.RangeHistogram
 
 
-def _of(*values: float, dtype: tf.DType = tf.float64) -> tfmp.RangeHistogram:
+def _of(*values: float, dtype: tf.DType = tf.float64) -> tfmp.ranges.RangeHistogram:
     return RangeHistogram.of(tf.constant(values, dtype))
 
 
-def _shares_by_numpy(values: np.ndarray, dtype: str, scale: float) -> tfmp.RangeShares:
+def _shares_by_numpy(values: np.ndarray, dtype: str, scale: float) -> tfmp.ranges.RangeShares:
     """Return the shares that a cast of scaled values by NumPy shows."""
     kind = tf.as_dtype(dtype).as_numpy_dtype
     smallest_normal = {"float16": 2.0**-14, "bfloat16": 2.0**-126}[dtype]
@@ -37,7 +37,7 @@ def _shares_by_numpy(values: np.ndarray, dtype: str, scale: float) -> tfmp.Range
         "overflow": was_finite & ~finite,
         "nonfinite": ~was_finite,
     }
-    return tfmp.RangeShares(**{name: float(part.sum()) / max(values.size, 1) for name, part in parts.items()})
+    return tfmp.ranges.RangeShares(**{name: float(part.sum()) / max(values.size, 1) for name, part in parts.items()})
 
 
 def _comparable(values: np.ndarray, largest: float, half_of_smallest: float, scale: float) -> np.ndarray:
@@ -78,12 +78,12 @@ def test_shares_of_bfloat16_are_those_of_casts(scale: float) -> None:
 
 def test_shares_count_the_bounds_of_float16_exactly() -> None:
     below, smallest, normal, largest = 2.0**-26, 2.0**-24, 2.0**-14, 65504.0
-    assert _of(0.0, below, smallest, normal, largest, 65536.0, np.inf, np.nan).shares() == tfmp.RangeShares(
+    assert _of(0.0, below, smallest, normal, largest, 65536.0, np.inf, np.nan).shares() == tfmp.ranges.RangeShares(
         zero=1 / 8, lost=1 / 8, subnormal=1 / 8, normal=2 / 8, overflow=1 / 8, nonfinite=2 / 8
     )
     # With values of float64 beyond all bins.
-    assert _of(1e-200, 1e200, 1.0, 1.0).shares() == tfmp.RangeShares(0, 0.25, 0, 0.5, 0.25, 0)
-    assert RangeHistogram().shares() == tfmp.RangeShares(0, 0, 0, 0, 0, 0)
+    assert _of(1e-200, 1e200, 1.0, 1.0).shares() == tfmp.ranges.RangeShares(0, 0.25, 0, 0.5, 0.25, 0)
+    assert RangeHistogram().shares() == tfmp.ranges.RangeShares(0, 0, 0, 0, 0, 0)
 
 
 def test_scale_that_is_no_power_of_two_is_taken_as_the_nearest() -> None:
@@ -156,7 +156,7 @@ def test_dictionary_gives_the_histogram_back(values: list[float]) -> None:
 def test_row_of_another_shape_is_refused() -> None:
     for bad in (np.zeros([278]), np.zeros([1, 283]), 3):
         shape = np.shape(bad)
-        message = f"counts must be a row of tfmp.exponent_counts, of shape [283], got shape {shape}."
+        message = f"counts must be a row of tfmp.ranges.exponent_counts, of shape [283], got shape {shape}."
         with pytest.raises(ValueError, match=re.escape(message)):
             RangeHistogram(bad)
 

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 import tfmp
 
-_histogram = tfmp.RangeHistogram.from_dict
-_NOTHING = tfmp.RangeHistogram()
+_histogram = tfmp.ranges.RangeHistogram.from_dict
+_NOTHING = tfmp.ranges.RangeHistogram()
 
 
-def _report(**fields: Any) -> tfmp.PrecisionReport:
+def _report(**fields: Any) -> tfmp.ranges.PrecisionReport:
     layers = [
-        tfmp.LayerPrecision("embedding", _histogram({"-3": 4}), 0.1875, _NOTHING, _NOTHING, _NOTHING),
-        tfmp.LayerPrecision(
+        tfmp.ranges.LayerPrecision("embedding", _histogram({"-3": 4}), 0.1875, _NOTHING, _NOTHING, _NOTHING),
+        tfmp.ranges.LayerPrecision(
             name="dense",
             activations=_histogram({"2": 4}),
             largest_activation=1234567.0,
@@ -30,7 +30,7 @@ def _report(**fields: Any) -> tfmp.PrecisionReport:
             cosine=1.0,
             relative_error=0.00012,
         ),
-        tfmp.LayerPrecision(
+        tfmp.ranges.LayerPrecision(
             name="head",
             activations=_NOTHING,
             largest_activation=0.0,
@@ -50,7 +50,7 @@ def _report(**fields: Any) -> tfmp.PrecisionReport:
         "loss": 1.5,
         "float16_loss": 1.4999999,
     }
-    return tfmp.PrecisionReport(**values | fields)
+    return tfmp.ranges.PrecisionReport(**values | fields)
 
 
 _TABLE = """\
@@ -127,7 +127,7 @@ def test_data_hold_all_that_json_can_hold() -> None:
         "far_off": None,
     }
     assert (data["layers"][2]["cosine"], data["layers"][2]["relative_error"]) == ("nan", "inf")
-    found = tfmp.RangeHistogram.from_dict(json.loads(report.to_json())["layers"][1]["activation_gradients"])
+    found = tfmp.ranges.RangeHistogram.from_dict(json.loads(report.to_json())["layers"][1]["activation_gradients"])
     assert found == report["dense"].activation_gradients
 
 
@@ -175,7 +175,7 @@ def test_picture_leaves_out_what_has_no_values(tmp_path: Path) -> None:
 def test_picture_holds_values_far_beyond_float16(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     wide = _histogram({"-150": 1, "127": 1, "0": 1, "above": 1, "below": 1, "infinite": 1, "nan": 1})
-    layer = tfmp.LayerPrecision("wide", wide, math.inf, wide, wide, wide)
+    layer = tfmp.ranges.LayerPrecision("wide", wide, math.inf, wide, wide, wide)
     for scale in (1.0, 2.0**96):
         _report(layers=[layer]).plot(tmp_path / f"{scale:g}.png", scale)
         assert (tmp_path / f"{scale:g}.png").stat().st_size > 1000

@@ -14,15 +14,15 @@ from tfmp.ranges.probes import Probe, probes_of_graph, recorded_probes
 
 def test_probe_of_eager_code_is_the_tensor_itself() -> None:
     x, v = tf.constant([1.0, 2.0]), tf.Variable(1.0)
-    assert tfmp.probe(x, "x") is x
-    assert tfmp.probe(v, "v") is v
+    assert tfmp.ranges.probe(x, "x") is x
+    assert tfmp.ranges.probe(v, "v") is v
 
 
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
 def test_probe_adds_no_op_to_a_function(jit_compile: bool) -> None:
     @tf.function(jit_compile=jit_compile)
     def double(x: tf.Tensor) -> tf.Tensor:
-        return tfmp.probe(x, "x") * 2.0
+        return tfmp.ranges.probe(x, "x") * 2.0
 
     assert float(double(tf.constant(3.0))) == 6
     types = [op.type for op in double.get_concrete_function(tf.constant(3.0)).graph.get_operations()]
@@ -34,7 +34,7 @@ def test_probe_adds_no_op_to_a_function(jit_compile: bool) -> None:
 def test_probe_of_a_graph_is_an_identity(session: tf.compat.v1.Session) -> None:
     assert probes_of_graph() == []
     x = tf.constant([1.0, 2.0], tf.float16)
-    first, second = tfmp.probe(x, "same"), tfmp.probe(x, "same")
+    first, second = tfmp.ranges.probe(x, "same"), tfmp.ranges.probe(x, "same")
     assert [found.name for found in probes_of_graph()] == ["same", "same"]
     assert [found.tensor is tensor for found, tensor in zip(probes_of_graph(), [first, second], strict=True)] == [
         True,
@@ -50,7 +50,7 @@ def test_probe_of_a_graph_is_an_identity(session: tf.compat.v1.Session) -> None:
 @pytest.mark.graph
 def test_variable_of_a_graph_can_be_probed(session: tf.compat.v1.Session) -> None:
     w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
-    probed = tfmp.probe(w, "w")
+    probed = tfmp.ranges.probe(w, "w")
     session.run(tf.compat.v1.global_variables_initializer())
     assert session.run(tf.gradients(probed * probed, [probed])[0]).tolist() == [2, 4]
     assert [found.name for found in probes_of_graph()] == ["w"]
@@ -59,7 +59,7 @@ def test_variable_of_a_graph_can_be_probed(session: tf.compat.v1.Session) -> Non
 @pytest.mark.graph
 def test_probe_that_could_not_be_fetched_is_not_seen(session: tf.compat.v1.Session) -> None:
     def probed() -> tf.Tensor:
-        return tfmp.probe(tf.constant(1.0) * 2.0, "inner")
+        return tfmp.ranges.probe(tf.constant(1.0) * 2.0, "inner")
 
     found = [tf.cond(tf.constant(True), probed, probed), tf.function(probed)()]
     found.append(tf.while_loop(lambda index: index < 2.0, lambda index: index + probed(), [0.0]))
@@ -71,17 +71,17 @@ def test_recorder_collects_the_probes_of_its_thread() -> None:
     x = tf.constant([1.0, 2.0])
 
     def of_another_thread() -> None:
-        tfmp.probe(x, "other")
+        tfmp.ranges.probe(x, "other")
 
     with recorded_probes() as outer:
-        first = tfmp.probe(x, "first")
+        first = tfmp.ranges.probe(x, "first")
         with recorded_probes() as inner:
-            second = tfmp.probe(x, "second")
+            second = tfmp.ranges.probe(x, "second")
         thread = threading.Thread(target=of_another_thread)
         thread.start()
         thread.join()
-        third = tfmp.probe(x, "third")
-    assert tfmp.probe(x, "later") is x
+        third = tfmp.ranges.probe(x, "third")
+    assert tfmp.ranges.probe(x, "later") is x
     assert [each.name for each in outer] == ["first", "third"]
     assert [each.name for each in inner] == ["second"]
     for found, tensor in zip([*outer, *inner], [first, third, second], strict=True):
@@ -94,13 +94,13 @@ def test_recorder_ends_with_an_error() -> None:
     x = tf.constant(1.0)
     with pytest.raises(RuntimeError, match="in the model"), recorded_probes():
         raise RuntimeError("in the model")
-    assert tfmp.probe(x, "x") is x
+    assert tfmp.ranges.probe(x, "x") is x
 
 
 def test_gradient_of_a_recorded_probe_is_that_of_all_behind_it() -> None:
     w = tf.Variable(3.0)
     with tf.GradientTape() as tape, recorded_probes() as found:
-        loss = tfmp.probe(w * 2.0, "double") * 5.0 + w
+        loss = tfmp.ranges.probe(w * 2.0, "double") * 5.0 + w
     assert float(tape.gradient(loss, found[0].tensor)) == 5
 
 
@@ -120,10 +120,10 @@ def test_gradient_of_a_recorded_probe_is_that_of_all_behind_it() -> None:
 def test_what_is_no_floating_point_tensor_is_refused(x: Any, got: str) -> None:
     message = f"a probe takes a tensor of a floating-point type, got {got} for 'x'."
     with tf.Graph().as_default(), pytest.raises(TypeError, match=re.escape(message)):
-        tfmp.probe(x(), "x")
+        tfmp.ranges.probe(x(), "x")
 
 
 @pytest.mark.graph
 def test_name_that_is_no_string_is_refused() -> None:
     with tf.Graph().as_default(), pytest.raises(TypeError, match="name must be a string, got 3 of type int"):
-        tfmp.probe(tf.constant(1.0), 3)
+        tfmp.ranges.probe(tf.constant(1.0), 3)

@@ -28,9 +28,7 @@ from tfmp.core import lists
 from tfmp.core.storage.graph_variables import checkpoint_key, whole_shape
 
 
-def checkpoint_variable_map(
-    path: str | os.PathLike[str], variables: Iterable[tf.Variable] | None = None
-) -> dict[str, Any]:
+def variable_map(path: str | os.PathLike[str], variables: Iterable[tf.Variable] | None = None) -> dict[str, Any]:
     """Return the variable that belongs to each key of an old checkpoint, for the `var_list` of a `Saver`.
 
     `tf.compat.v1.train.Saver(var_list=...)` with the returned mapping restores a checkpoint whose names differ from
@@ -65,7 +63,7 @@ def checkpoint_variable_map(
         ...     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         ...         opt = tf.compat.v1.train.AdamOptimizer()
         ...         _ = build(tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(128)))
-        ...         key_to_variable = tfmp.checkpoint_variable_map(path)
+        ...         key_to_variable = tfmp.checkpoints.variable_map(path)
         ...         tf.compat.v1.train.Saver(key_to_variable).restore(session, path + "/model.ckpt")
         >>> key_to_variable["beta1_power"].op.name
         'cond/beta1_power'

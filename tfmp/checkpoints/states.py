@@ -73,7 +73,7 @@ def read_loss_scale_state(path: str | os.PathLike[str], key: str | None = None) 
         ...     _ = tfmp.ExponentialUpdateLossScaleManager(4096, 1000)  # in place of tf.contrib's manager
         ...     session.run(tf.compat.v1.global_variables_initializer())
         ...     _ = tf.compat.v1.train.Saver().save(session, path + "/model.ckpt")
-        ...     saved = tfmp.read_loss_scale_state(path)
+        ...     saved = tfmp.checkpoints.read_loss_scale_state(path)
         >>> saved.loss_scale, saved.good_steps, saved.bad_steps
         (4096.0, 0, 0)
         >>> manager = tfmp.ExponentialUpdateLossScaleManager(init_loss_scale=saved.loss_scale, incr_every_n_steps=1000)

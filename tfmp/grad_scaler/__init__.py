@@ -1,4 +1,5 @@
 """Loss scaling for hand-written training loops, with the methods of torch.amp."""
 
-from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer as ScaledGradientsOptimizer
-from tfmp.grad_scaler.scaler import GradScaler as GradScaler
+from tfmp.lazy import names_of_stub
+
+__getattr__, __dir__, __all__ = names_of_stub(__name__, __file__)

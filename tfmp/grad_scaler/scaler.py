@@ -306,7 +306,7 @@ class GradScaler(StepProperties, tf.Module):
 
         Args:
             optimizer: An optimizer with `apply_gradients`, such as those of Keras and TF1; or a
-                `tfmp.ScaledGradientsOptimizer`.
+                `tfmp.grad_scaler.ScaledGradientsOptimizer`.
             grads_and_vars: Pairs of a gradient and its variable: the gradients of a scaled loss; or, if `unscale` was
                 called for this optimizer, the gradients that it returned, which you may have clipped. A variable whose
                 gradient is None is not changed.

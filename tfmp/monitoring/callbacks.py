@@ -19,9 +19,9 @@ from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.fit_ranges import FitRanges
 from tfmp.monitoring.fit_summaries import FitSummaries
 from tfmp.monitoring.overflow_messages import OverflowMessages
-from tfmp.monitoring.range_history import RangeHistory, history_of
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.optimizers.base import LossScaleOptimizer
+from tfmp.ranges.history import RangeHistory, history_of
 
 # TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback
 # derived from the base class of one Keras works in the `fit` of another Keras too: `fit` only calls its methods.

@@ -10,10 +10,10 @@ from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.step.status import StepProperties
 from tfmp.hosts.keras.which import keras_of
-from tfmp.monitoring.range_history import RangeHistory, RangeLook, histograms_by_name
 from tfmp.ranges.check.keras_models import KerasModel
 from tfmp.ranges.check.passes import Precision
 from tfmp.ranges.histogram import RangeHistogram
+from tfmp.ranges.history import RangeHistory, RangeLook, histograms_by_name
 
 
 class _Asked(NamedTuple):
@@ -97,7 +97,7 @@ class FitRanges:
             **self._activation_kinds(self._asked.loss_scale),
         }
         look = RangeLook(self._asked.attempt, self._asked.loss_scale, kinds)
-        self.history.add(look)
+        self.history._add(look)
         self._next = (self._asked.step // self._every_n_steps + 1) * self._every_n_steps
         self._asked = None
         return look

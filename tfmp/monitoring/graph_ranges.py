@@ -11,7 +11,7 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
-from tfmp.monitoring.range_history import RangeHistory, RangeLook, histograms_by_name
+from tfmp.ranges.history import RangeHistory, RangeLook, histograms_by_name
 from tfmp.ranges.probes import probes_of_graph
 from tfmp.types import Gradient
 
@@ -95,7 +95,7 @@ class GraphRanges:
             scaled = histograms["activation_gradients"]
             histograms["activation_gradients"] = {name: each.times(1 / self._scale) for name, each in scaled.items()}
         look = RangeLook(step, self._scale, histograms)
-        self.history.add(look)
+        self.history._add(look)
         return look
 
 

@@ -15,10 +15,10 @@ from tfmp.core.step.status import StepProperties
 from tfmp.monitoring.graph_ranges import GraphRanges
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
 from tfmp.monitoring.overflow_messages import OverflowMessages
-from tfmp.monitoring.range_history import RangeHistory, history_of
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.ranges import tensorboard
+from tfmp.ranges.history import RangeHistory, history_of
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
@@ -60,11 +60,11 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             graph, for example by `compute_gradients`.
 
         ranges_every_n_steps: The number of steps between two looks at the powers of two of gradients, weights and
-            probes (`tfmp.probe`); by default there are none. A look is fetched in the `session.run` call that takes
-            the step. It writes TensorBoard histograms, whose horizontal axis is the exponent, and the shares of
-            gradients that are 0, become 0 or lose bits in float16 at the present loss scale, to `summary_dir`. Under
-            Horovod the counts are those of all workers. If the hook reports on several managers, the steps of the
-            first one are looked at. See the property `ranges`.
+            probes (`tfmp.ranges.probe`); by default there are none. A look is fetched in the `session.run` call
+            that takes the step. It writes TensorBoard histograms, whose horizontal axis is the exponent, and the shares
+            of gradients that are 0, become 0 or lose bits in float16 at the present loss scale, to `summary_dir`. Under
+            Horovod the counts are those of all workers. If the hook reports on several managers, the steps of the first
+            one are looked at. See the property `ranges`.
 
     Raises:
         TypeError: `manager` is not a manager and does not hold one.

@@ -160,7 +160,7 @@ class LossScaleOptimizer(StepProperties):
         # Front-ends have constructors of their own: only a subclass of the front door itself comes here.
         raise TypeError(
             f"{type(self).__name__} subclasses tfmp.LossScaleOptimizer, which only picks a front-end: subclass "
-            "the front-end for your optimizer instead, such as tfmp.optimizers.v1.LossScaleOptimizerV1."
+            "the front-end for your optimizer instead, such as tfmp.optimizers.LossScaleOptimizerV1."
         )
 
     @property

@@ -11,7 +11,7 @@ def exponent_counts(tensors: Gradients, is_distributed: bool = False, *, name: s
     """Count, on the device, how many values of each tensor have which binary exponent.
 
     Counts are exact for every dtype, subnormal numbers included, in eager code, in a `tf.function`, within XLA and in
-    TF1 graphs. A row of the result is what `tfmp.RangeHistogram` takes.
+    TF1 graphs. A row of the result is what `tfmp.ranges.RangeHistogram` takes.
 
     Args:
         tensors: Gradients, weights or activations of float16, bfloat16, float32 or float64, of any shape. A
@@ -32,10 +32,10 @@ def exponent_counts(tensors: Gradients, is_distributed: bool = False, *, name: s
 
     Examples:
         >>> import tfmp
-        >>> counts = tfmp.exponent_counts([tf.constant([0.75, -0.5, 3.0], tf.float16)])
+        >>> counts = tfmp.ranges.exponent_counts([tf.constant([0.75, -0.5, 3.0], tf.float16)])
         >>> int(counts[0, 150 - 1]), int(counts[0, 150 + 1])
         (2, 1)
-        >>> tfmp.RangeHistogram(counts[0])
+        >>> tfmp.ranges.RangeHistogram(counts[0])
         <RangeHistogram of 3 values, 2^-1..2^1>
     """
     tensors = list(tensors)

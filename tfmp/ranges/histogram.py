@@ -41,14 +41,14 @@ class RangeHistogram:
     """How many values have which binary exponent, and how many are zero, infinite or NaN.
 
     Args:
-        counts: A row of what `tfmp.exponent_counts` returns.
+        counts: A row of what `tfmp.ranges.exponent_counts` returns.
 
     Raises:
         ValueError: `counts` has another shape.
 
     Examples:
         >>> import tfmp
-        >>> histogram = tfmp.RangeHistogram.of(tf.constant([0.0, 1.5, -3.0, 2.0**-30]))
+        >>> histogram = tfmp.ranges.RangeHistogram.of(tf.constant([0.0, 1.5, -3.0, 2.0**-30]))
         >>> histogram.exponents
         (-30, 1)
         >>> histogram.shares("float16")
@@ -61,7 +61,8 @@ class RangeHistogram:
         values = np.zeros([NUM_COUNTS], np.int64) if counts is None else np.array(counts, np.int64)
         if values.shape != (NUM_COUNTS,):
             raise ValueError(
-                f"counts must be a row of tfmp.exponent_counts, of shape [{NUM_COUNTS}], got shape {values.shape}."
+                f"counts must be a row of tfmp.ranges.exponent_counts, of shape [{NUM_COUNTS}], got shape "
+                f"{values.shape}."
             )
         self._counts = values
 
@@ -99,7 +100,7 @@ class RangeHistogram:
 
     @property
     def row(self) -> npt.NDArray[np.int64]:
-        """All counts, as in a row of `tfmp.exponent_counts`."""
+        """All counts, as in a row of `tfmp.ranges.exponent_counts`."""
         return self._counts
 
     @property

@@ -50,7 +50,7 @@ def probe(x: tf.Tensor, name: str) -> tf.Tensor:
     Examples:
         >>> import tfmp
         >>> def forward(x):
-        ...     hidden = tfmp.probe(tf.nn.relu(x * 2.0), "hidden")
+        ...     hidden = tfmp.ranges.probe(tf.nn.relu(x * 2.0), "hidden")
         ...     return tf.reduce_sum(hidden)
         >>> float(forward(tf.constant([1.0, -1.0])))
         2.0

@@ -6,8 +6,10 @@ The plugin autorefs resolves the links. A name that the reference does not have 
 import re
 from typing import Any
 
-#: What texts name that has no place in the reference: a command, and a placeholder.
-NOT_IN_REFERENCE = ("tfmp.migrate", "tfmp.X")
+from tfmp.moved_names import MOVED
+
+#: What texts name that has no place in the reference: a command, a placeholder, packages, and deprecated names.
+NOT_IN_REFERENCE = {"tfmp.migrate", "tfmp.X", "tfmp.optimizers", *(f"tfmp.{name}" for name in MOVED)}
 
 # Names in links, headings and code blocks stay as they are.
 _NAME = re.compile(

@@ -28,7 +28,7 @@ _Found = tuple[list[dict[str, int]], float]
 
 def _found(ranges: GradientRanges) -> list[_Found]:
     return [
-        ([tfmp.RangeHistogram(row).to_dict() for row in recorded.counts], recorded.scaled_by)
+        ([tfmp.ranges.RangeHistogram(row).to_dict() for row in recorded.counts], recorded.scaled_by)
         for recorded in ranges.read()
     ]
 

@@ -43,12 +43,13 @@ def traced(function: Callable[..., Any], *args: Any) -> tf.Graph:
 def predicted_types(graph: tf.Graph, dtype: str) -> list[OpType]:
     """Return which types the ops of a graph that was made without autocast would compute in with it.
 
-    The rule, as `tfmp.autocast_lists` has it: what is on the list `allow` computes in half precision, and what is on
-    `deny` in float32. What is on `infer` or `clear` computes in the widest type of its inputs, where a weight or a
-    scalar does not make it wider, and neither does what is computed from `gates` alone. Others compute in float32 if a
-    result is a floating-point number and they have no state, else in the type that they are given. float64 stays.
+    The rule, as `tfmp.mixed_precision.autocast_lists` has it: what is on the list `allow` computes in half precision,
+    and what is on `deny` in float32. What is on `infer` or `clear` computes in the widest type of its inputs, where a
+    weight or a scalar does not make it wider, and neither does what is computed from `gates` alone. Others compute in
+    float32 if a result is a floating-point number and they have no state, else in the type that they are given. float64
+    stays.
     """
-    lists = tfmp.autocast_lists(dtype)
+    lists = tfmp.mixed_precision.autocast_lists(dtype)
     now: dict[str, str] = {}
     gates: set[str] = set()
 

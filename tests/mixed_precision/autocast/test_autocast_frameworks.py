@@ -722,7 +722,7 @@ def test_call_without_the_argument_training_keeps_its_signature(keras: ModuleTyp
 def test_probes_and_ranges_in_a_scope(way: _Way) -> None:
     @tfmp.autocast()
     def forward(x: tf.Tensor) -> tf.Tensor:
-        return tfmp.probe(x @ x, "product") + 1.0
+        return tfmp.ranges.probe(x @ x, "product") + 1.0
 
     assert way(forward)(_x()).dtype == tf.float16
 

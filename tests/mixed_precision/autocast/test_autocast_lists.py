@@ -48,7 +48,7 @@ def test_header_is_read() -> None:
 
 
 def test_lists_are_those_of_tensorflow_but_for_what_the_ends_of_nets_need_in_float32() -> None:
-    found, lists = _lists_of_header(), tfmp.autocast_lists()
+    found, lists = _lists_of_header(), tfmp.mixed_precision.autocast_lists()
     assert lists.allow - found["allow"] == {"BatchMatMulV3", "FusedPadConv2D"}
     assert found["allow"] < lists.allow
     assert lists.clear == found["clear"]
@@ -61,7 +61,11 @@ def test_lists_are_those_of_tensorflow_but_for_what_the_ends_of_nets_need_in_flo
 
 
 def test_both_types_have_the_same_lists() -> None:
-    assert tfmp.autocast_lists("bfloat16") == tfmp.autocast_lists("float16") == tfmp.autocast_lists()
+    assert (
+        tfmp.mixed_precision.autocast_lists("bfloat16")
+        == tfmp.mixed_precision.autocast_lists("float16")
+        == tfmp.mixed_precision.autocast_lists()
+    )
 
 
 def _table() -> list[tuple[list[str], str, str, str]]:
@@ -72,7 +76,9 @@ def _table() -> list[tuple[list[str], str, str, str]]:
 
 def test_table_in_the_documentation_has_each_op_with_its_list_and_a_reason() -> None:
     listed = [(op, own) for ops, own, _, _ in _table() for op in ops]
-    assert sorted(listed) == sorted((op, name) for name, ops in tfmp.autocast_lists()._asdict().items() for op in ops)
+    assert sorted(listed) == sorted(
+        (op, name) for name, ops in tfmp.mixed_precision.autocast_lists()._asdict().items() for op in ops
+    )
     assert [ops for ops, _, _, reason in _table() if not reason.strip().endswith(".")] == []
 
 
@@ -84,7 +90,7 @@ def test_table_in_the_documentation_has_the_lists_of_tensorflow() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_an_op_stands_in_one_list_and_tensorflow_has_it(dtype: str) -> None:
-    ops = [op for ops in tfmp.autocast_lists(dtype) for op in ops]
+    ops = [op for ops in tfmp.mixed_precision.autocast_lists(dtype) for op in ops]
     assert len(ops) == len(set(ops))
     assert [op for op in ops if not hasattr(tf.raw_ops, op)] == []
 
@@ -94,14 +100,14 @@ def test_type_can_be_given_in_each_way(dtype: Any) -> None:
     with tfmp.autocast(dtype):
         product = tf.ones([1, 1]) @ tf.ones([1, 1])
     assert product.dtype == tf.as_dtype(dtype)
-    assert tfmp.autocast_lists(dtype) == tfmp.autocast_lists(tf.as_dtype(dtype))
+    assert tfmp.mixed_precision.autocast_lists(dtype) == tfmp.mixed_precision.autocast_lists(tf.as_dtype(dtype))
 
 
 def test_lists_that_are_returned_change_nothing() -> None:
-    lists = tfmp.autocast_lists()
+    lists = tfmp.mixed_precision.autocast_lists()
     assert {type(ops) for ops in lists} == {frozenset}
     lists._replace(allow=frozenset())
-    assert "MatMul" in tfmp.autocast_lists().allow
+    assert "MatMul" in tfmp.mixed_precision.autocast_lists().allow
 
 
 def _result(argument: str, op: str, compute: Any, dtype: str = "float16") -> str:
@@ -203,4 +209,4 @@ def test_arguments_that_cannot_be_meant_are_refused(
 @pytest.mark.parametrize("dtype", ["float32", None, "fp8", tf.int32])
 def test_lists_of_other_types_are_refused(dtype: Any) -> None:
     with pytest.raises(ValueError, match="dtype must be a half-precision type, float16 or bfloat16, got"):
-        tfmp.autocast_lists(dtype)
+        tfmp.mixed_precision.autocast_lists(dtype)

@@ -43,7 +43,7 @@ def _predicted(model: Any, x: Any) -> list[Any]:
     return [(each.dtype.name, each.tolist()) for each in tf.nest.flatten(model.predict(x, verbose=0))]
 
 
-def _named(report: tfmp.PolicyReport) -> dict[str, str]:
+def _named(report: tfmp.mixed_precision.PolicyReport) -> dict[str, str]:
     return {layer.name: layer.now for layer in report.layers}
 
 
@@ -152,7 +152,7 @@ def test_report_tells_each_layer_and_prints_a_table(keras: ModuleType) -> None:
     inner = keras.Sequential([keras.Input([3]), *layers], name="inner")
     model = keras.Sequential([keras.Input([3]), inner, keras.layers.Dense(1, name="last")], name="net")
     report = tfmp.set_precision(model, "O1-bfloat16", keep_float32=["last"])
-    assert isinstance(report, tfmp.PolicyReport)
+    assert isinstance(report, tfmp.mixed_precision.PolicyReport)
     assert report.level == "O1-bfloat16"
     assert [tuple(layer) for layer in report.layers] == [
         ("net", "float32", "mixed_bfloat16", ""),

@@ -20,7 +20,7 @@ pytestmark = [
 _X = CASES["sequential"].batch
 
 
-def _named(report: tfmp.PolicyReport) -> dict[str, str]:
+def _named(report: tfmp.mixed_precision.PolicyReport) -> dict[str, str]:
     return {layer.name: layer.now for layer in report.layers}
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfmp
 
 
-def check(model: Any, loss_fn: Any, batches: Any, **settings: Any) -> tfmp.PrecisionReport:
+def check(model: Any, loss_fn: Any, batches: Any, **settings: Any) -> tfmp.ranges.PrecisionReport:
     """Check a model and show no progress."""
     return tfmp.check_precision(model, loss_fn, batches, **{"progress": False} | settings)
 

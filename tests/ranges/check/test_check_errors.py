@@ -110,7 +110,7 @@ def test_error_of_a_function_is_passed_on() -> None:
     with pytest.raises(ZeroDivisionError):
         check(lambda _: 1 / 0, None, _BATCHES)
     # What the function passes through probes is not looked at any more.
-    assert tfmp.probe(_BATCHES[0], "one") is _BATCHES[0]
+    assert tfmp.ranges.probe(_BATCHES[0], "one") is _BATCHES[0]
 
 
 @for_every_keras()

@@ -18,8 +18,8 @@ class _Net:
 
     def __call__(self, x: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
         kernel, scale = (tf.cast(variable, dtype) for variable in (self.kernel, self.scale))
-        hidden = tfmp.probe(tf.matmul(tf.cast(x, dtype), kernel), "hidden")
-        return tfmp.probe(tf.nn.relu(hidden) * scale, "output")
+        hidden = tfmp.ranges.probe(tf.matmul(tf.cast(x, dtype), kernel), "hidden")
+        return tfmp.ranges.probe(tf.nn.relu(hidden) * scale, "output")
 
     def in_float16(self, x: tf.Tensor) -> tf.Tensor:
         return self(x, tf.float16)
@@ -33,7 +33,7 @@ def _loss(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     return (tf.cast(outputs, tf.float32) - labels) ** 2
 
 
-def _check(*args: Any, **settings: Any) -> tfmp.PrecisionReport:
+def _check(*args: Any, **settings: Any) -> tfmp.ranges.PrecisionReport:
     return tfmp.check_precision(*args, **{"progress": False} | settings)
 
 
@@ -47,12 +47,12 @@ def test_probes_come_before_the_variables_and_have_the_ranges_of_a_tape() -> Non
         tape.watch(output)
         loss = tf.reduce_mean(_loss(_Y, output))
     grads = tape.gradient(loss, [hidden, output, net.kernel, net.scale])
-    histogram, nothing = tfmp.RangeHistogram.of, tfmp.RangeHistogram()
+    histogram, nothing = tfmp.ranges.RangeHistogram.of, tfmp.ranges.RangeHistogram()
     assert report.layers == [
-        tfmp.LayerPrecision("hidden", histogram(hidden), 6.5 - 2, histogram(grads[0]), nothing, nothing),
-        tfmp.LayerPrecision("output", histogram(output), 13.5, histogram(grads[1]), nothing, nothing),
-        tfmp.LayerPrecision("kernel", nothing, 0.0, nothing, histogram(net.kernel), histogram(grads[2])),
-        tfmp.LayerPrecision("scale", nothing, 0.0, nothing, histogram(net.scale), histogram(grads[3])),
+        tfmp.ranges.LayerPrecision("hidden", histogram(hidden), 6.5 - 2, histogram(grads[0]), nothing, nothing),
+        tfmp.ranges.LayerPrecision("output", histogram(output), 13.5, histogram(grads[1]), nothing, nothing),
+        tfmp.ranges.LayerPrecision("kernel", nothing, 0.0, nothing, histogram(net.kernel), histogram(grads[2])),
+        tfmp.ranges.LayerPrecision("scale", nothing, 0.0, nothing, histogram(net.scale), histogram(grads[3])),
     ]
     assert (report.loss, report.batches) == (float(loss), 1)
 
@@ -102,13 +102,13 @@ def test_without_loss_fn_the_function_takes_the_batch_and_returns_the_loss() -> 
     w = tf.Variable(2.0, name="w")
 
     def loss(batch: dict[str, Any]) -> tf.Tensor:
-        return tfmp.probe(w * batch["x"], "wx") * batch["by"]
+        return tfmp.ranges.probe(w * batch["x"], "wx") * batch["by"]
 
     report = _check(loss, None, [{"x": tf.constant([1.0, 3.0]), "by": 4.0}])
     # The mean of a loss of any shape is taken.
     assert (report.loss, report.suggested_loss_scale) == (16, 2**9)
-    assert report["w"].weight_gradients == tfmp.RangeHistogram.of(tf.constant(8.0))
-    assert report["wx"].activation_gradients == tfmp.RangeHistogram.of(tf.constant([2.0, 2.0]))
+    assert report["w"].weight_gradients == tfmp.ranges.RangeHistogram.of(tf.constant(8.0))
+    assert report["wx"].activation_gradients == tfmp.ranges.RangeHistogram.of(tf.constant([2.0, 2.0]))
 
 
 def test_only_given_variables_are_looked_at() -> None:
@@ -129,19 +129,19 @@ def test_probes_of_one_name_are_counted_together() -> None:
 
     def loss(x: tf.Tensor) -> tf.Tensor:
         for _ in range(3):
-            x = tfmp.probe(x * w, "power")
+            x = tfmp.ranges.probe(x * w, "power")
         return x
 
     report = _check(loss, None, [tf.constant(1.0)])
-    assert report["power"].activations == tfmp.RangeHistogram.of(tf.constant([2.0, 4.0, 8.0]))
-    assert report["power"].activation_gradients == tfmp.RangeHistogram.of(tf.constant([4.0, 2.0, 1.0]))
+    assert report["power"].activations == tfmp.ranges.RangeHistogram.of(tf.constant([2.0, 4.0, 8.0]))
+    assert report["power"].activation_gradients == tfmp.ranges.RangeHistogram.of(tf.constant([4.0, 2.0, 1.0]))
 
 
 def test_large_probe_is_named_although_it_cannot_be_kept_in_float32() -> None:
     w = tf.Variable(1.0, name="w")
 
     def loss(x: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        return tfmp.probe(tf.cast(w, dtype) * tf.cast(x, dtype), "huge")
+        return tfmp.ranges.probe(tf.cast(w, dtype) * tf.cast(x, dtype), "huge")
 
     batch = tf.constant(1e5)
     report = _check(loss, None, [batch], in_float16=lambda x: loss(x, tf.float16))
@@ -158,7 +158,7 @@ def test_gradients_of_rows_are_counted_and_compared() -> None:
         return tf.reduce_sum(tf.gather(tf.cast(table, dtype) if dtype == tf.float16 else table, rows))
 
     report = _check(loss, None, [tf.constant([1, 1, 3])], in_float16=lambda rows: loss(rows, tf.float16))
-    assert report["table"].weight_gradients == tfmp.RangeHistogram.of(tf.ones([3, 2]))
+    assert report["table"].weight_gradients == tfmp.ranges.RangeHistogram.of(tf.ones([3, 2]))
     assert (report["table"].relative_error, report["table"].cosine) == (0, pytest.approx(1))
 
 
@@ -167,12 +167,12 @@ def test_function_traced_before_is_checked_through_its_variables() -> None:
 
     @tf.function
     def loss(x: tf.Tensor) -> tf.Tensor:
-        return tfmp.probe(x * w, "within")
+        return tfmp.ranges.probe(x * w, "within")
 
     loss(tf.constant(3.0))
     report = _check(loss, None, [tf.constant(3.0)])
     assert [layer.name for layer in report.layers] == ["w"]
-    assert report["w"].weight_gradients == tfmp.RangeHistogram.of(tf.constant(3.0))
+    assert report["w"].weight_gradients == tfmp.ranges.RangeHistogram.of(tf.constant(3.0))
 
 
 def test_next_random_numbers_and_variables_are_those_without_a_check() -> None:
@@ -198,7 +198,7 @@ def test_function_traced_during_the_check() -> None:
 
     @tf.function
     def loss(x: tf.Tensor) -> tf.Tensor:
-        return tfmp.probe(x * w, "within")
+        return tfmp.ranges.probe(x * w, "within")
 
     assert "w" in [layer.name for layer in tfmp.check_precision(loss, None, [tf.constant(3.0)], progress=False).layers]
 

@@ -14,7 +14,7 @@ _X = np.float32([[1.0, 3.0], [-3.0, 0.5]]) / 3
 _Y = np.float32([[0.9], [2.1]])
 
 
-def _check(*args: Any, **settings: Any) -> tfmp.PrecisionReport:
+def _check(*args: Any, **settings: Any) -> tfmp.ranges.PrecisionReport:
     return tfmp.check_precision(*args, **{"progress": False} | settings)
 
 
@@ -29,7 +29,7 @@ def _loss(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor
         initializer = tf.compat.v1.constant_initializer([0.5, -1.0])
         kernel = tf.compat.v1.get_variable("kernel", [2, 1], dtype, initializer=initializer)
         bias = tf.compat.v1.get_variable("bias", [1], dtype, initializer=tf.compat.v1.ones_initializer())
-    output = tfmp.probe(tf.matmul(tf.cast(x, dtype), kernel) + bias, "output")
+    output = tfmp.ranges.probe(tf.matmul(tf.cast(x, dtype), kernel) + bias, "output")
     return (tf.cast(output, tf.float32) - y) ** 2
 
 
@@ -86,7 +86,7 @@ def test_loss_in_float16_of_the_same_variables_is_compared(session: tf.compat.v1
 def test_suggested_scale_is_that_of_the_largest_gradient(session: tf.compat.v1.Session) -> None:
     v = _variable("v", 2.0)
     session.run(v.initializer)
-    report = _check(tfmp.probe(v * 2.0**-20, "small") * 8.0, None, [None])
+    report = _check(tfmp.ranges.probe(v * 2.0**-20, "small") * 8.0, None, [None])
     assert (report.suggested_loss_scale, report.loss) == (2**9, 2**-16)
     assert report["v"].weight_gradients.exponents == (-17, -17)
 
@@ -132,8 +132,8 @@ def test_only_given_variables_are_looked_at(session: tf.compat.v1.Session) -> No
 
 def test_probes_that_the_loss_does_not_depend_on_are_left_out(session: tf.compat.v1.Session) -> None:
     v = _variable("v", 1.0)
-    tfmp.probe(v * 7.0, "beside")
-    loss = tfmp.probe(v * 3.0, "within")
+    tfmp.ranges.probe(v * 7.0, "beside")
+    loss = tfmp.ranges.probe(v * 3.0, "within")
     session.run(v.initializer)
     assert [layer.name for layer in _check(loss, None, [None]).layers] == ["within", "v"]
 

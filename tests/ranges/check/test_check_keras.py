@@ -40,7 +40,7 @@ def _mse(outputs: Any, labels: Any) -> tf.Tensor:
     return tf.reduce_mean(tf.reduce_mean((outputs - labels) ** 2, axis=-1))
 
 
-def _names(report: tfmp.PrecisionReport) -> list[str]:
+def _names(report: tfmp.ranges.PrecisionReport) -> list[str]:
     return [layer.name for layer in report.layers]
 
 
@@ -276,8 +276,8 @@ def test_shared_layer_counts_all_its_calls_and_equal_names_are_told_apart(keras:
     report = check(model, "mse", [(x, y)])
     assert sorted(_names(report)) == ["head", "outer/left/same", "outer/right/same", "shared", "sum"]
     assert _names(report)[-2:] == ["sum", "head"]
-    assert report["shared"].activations == tfmp.RangeHistogram.of(*(shared(side(x)) for side in sides))
-    assert report["outer/left/same"].activations == tfmp.RangeHistogram.of(sides[0](x))
+    assert report["shared"].activations == tfmp.ranges.RangeHistogram.of(*(shared(side(x)) for side in sides))
+    assert report["outer/left/same"].activations == tfmp.ranges.RangeHistogram.of(sides[0](x))
     assert report["shared"].weights.total == 4 * 4 + 4
     assert report.keep_float32 == report.far_off == []
 
@@ -312,12 +312,12 @@ def test_subclassed_model_is_seen_through_its_layers_and_its_own_weights(keras: 
     with_given_weights(model)
     report = check(model, "mse", [(ids, y)])
     assert {"embed", "attend", "norm", "lstm", "head", "net"} <= set(_names(report))
-    assert report["embed"].activations == tfmp.RangeHistogram.of(model.embed(ids))
-    assert report["net"].activations == tfmp.RangeHistogram.of(model(ids))
-    assert report["net"].weights == tfmp.RangeHistogram.of(tf.convert_to_tensor(model.shift))
+    assert report["embed"].activations == tfmp.ranges.RangeHistogram.of(model.embed(ids))
+    assert report["net"].activations == tfmp.ranges.RangeHistogram.of(model(ids))
+    assert report["net"].weights == tfmp.ranges.RangeHistogram.of(tf.convert_to_tensor(model.shift))
     expected = gradients(model, lambda: _mse(model(ids, training=True), y))
-    found = sum((layer.weight_gradients for layer in report.layers), start=tfmp.RangeHistogram())
-    assert found == tfmp.RangeHistogram.of(*expected)
+    found = sum((layer.weight_gradients for layer in report.layers), start=tfmp.ranges.RangeHistogram())
+    assert found == tfmp.ranges.RangeHistogram.of(*expected)
     errors = [layer.relative_error for layer in report.layers if layer.relative_error is not None]
     assert (report.keep_float32, report.far_off, 0 < max(errors) < 0.05) == ([], [], True)
     assert report.float16_loss == pytest.approx(report.loss, rel=1e-2)
@@ -334,8 +334,8 @@ def test_ranges_are_those_of_the_layers_called_by_hand(keras: ModuleType) -> Non
         loss = _mse(output(between), y)
     of_activation = tape.gradient(loss, between)
     of_variables = gradients(model, lambda: _mse(model(x), y))
-    histogram = tfmp.RangeHistogram.of
-    assert report["hidden"] == tfmp.LayerPrecision(
+    histogram = tfmp.ranges.RangeHistogram.of
+    assert report["hidden"] == tfmp.ranges.LayerPrecision(
         name="hidden",
         activations=histogram(between),
         largest_activation=float(tf.reduce_max(between)),
@@ -377,8 +377,8 @@ def test_batch_normalization_uses_the_batch_and_dropout_does_not_act(keras: Modu
     report = check(model, "mse", [(10 * x + 3, y)])
     hidden, norm, _, output = model.layers
     normalized = norm(hidden(10 * x + 3), training=True)
-    assert report["norm"].activations == report["drop"].activations == tfmp.RangeHistogram.of(normalized)
-    assert report["norm"].activations != tfmp.RangeHistogram.of(norm(hidden(10 * x + 3), training=False))
+    assert report["norm"].activations == report["drop"].activations == tfmp.ranges.RangeHistogram.of(normalized)
+    assert report["norm"].activations != tfmp.ranges.RangeHistogram.of(norm(hidden(10 * x + 3), training=False))
     assert report.loss == float(_mse(output(normalized), y))
 
 
@@ -497,7 +497,9 @@ def test_batches_of_lists_and_datasets_are_the_same(keras: ModuleType) -> None:
     assert [report.to_json() for report in reports] == [reports[0].to_json()] * 3
     losses = [check(model, "mse", [batch]).loss for batch in batches]
     assert reports[0].loss == sum(losses) / 2
-    summed = sum((check(model, "mse", [batch])["o"].activations for batch in batches), start=tfmp.RangeHistogram())
+    summed = sum(
+        (check(model, "mse", [batch])["o"].activations for batch in batches), start=tfmp.ranges.RangeHistogram()
+    )
     assert reports[0]["o"].activations == summed
     assert reports[0]["o"].weights.total == 5
 

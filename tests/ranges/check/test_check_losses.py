@@ -115,7 +115,7 @@ def _assert_is_the_whole_loss(model: Any, loss_fn: str | None) -> None:
     by_hand = gradients(model, loss)
     report = check(model, loss_fn, [(x, y)])
     assert report.loss == _evaluated(model, x, y)
-    assert report["hidden"].weight_gradients == tfmp.RangeHistogram.of(*by_hand[:2])
+    assert report["hidden"].weight_gradients == tfmp.ranges.RangeHistogram.of(*by_hand[:2])
     assert report.float16_loss == pytest.approx(report.loss, rel=1e-2)
 
 

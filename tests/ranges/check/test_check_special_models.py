@@ -132,7 +132,7 @@ def test_batch_normalization_within_a_layer_that_draws(keras: ModuleType) -> Non
     block = Block()
     model, (x, y) = called(keras.Sequential([keras.Input([4]), block, keras.layers.Dense(1)])), data()
     report = check(model, "mse", [(10 * x + 3, y)])
-    assert report["norm"].activations == tfmp.RangeHistogram.of(block.norm(10 * x + 3, training=True))
+    assert report["norm"].activations == tfmp.ranges.RangeHistogram.of(block.norm(10 * x + 3, training=True))
 
 
 @for_every_keras()

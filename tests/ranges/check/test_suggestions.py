@@ -8,8 +8,8 @@ from tfmp.ranges.check.passes import Measured
 from tfmp.ranges.check.suggestions import bfloat16_needs_scaling, reason_to_keep_float32, suggested_loss_scale
 
 
-def _histogram(counts: dict[str, int]) -> tfmp.RangeHistogram:
-    return tfmp.RangeHistogram.from_dict(counts)
+def _histogram(counts: dict[str, int]) -> tfmp.ranges.RangeHistogram:
+    return tfmp.ranges.RangeHistogram.from_dict(counts)
 
 
 @pytest.mark.parametrize("exponent", [-84, -83, -20, -1, 0, 1, 11, 12])
@@ -28,7 +28,7 @@ def test_scale_is_neither_below_1_nor_too_large_for_the_scaled_loss(exponent: in
 
 
 def test_scale_without_gradients_is_that_for_gradients_of_1() -> None:
-    assert suggested_loss_scale(tfmp.RangeHistogram()) == 2.0**12
+    assert suggested_loss_scale(tfmp.ranges.RangeHistogram()) == 2.0**12
 
 
 def test_infinite_gradients_do_not_count_for_the_scale() -> None:
@@ -55,7 +55,7 @@ def test_bfloat16_needs_scaling_if_more_than_one_gradient_in_a_thousand_is_lost(
 
 
 def _measured(largest: float) -> Measured:
-    return Measured(tfmp.RangeHistogram.of(tf.constant(largest)), largest)
+    return Measured(tfmp.ranges.RangeHistogram.of(tf.constant(largest)), largest)
 
 
 def _of(**largest: float) -> dict[str, dict[str, Measured]]:

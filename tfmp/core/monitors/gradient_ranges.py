@@ -19,8 +19,8 @@ class RecordedRanges(NamedTuple):
 
     Attributes:
         names: The names of the variables, or their paths in Keras 3.
-        counts: A row of `tfmp.exponent_counts` for each variable, summed over the replicas. Where replicas average
-            their gradients before the step (Keras 2, Horovod), each counts the same means.
+        counts: A row of `tfmp.ranges.exponent_counts` for each variable, summed over the replicas. Where replicas
+            average their gradients before the step (Keras 2, Horovod), each counts the same means.
         scaled_by: The factor of the gradients that were counted: the loss scale if they were counted before they were
             unscaled, otherwise 1.
     """
@@ -44,7 +44,7 @@ class GradientRanges(NotCheckpointed):
         >>> ranges.request()
         >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, 0.25]), var_list=[w])
         >>> recorded, = ranges.read()
-        >>> recorded.names, tfmp.RangeHistogram(recorded.counts[0])
+        >>> recorded.names, tfmp.ranges.RangeHistogram(recorded.counts[0])
         (['w:0'], <RangeHistogram of 2 values, 2^-2..2^0>)
     """
 

@@ -117,7 +117,7 @@ class StepProperties:
             ...     loss = scaler.scale(tf.reduce_sum(w ** 2))
             >>> _ = scaler.step(optimizer, zip(tape.gradient(loss, [w]), [w]))
             >>> _ = scaler.update()
-            >>> tfmp.RangeHistogram(ranges.read()[0].counts[0])
+            >>> tfmp.ranges.RangeHistogram(ranges.read()[0].counts[0])
             <RangeHistogram of 2 values, 2^0..2^2>
         """
         if self._scaler.gradient_ranges is None:

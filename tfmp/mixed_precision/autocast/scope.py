@@ -22,10 +22,10 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
 
     The code in the scope needs to name no types: matrix products and convolutions get their inputs cast to half
     precision and return half precision; exponentials, logarithms, softmaxes, sums, norms and losses get theirs cast to
-    float32; an op that is given several types computes in the widest of them (`tfmp.autocast_lists` has all). A weight
-    or a scalar does not make an op wider, so `x @ w + b` stays in half precision. Neither does a gate, a sigmoid or a
-    tanh, though it is float32 itself: `x * tf.sigmoid(y)` stays in half precision. Variables stay float32, and so do
-    their gradients. The scope does not scale the loss, which float16 needs and bfloat16 does not.
+    float32; an op that is given several types computes in the widest of them (`tfmp.mixed_precision.autocast_lists`
+    has all). A weight or a scalar does not make an op wider, so `x @ w + b` stays in half precision. Neither does a
+    gate, a sigmoid or a tanh, though it is float32 itself: `x * tf.sigmoid(y)` stays in half precision. Variables stay
+    float32, and so do their gradients. The scope does not scale the loss, which float16 needs and bfloat16 does not.
 
     Enter the scope for the forward pass and the loss. Compute gradients outside of it; within it they are computed in
     the same types. The scope acts on the thread that entered it: in eager code, in the trace of a `tf.function` (XLA

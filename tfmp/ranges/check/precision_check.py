@@ -68,8 +68,8 @@ def check_precision(
 
             * a model of Keras 3, Keras 2.15 or tf_keras that is built;
             * a function of raw TensorFlow for eager code. It takes the inputs of a batch and returns the outputs for
-              `loss_fn`; without `loss_fn` it takes the batch and returns the loss. What it passes through `tfmp.probe`
-              is looked at;
+              `loss_fn`; without `loss_fn` it takes the batch and returns the loss. What it passes through
+              `tfmp.ranges.probe` is looked at;
             * the loss of a TF1 graph, a tensor. The probes of the graph are looked at.
         loss_fn: A function of the labels and of the model's outputs that returns the loss, of any shape; its mean is
             taken. For Keras also a loss of Keras or its name, as for `compile`; None takes the loss that the model is

@@ -52,7 +52,7 @@ def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) ->
 
     Args:
         names: The names. What has the same name, such as the copies of a variable on replicas, is counted together.
-        counts: A row of `tfmp.exponent_counts` for each.
+        counts: A row of `tfmp.ranges.exponent_counts` for each.
     """
     found: dict[str, RangeHistogram] = {}
     for name, row in zip(names, counts, strict=True):
@@ -91,7 +91,7 @@ class RangeHistory:
         >>> import tensorflow as tf
         >>> history = RangeHistory()
         >>> kernel = RangeHistogram.of(tf.constant([2.0**-28, 1.0]))
-        >>> history.add(RangeLook(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
+        >>> history._add(RangeLook(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
         >>> history.last.scalars()
         {'gradients_zero': 0.0, 'gradients_lost': 0.5, 'gradients_subnormal': 0.0}
     """
@@ -103,7 +103,7 @@ class RangeHistory:
         self._loss_scales: list[float] = []
         self._shares: list[RangeShares] = []
 
-    def add(self, look: RangeLook) -> None:
+    def _add(self, look: RangeLook) -> None:
         """Add what was seen."""
         self.last = look
         self._steps.append(look.step)

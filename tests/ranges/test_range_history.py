@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.monitoring.range_history import RangeHistory, RangeLook
+from tfmp.ranges import RangeHistory, RangeLook
 
 
-def _of(*values: float) -> tfmp.RangeHistogram:
-    return tfmp.RangeHistogram.of(tf.constant(values))
+def _of(*values: float) -> tfmp.ranges.RangeHistogram:
+    return tfmp.ranges.RangeHistogram.of(tf.constant(values))
 
 
 def _look(step: int, loss_scale: float, *gradients: float) -> RangeLook:
@@ -27,7 +27,7 @@ def test_shares_are_of_all_gradients_at_the_loss_scale() -> None:
         "activations": {"relu": _of(2.0**60)},
     }
     look = RangeLook(7, 4.0, kinds)
-    assert look.shares == tfmp.RangeShares(
+    assert look.shares == tfmp.ranges.RangeShares(
         zero=2 / 8, lost=2 / 8, subnormal=1 / 8, normal=1 / 8, overflow=1 / 8, nonfinite=1 / 8
     )
     assert look.scalars() == {"gradients_zero": 0.25, "gradients_lost": 0.25, "gradients_subnormal": 0.125}
@@ -41,7 +41,7 @@ def test_shares_are_of_all_gradients_at_the_loss_scale() -> None:
 
 
 def test_look_without_gradients_has_shares_of_0() -> None:
-    assert RangeLook(1, 8.0, {"weights": {"kernel": _of(1.0)}}).shares == tfmp.RangeShares(*[0.0] * 6)
+    assert RangeLook(1, 8.0, {"weights": {"kernel": _of(1.0)}}).shares == tfmp.ranges.RangeShares(*[0.0] * 6)
 
 
 def test_history_keeps_the_shares_of_all_looks_and_the_last_look() -> None:
@@ -51,7 +51,7 @@ def test_history_keeps_the_shares_of_all_looks_and_the_last_look() -> None:
     assert (history.last, history.to_dict()) == (None, empty)
     looks = [_look(10, 2.0, 0.0, 2.0**-40), _look(20, 2.0**20, 2.0**-40, 1.0), _look(25, 2.0**16, 1.0, float("inf"))]
     for look in looks:
-        history.add(look)
+        history._add(look)
     assert history.last is looks[-1]
     found = history.to_dict()
     assert json.loads(json.dumps(found)) == found
@@ -81,7 +81,7 @@ def test_plot_writes_a_picture(looks: int, tmp_path: Path) -> None:
             "activations": {"relu": _of(2.0**100, 2.0**-100, float("inf"))},
             "activation_gradients": {},
         }
-        history.add(RangeLook(10 * step, 2.0**step, kinds))
+        history._add(RangeLook(10 * step, 2.0**step, kinds))
     path = tmp_path / "ranges.png"
     history.plot(path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -92,7 +92,7 @@ def test_plot_writes_a_picture(looks: int, tmp_path: Path) -> None:
 def test_plot_of_gradients_that_are_all_0_shows_the_course_alone(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     history = RangeHistory()
-    history.add(_look(1, 8.0, 0.0, 0.0))
+    history._add(_look(1, 8.0, 0.0, 0.0))
     path = tmp_path / "ranges.png"
     history.plot(path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -106,7 +106,7 @@ def test_plot_before_the_first_look_is_refused(tmp_path: Path) -> None:
 
 def test_missing_matplotlib_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = RangeHistory()
-    history.add(_look(1, 8.0, 1.0))
+    history._add(_look(1, 8.0, 1.0))
     for name in [each for each in sys.modules if each.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
