@@ -16,6 +16,7 @@ def _what_is_accepted(adam: Any, loss: Any, variables: list[Any]) -> None:
     assert_type(opt, tfmp.LossScaleOptimizer)
     tfmp.LossScaleOptimizer(adam, tfmp.FixedLossScaleManager(8), is_distributed=True)
     tfmp.LossScaleOptimizer(adam, "dynamic", accumulation_steps=4)
+    assert_type(tfmp.ranges.RangeHistogram(), tfmp.ranges.RangeHistogram)
     tfmp.LossScaleOptimizer(inner_optimizer=adam, initial_scale=2**10, dynamic_growth_steps=500, name="mine")
     assert_type(tfmp.LossScaleOptimizer.from_keras(opt), tfmp.LossScaleOptimizer)
     assert_type(tfmp.LossScaleOptimizer.from_config(opt.get_config()), tfmp.LossScaleOptimizer)
@@ -30,4 +31,5 @@ def _what_is_refused(adam: Any) -> None:
     opt = tfmp.LossScaleOptimizer(adam, loss_scale=8)  # type: ignore[call-arg]
     opt.minimise(adam)  # type: ignore[attr-defined]
     tfmp.LossScaleOptimizer(adam, accumulation_steps="4")  # type: ignore[arg-type]
+    tfmp.GradScalar()  # type: ignore[attr-defined]
     opt.initial_scale = 8  # type: ignore[misc]
