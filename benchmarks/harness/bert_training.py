@@ -131,7 +131,10 @@ class BertTraining:
         example = self._example
         global_step = tf1.train.get_or_create_global_step()
         rate = bert.warm_up_then_decay(
-            global_step, example.learning_rate, example.num_train_steps, example.num_warmup_steps
+            global_step,
+            example.learning_rate,
+            num_train_steps=example.num_train_steps,
+            num_warmup_steps=example.num_warmup_steps,
         )
         adam = bert.AdamWeightDecayOptimizer(rate, example.weight_decay, exclude_from_weight_decay=bert.NOT_DECAYED)
         manager = tfmp.ExponentialUpdateLossScaleManager(

@@ -20,7 +20,7 @@ def test_it_normalizes_by_mean_and_variance(
     axes: tuple[int, int], dtype: str, epsilon: float, session: tf1.Session
 ) -> None:
     values = np.random.default_rng(0).normal(3.0, 0.25, size=(2, 4, 5)).astype(dtype)
-    normalized = bert.layer_norm(tf.constant(values), *axes)
+    normalized = bert.layer_norm(tf.constant(values), axes[0], begin_params_axis=axes[1])
     beta, gamma = tf1.trainable_variables()
     assert normalized.dtype == dtype
     assert beta.shape == values.shape[axes[1] :]
@@ -77,10 +77,16 @@ def test_bad_inputs_of_layer_norm_are_refused(
 ) -> None:
     del session
     with pytest.raises(error, match=message):
-        bert.layer_norm(inputs(), *axes)
+        bert.layer_norm(inputs(), axes[0], begin_params_axis=axes[1])
 
 
 def test_a_name_in_the_place_of_an_axis_is_refused(session: tf1.Session) -> None:
     del session
     with pytest.raises(TypeError, match="got 'output': pass the name as scope='output'"):
         bert.layer_norm(tf.ones([2, 3]), "output")
+
+
+def test_a_flag_of_contrib_in_the_place_of_an_axis_is_refused(session: tf1.Session) -> None:
+    del session
+    with pytest.raises(TypeError, match=r"begin_norm_axis must be a whole number, got True\."):
+        bert.layer_norm(tf.ones([2, 3]), True)

@@ -20,9 +20,11 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def _rates(session: tf1.Session, steps: range, *settings: Any, **changes: Any) -> list[float]:
+def _rates(
+    session: tf1.Session, steps: range, init_lr: float, train: int, warmup: int | None, **changes: Any
+) -> list[float]:
     step = tf1.placeholder(tf.int64, [])
-    rate = bert.warm_up_then_decay(step, *settings, **changes)
+    rate = bert.warm_up_then_decay(step, init_lr, num_train_steps=train, num_warmup_steps=warmup, **changes)
     return [float(session.run(rate, {step: each})) for each in steps]
 
 
@@ -58,10 +60,13 @@ def test_a_warm_up_without_end_only_rises(warmup: int, session: tf1.Session) -> 
     ],
 )
 def test_a_bad_setting_of_the_schedule_is_refused(settings: tuple[Any, ...], message: str) -> None:
+    init_lr, train, *warmup = settings
     with pytest.raises(ValueError, match=message):
-        bert.warm_up_then_decay(tf.constant(0), *settings)
+        bert.warm_up_then_decay(
+            tf.constant(0), init_lr, num_train_steps=train, num_warmup_steps=warmup[0] if warmup else 0
+        )
 
 
 def test_a_negative_start_of_the_decay_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start_rate must be at least 0, got -0\.5\."):
-        bert.warm_up_then_decay(tf.constant(0), 0.5, 8, start_rate=-0.5)
+        bert.warm_up_then_decay(tf.constant(0), 0.5, num_train_steps=8, start_rate=-0.5)

@@ -45,7 +45,7 @@ def test_step_is_repeated_until_it_is_applied(mode: str) -> None:
     training = _Training(tfmp.GradScaler(128), compiled=compiled)
 
     def run() -> Any:
-        return tfmp.replay(training.step, training.scaler, 5)
+        return tfmp.replay(training.step, training.scaler, max_replays=5)
 
     run = tf.function(run) if on_device else run
     result = run()
@@ -57,7 +57,7 @@ def test_step_is_repeated_until_it_is_applied(mode: str) -> None:
     assert (float(training.weight), int(training.calls)) == (-8, 5)
     # TensorFlow traces a function twice if it makes variables. This function makes none.
     traces = training.traces
-    tf.function(lambda: tfmp.replay(training.step, training.scaler, 5))()
+    tf.function(lambda: tfmp.replay(training.step, training.scaler, max_replays=5))()
     assert training.traces - traces <= 1
 
 
@@ -66,7 +66,7 @@ def test_batch_that_always_overflows_is_given_up(on_device: bool) -> None:
     training = _Training(tfmp.GradScaler(128), limit=0.0, compiled=None)
 
     def run() -> Any:
-        return tfmp.replay(training.step, training.scaler, 2)
+        return tfmp.replay(training.step, training.scaler, max_replays=2)
 
     (tf.function(run) if on_device else run)()
     assert (float(training.weight), int(training.calls), float(training.scaler.loss_scale)) == (0, 3, 16)
@@ -75,7 +75,7 @@ def test_batch_that_always_overflows_is_given_up(on_device: bool) -> None:
 def test_manager_that_shrinks_after_two_overflows_replays_once_at_the_same_scale() -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(32, 10, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
     training = _Training(tfmp.GradScaler(manager=manager))
-    tfmp.replay(training.step, training.scaler, 5)
+    tfmp.replay(training.step, training.scaler, max_replays=5)
     assert (float(training.weight), int(training.calls), float(manager.get_loss_scale())) == (-4, 3, 16)
 
 
@@ -94,13 +94,13 @@ def test_replicas_replay_together(on_device: bool, two_replicas: tf.distribute.M
         return scaled
 
     def run() -> Any:
-        return tfmp.replay(lambda: two_replicas.run(on_replica), scaler, 3)
+        return tfmp.replay(lambda: two_replicas.run(on_replica), scaler, max_replays=3)
 
     result = (tf.function(run) if on_device else run)()
     assert [float(value) for value in two_replicas.experimental_local_results(result)] == [64, 64]
     assert (float(weight.numpy()), float(scaler.loss_scale), int(scaler.skipped_steps)) == (-8, 16, 1)
     with pytest.raises(RuntimeError, match="replay was called on a replica: call it outside of"):
-        two_replicas.run(lambda: tfmp.replay(on_replica, scaler, 3))
+        two_replicas.run(lambda: tfmp.replay(on_replica, scaler, max_replays=3))
 
 
 class _TwoSteps:
@@ -135,7 +135,7 @@ class _TwoSteps:
 
     def run(self, step: Callable[[], None], on_device: bool) -> None:
         def replay() -> None:
-            tfmp.replay(step, self.scaler, 5)
+            tfmp.replay(step, self.scaler, max_replays=5)
 
         (tf.function(replay) if on_device else replay)()
 
@@ -182,9 +182,9 @@ def test_nothing_is_applied_twice_if_one_of_two_updates_is_skipped(on_device: bo
 
 def test_replay_within_xla_ends_at_a_partial_skip() -> None:
     whole, parted = _Training(tfmp.GradScaler(128), compiled=None), _TwoSteps((512.0, 64.0))
-    tf.function(lambda: tfmp.replay(whole.step, whole.scaler, 5), jit_compile=True)()
+    tf.function(lambda: tfmp.replay(whole.step, whole.scaler, max_replays=5), jit_compile=True)()
     assert (float(whole.weight), float(whole.scaler.loss_scale)) == (-4, 16)
-    tf.function(lambda: tfmp.replay(parted.each, parted.scaler, 5), jit_compile=True)()
+    tf.function(lambda: tfmp.replay(parted.each, parted.scaler, max_replays=5), jit_compile=True)()
     assert parted.state() == [-4, 0, 64]
 
 
@@ -199,7 +199,7 @@ def test_wrapped_optimizer_replays_too(on_device: bool) -> None:
         opt.minimize(lambda: weight * factor, var_list=[weight])
 
     def run() -> None:
-        tfmp.replay(train_step, opt, 5)
+        tfmp.replay(train_step, opt, max_replays=5)
 
     (tf.function(run) if on_device else run)()
     assert (float(weight), float(opt.loss_scale), int(calls)) == (-4, 2, 3)
@@ -210,14 +210,14 @@ def test_call_that_takes_no_step_is_not_replayed() -> None:
     training.step()
     assert not training.scaler.last_step_finite
     calls: list[None] = []
-    tfmp.replay(lambda: calls.append(None), training.scaler, 5)
+    tfmp.replay(lambda: calls.append(None), training.scaler, max_replays=5)
     assert len(calls) == 1
 
 
 def test_disabled_scaler_replays_nothing() -> None:
     scaler = tfmp.GradScaler(enabled=False, manager=tfmp.FixedLossScaleManager(8))
     training = _Training(scaler, limit=0.0)
-    tfmp.replay(training.step, scaler, 5)
+    tfmp.replay(training.step, scaler, max_replays=5)
     assert (float(training.weight), int(training.calls)) == (-math.inf, 1)
 
 
@@ -240,4 +240,4 @@ def test_wrong_arguments_are_refused(
     scaler: Callable[[], Any], max_replays: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        tfmp.replay(lambda: pytest.fail("the step was taken"), scaler(), max_replays)
+        tfmp.replay(lambda: pytest.fail("the step was taken"), scaler(), max_replays=max_replays)

@@ -175,7 +175,7 @@ def test_replay_repeats_a_step_that_is_dropped_for_an_overflow_and_no_other() ->
     for factor, attempts in [(1.0, 3), (1.5, 2), (4.0, 3)]:
         scaler.update(64 if factor == 1 else 16)
         grads.clear()
-        tfmp.replay(train_step, scaler, 5)
+        tfmp.replay(train_step, scaler, max_replays=5)
         assert len(grads) == attempts
     assert float(weight) == -2.5
 

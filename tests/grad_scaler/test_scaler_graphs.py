@@ -169,7 +169,7 @@ def test_state_as_numbers_is_refused_in_a_graph(session: tf1.Session, verb: str)
 
 def test_replay_is_refused_in_a_graph(session: tf1.Session) -> None:
     with pytest.raises(RuntimeError, match="while the optimizer's last_step_applied is False"):
-        tfmp.replay(lambda: None, tfmp.GradScaler(8), 2)
+        tfmp.replay(lambda: None, tfmp.GradScaler(8), max_replays=2)
 
 
 @pytest.mark.parametrize("value", [1.0, math.inf])

@@ -311,7 +311,7 @@ class _Kind(enum.IntEnum):
 
 @functools.cache
 def _cached_training() -> tuple[tfmp.GradScaler, Callable[[tf.Tensor, tf.Tensor], None], list[tf.Variable]]:
-    scaler = tfmp.GradScaler(64, 4.0, 0.25, 2)
+    scaler = tfmp.GradScaler(64, growth_factor=4.0, backoff_factor=0.25, growth_interval=2)
     weights, optimizers = [tf.Variable(0.0) for _ in range(3)], [_sgd() for _ in range(3)]
 
     @tf.function

@@ -18,7 +18,14 @@ _NOTHING = tfmp.ranges.RangeHistogram()
 
 def _report(**fields: Any) -> tfmp.ranges.PrecisionReport:
     layers = [
-        tfmp.ranges.LayerPrecision("embedding", _histogram({"-3": 4}), 0.1875, _NOTHING, _NOTHING, _NOTHING),
+        tfmp.ranges.LayerPrecision(
+            name="embedding",
+            activations=_histogram({"-3": 4}),
+            largest_activation=0.1875,
+            activation_gradients=_NOTHING,
+            weights=_NOTHING,
+            weight_gradients=_NOTHING,
+        ),
         tfmp.ranges.LayerPrecision(
             name="dense",
             activations=_histogram({"2": 4}),
@@ -175,7 +182,14 @@ def test_picture_leaves_out_what_has_no_values(tmp_path: Path) -> None:
 def test_picture_holds_values_far_beyond_float16(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     wide = _histogram({"-150": 1, "127": 1, "0": 1, "above": 1, "below": 1, "infinite": 1, "nan": 1})
-    layer = tfmp.ranges.LayerPrecision("wide", wide, math.inf, wide, wide, wide)
+    layer = tfmp.ranges.LayerPrecision(
+        name="wide",
+        activations=wide,
+        largest_activation=math.inf,
+        activation_gradients=wide,
+        weights=wide,
+        weight_gradients=wide,
+    )
     for scale in (1.0, 2.0**96):
         _report(layers=[layer]).plot(tmp_path / f"{scale:g}.png", scale)
         assert (tmp_path / f"{scale:g}.png").stat().st_size > 1000

@@ -10,7 +10,7 @@ tf1 = tf.compat.v1
 
 
 def layer_norm(
-    inputs: tf.Tensor, begin_norm_axis: int = -1, begin_params_axis: int = -1, scope: str | None = None
+    inputs: tf.Tensor, begin_norm_axis: int = -1, *, begin_params_axis: int = -1, scope: str | None = None
 ) -> tf.Tensor:
     """Normalize activations by their mean and variance, as `tf.contrib.layers.layer_norm` does in BERT's model.
 
@@ -67,7 +67,7 @@ def layer_norm(
 
 
 def _axis(name: str, axis: int, inputs: tf.Tensor) -> int:
-    if not isinstance(axis, numbers.Integral):
+    if not isinstance(axis, numbers.Integral) or isinstance(axis, bool):
         advice = f": pass the name as scope={axis!r}" if isinstance(axis, str) else ""
         raise TypeError(f"{name} must be a whole number, got {axis!r}{advice}.")
     rank = inputs.shape.rank

@@ -8,9 +8,9 @@ from tfmp.core import settings
 def warm_up_then_decay(
     global_step: tf.Tensor | tf.Variable,
     init_lr: float,
+    *,
     num_train_steps: int,
     num_warmup_steps: int | None = 0,
-    *,
     power: float = 1.0,
     start_rate: float | None = None,
 ) -> tf.Tensor:
@@ -43,9 +43,10 @@ def warm_up_then_decay(
         ValueError: A setting is out of range.
 
     Examples:
-        >>> [float(warm_up_then_decay(tf.constant(step), 0.5, 8, 4)) for step in (0, 2, 4, 6, 8)]
+        >>> settings = {"num_train_steps": 8, "num_warmup_steps": 4}
+        >>> [float(warm_up_then_decay(tf.constant(step), 0.5, **settings)) for step in (0, 2, 4, 6, 8)]
         [0.0, 0.25, 0.5, 0.25, 0.0]
-        >>> [float(warm_up_then_decay(tf.constant(step), 0.5, 8, 4, start_rate=0.5)) for step in (2, 4, 6)]
+        >>> [float(warm_up_then_decay(tf.constant(step), 0.5, start_rate=0.5, **settings)) for step in (2, 4, 6)]
         [0.25, 0.25, 0.125]
 
     Source: google-research/bert; NVIDIA's DeepLearningExamples for the default `start_rate`.

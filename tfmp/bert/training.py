@@ -24,7 +24,7 @@ tf1 = tf.compat.v1
 NOT_DECAYED = ("LayerNorm", "layer_norm", "bias")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
     """The training step that `build_training` builds, with the objects that monitor it.
 
@@ -194,7 +194,7 @@ def build_training(
         weight_decay_rate: The weight decay of all variables except biases and layer norms; at least 0.
         clip_norm: The largest allowed global norm of the gradients of a run; above 0.
         loss_scale_manager: A manager that decides the loss scale, in place of the manager of the float16 mode.
-        is_distributed: Whether several workers train together; by default whether `hvd` is given. If it is True and
+        is_distributed: Whether Horovod's processes train together; by default whether `hvd` is given. If it is True and
             Horovod is initialized, `hvd` need not be passed.
         aggregation_dtype: The type in which processes exchange gradients: "float16", or None for the type of the
             gradients. The default "auto" means float16 if `hvd` is given and a float16 mode is chosen, else None.
@@ -232,7 +232,12 @@ def build_training(
     if start_rate is None and not kind.meets_warm_up:
         start_rate = init_lr
     rate = warm_up_then_decay(
-        global_step, init_lr, num_train_steps, num_warmup_steps, power=kind.power, start_rate=start_rate
+        global_step,
+        init_lr,
+        num_train_steps=num_train_steps,
+        num_warmup_steps=num_warmup_steps,
+        power=kind.power,
+        start_rate=start_rate,
     )
     inner = kind.make(rate, weight_decay_rate, exclude_from_weight_decay=NOT_DECAYED)
     is_distributed = hvd is not None if is_distributed is None else is_distributed
@@ -251,7 +256,7 @@ def build_training(
     train_op = _step(optimizer, loss, runs, clip_norm, global_step)
     with tf.control_dependencies([train_op]):
         tf.identity(global_step.read_value(), name="step_update")
-    return Training(train_op, optimizer, inner.learning_rate)
+    return Training(train_op=train_op, optimizer=optimizer, learning_rate=inner.learning_rate)
 
 
 class _Kind(NamedTuple):
@@ -285,7 +290,7 @@ def _kind(optimizer_type: str) -> _Kind:
 class _SharesWindows(LossScaleOptimizerV1):
     """Averages gradients over Horovod's processes when it applies them, not when it computes them."""
 
-    def averages_when_applying(self) -> bool:
+    def _averages_when_applying(self) -> bool:
         return True
 
 

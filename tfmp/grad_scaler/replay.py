@@ -14,7 +14,7 @@ from tfmp.grad_scaler.scaler import GradScaler
 Result = TypeVar("Result")
 
 
-def replay(train_step: Callable[[], Result], scaler: StepProperties, max_replays: int) -> Result:
+def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_replays: int) -> Result:
     """Take a training step, and repeat it on the same batch while it is skipped because of an overflow.
 
     A skipped step lowers the loss scale, so the same batch may not overflow the next time. A batch is lost only if it

@@ -101,11 +101,11 @@ class GradScaler(StepProperties, tf.Module):
     def __init__(
         self,
         init_scale: float = 2.0**16,
+        *,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
-        *,
         manager: Specification = None,
         is_distributed: bool = False,
         overflow_detector: OverflowDetector | None = None,

@@ -91,9 +91,9 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self,
         manager: LossScaleManager | Any = None,  # noqa: ANN401 - optimizers of several hosts hold a manager
         every_n_steps: int | None = None,
+        *,
         every_n_secs: float | None = None,
         summary_dir: str | None = None,
-        *,
         on_stuck: OnStuck = "warn",
         stuck_after: int = 64,
         loss: tf.Tensor | str | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation.accumulator import GradientAccumulator, accumulator_of_optimizer
 from tfmp.core.accumulation.settings import AccumulationSettings
 from tfmp.core.adapters import is_overwritten
 from tfmp.core.overflow.detectors import OverflowDetector
@@ -64,12 +64,8 @@ class KerasAccumulation:
                 "accumulation_steps at 1, or train without float8."
             )
         self._variables = list(variables)
-        self._accumulator = GradientAccumulator(
-            variables,
-            **self.get_config(),
-            overflow_detector=self._detector,
-            add_buffer=add_buffer,
-            keeps_float32=keeps_float32,
+        self._accumulator = accumulator_of_optimizer(
+            variables, self._settings, self._detector, add_buffer, keeps_float32=keeps_float32
         )
 
     def accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:

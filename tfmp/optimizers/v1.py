@@ -216,7 +216,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         if is_horovods(self._opt) or called_by_horovods(self):
             # Horovod's optimizer, which is inside this one or around it, averages the gradients itself.
             validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
-        elif not self.averages_when_applying():
+        elif not self._averages_when_applying():
             names, distribution = names_of(variables), self._scaler.distribution()
             grads = self._scaler.worker_average.mean(grads, names, distribution)
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
@@ -283,7 +283,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def _average_when_applying(
         self, variables: Sequence[tf.Variable], facts: Facts
     ) -> Callable[[Gradients], Gradients] | None:
-        if not self.averages_when_applying() or is_horovods(self._opt) or called_by_horovods(self):
+        if not self._averages_when_applying() or is_horovods(self._opt) or called_by_horovods(self):
             return None
         names, average = names_of(variables), self._scaler.worker_average
         return lambda grads: average.mean(grads, names, facts.distribution, are_scaled=False)
@@ -299,7 +299,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             )
         return self._accumulators.of(variables)
 
-    def averages_when_applying(self) -> bool:
+    def _averages_when_applying(self) -> bool:
         """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
 
         That is so with `accumulation_steps`: the workers average once per window, not for every micro-batch. A subclass

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation.accumulator import GradientAccumulator, accumulator_of_optimizer
 from tfmp.core.accumulation.settings import AccumulationSettings
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.storage.graph_registry import OncePerGraph
@@ -63,11 +63,8 @@ class Accumulators(tf.Module):
             if found is not None:
                 return found
             with tf.name_scope("accumulation"):
-                made = GradientAccumulator(
-                    variables,
-                    **self._settings._asdict(),
-                    overflow_detector=self._detector,
-                    keeps_float32=self._keeps_float32,
+                made = accumulator_of_optimizer(
+                    variables, self._settings, self._detector, keeps_float32=self._keeps_float32
                 )
             # A strategy runs its replicas in threads that wait for each other whenever a variable is made. Another
             # replica may have added its accumulator while this one waited.

@@ -7,7 +7,7 @@ from tfmp.core.gradients import exponents
 from tfmp.types import Gradients
 
 
-def exponent_counts(tensors: Gradients, is_distributed: bool = False, *, name: str = "exponent_counts") -> tf.Tensor:
+def exponent_counts(tensors: Gradients, *, is_distributed: bool = False, name: str = "exponent_counts") -> tf.Tensor:
     """Count, on the device, how many values of each tensor have which binary exponent.
 
     Counts are exact for every dtype, subnormal numbers included, in eager code, in a `tf.function`, within XLA and in

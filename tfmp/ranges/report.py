@@ -11,7 +11,7 @@ from tfmp.core import settings
 from tfmp.ranges.histogram import RangeHistogram
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPrecision:
     """What was found of a layer, a probe or a variable. Ranges are those in float32.
 
@@ -51,7 +51,7 @@ class LayerPrecision:
         return {name: _plain(value) for name, value in values.items()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionReport:
     """What `tfmp.check_precision` found. `print(report)` shows it as a table.
 

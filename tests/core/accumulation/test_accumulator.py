@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfmp
+from tfmp.core.accumulation.accumulator import accumulator_of_optimizer
+from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.gradients.arithmetic import densify
 from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
 
 _POLICIES = ["window", "micro_batch"]
 _SCALE = 2.0**20
+_TWO_STEPS = accumulation_settings(2, "window", None)
 _MODES: dict[str, Callable[..., Any]] = {
     "eager": lambda function: function,
     "function": tf.function,
@@ -159,7 +162,7 @@ def test_mean_of_float64_has_the_precision_of_float64() -> None:
 @pytest.mark.parametrize(("keeps_float32", "dtype"), [(False, tf.float16), (True, tf.float32)])
 def test_mean_may_stay_in_float32(keeps_float32: bool, dtype: tf.DType) -> None:
     variable = tf.Variable(tf.zeros([], tf.float16))
-    accumulator = tfmp.GradientAccumulator([variable], 2, keeps_float32=keeps_float32)
+    accumulator = accumulator_of_optimizer([variable], _TWO_STEPS, None, keeps_float32=keeps_float32)
     accumulator.add([tf.constant(2.0**-10)])
     assert accumulator.mean()[0].dtype == dtype
 
@@ -172,7 +175,7 @@ def test_owner_of_the_variables_is_told_their_names_shapes_and_types() -> None:
         return tf.Variable(tf.zeros(shape, dtype))
 
     variables = [tf.Variable(tf.zeros([2, 3], tf.float16)), tf.Variable(tf.zeros([], tf.float64))]
-    accumulator = tfmp.GradientAccumulator(variables, 2, add_buffer=add_buffer)
+    accumulator = accumulator_of_optimizer(variables, _TWO_STEPS, None, add_buffer)
     assert made == [
         ("sum_0", [2, 3], "float32"),
         ("sum_1", [], "float64"),

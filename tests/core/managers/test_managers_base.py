@@ -181,12 +181,6 @@ def test_exported_manager_counts_steps_and_dropped_micro_batches(tmp_path: Path)
     }
 
 
-@pytest.mark.graph
-def test_name_of_an_earlier_release_is_deprecated() -> None:
-    with tf.Graph().as_default(), pytest.warns(DeprecationWarning, match="call get_status"):
-        assert _AlwaysEight().get_step_outcomes()._fields == tfmp.FixedLossScaleManager(8).get_status()._fields
-
-
 def test_what_is_no_manager_is_refused_by_the_name_of_its_argument() -> None:
     manager = _AlwaysEight()
     assert validated_manager(manager) is manager

@@ -296,7 +296,7 @@ def test_subnormal_gradients_are_recorded_as_they_are(dtype: tf.DType, exponent:
     # As in the optimizers: AutoGraph does not convert what tfmp builds.
     @tf.autograph.experimental.do_not_convert
     def record(grad: tf.Tensor) -> None:
-        ranges.record(["kernel"], [grad], None, SingleProcess())
+        ranges._record(["kernel"], [grad], None, SingleProcess())
 
     _MODES[mode](record)(tf.constant(values))
     assert _found(ranges) == [([{str(exponent): 1, str(exponent + 1): 1, "0": 1}], 1.0)]

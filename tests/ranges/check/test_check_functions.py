@@ -49,10 +49,38 @@ def test_probes_come_before_the_variables_and_have_the_ranges_of_a_tape() -> Non
     grads = tape.gradient(loss, [hidden, output, net.kernel, net.scale])
     histogram, nothing = tfmp.ranges.RangeHistogram.of, tfmp.ranges.RangeHistogram()
     assert report.layers == [
-        tfmp.ranges.LayerPrecision("hidden", histogram(hidden), 6.5 - 2, histogram(grads[0]), nothing, nothing),
-        tfmp.ranges.LayerPrecision("output", histogram(output), 13.5, histogram(grads[1]), nothing, nothing),
-        tfmp.ranges.LayerPrecision("kernel", nothing, 0.0, nothing, histogram(net.kernel), histogram(grads[2])),
-        tfmp.ranges.LayerPrecision("scale", nothing, 0.0, nothing, histogram(net.scale), histogram(grads[3])),
+        tfmp.ranges.LayerPrecision(
+            name="hidden",
+            activations=histogram(hidden),
+            largest_activation=6.5 - 2,
+            activation_gradients=histogram(grads[0]),
+            weights=nothing,
+            weight_gradients=nothing,
+        ),
+        tfmp.ranges.LayerPrecision(
+            name="output",
+            activations=histogram(output),
+            largest_activation=13.5,
+            activation_gradients=histogram(grads[1]),
+            weights=nothing,
+            weight_gradients=nothing,
+        ),
+        tfmp.ranges.LayerPrecision(
+            name="kernel",
+            activations=nothing,
+            largest_activation=0.0,
+            activation_gradients=nothing,
+            weights=histogram(net.kernel),
+            weight_gradients=histogram(grads[2]),
+        ),
+        tfmp.ranges.LayerPrecision(
+            name="scale",
+            activations=nothing,
+            largest_activation=0.0,
+            activation_gradients=nothing,
+            weights=histogram(net.scale),
+            weight_gradients=histogram(grads[3]),
+        ),
     ]
     assert (report.loss, report.batches) == (float(loss), 1)
 

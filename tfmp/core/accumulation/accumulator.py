@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
@@ -54,10 +54,6 @@ class GradientAccumulator(tf.Module):
         micro_batches_per_epoch: The number of micro-batches in an epoch, or in the whole training. A window also ends
             after this number, even if it is not full; counting then starts anew. By default only full windows end.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
-        add_buffer: Makes a variable of zeros from a name, a shape and a dtype. Leave it out; an optimizer that owns the
-            variables of its accumulator uses it.
-        keeps_float32: Leave the mean in float32 also for variables in half precision, for an optimizer that updates
-            float32 copies of them.
 
     Attributes:
         sums: The sums of the gradients of the micro-batches that were kept, one for each variable.
@@ -94,11 +90,26 @@ class GradientAccumulator(tf.Module):
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
         overflow_detector: OverflowDetector | None = None,
-        add_buffer: AddBuffer | None = None,
-        keeps_float32: bool = False,
     ) -> None:
         super().__init__()
-        self._settings = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        self._build(
+            variables,
+            accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch),
+            overflow_detector,
+            _add_buffer,
+            keeps_float32=False,
+        )
+
+    def _build(
+        self,
+        variables: Iterable[tf.Variable],
+        given: AccumulationSettings,
+        overflow_detector: OverflowDetector | None,
+        add: AddBuffer,
+        *,
+        keeps_float32: bool,
+    ) -> None:
+        self._settings = given
         variables = lists.variables("variables", variables)
         if not variables:
             raise ValueError("variables is empty: pass the variables to train.")
@@ -113,7 +124,6 @@ class GradientAccumulator(tf.Module):
         self._have_grad: set[int] = set()
         self._sparse: set[int] = set()
         self._none_when_traced: set[int] = set()
-        add = add_buffer or _add_buffer
         with tf.init_scope():
             self.sums = [
                 add(f"sum_{index}", variable.shape.as_list(), dtype)
@@ -367,6 +377,25 @@ class GradientAccumulator(tf.Module):
 
 def _wide(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype in arithmetic.HALF_TYPES else dtype
+
+
+def accumulator_of_optimizer(
+    variables: Iterable[tf.Variable],
+    given: AccumulationSettings,
+    overflow_detector: OverflowDetector | None,
+    add_buffer: AddBuffer | None = None,
+    *,
+    keeps_float32: bool = False,
+) -> GradientAccumulator:
+    """Return the accumulator of an optimizer, which may make its variables, by `add_buffer`.
+
+    With `keeps_float32` the mean stays in float32 also for variables in half precision, for an optimizer that updates
+    float32 copies of them.
+    """
+    made = GradientAccumulator.__new__(GradientAccumulator)
+    tf.Module.__init__(made)
+    made._build(variables, given, overflow_detector, add_buffer or _add_buffer, keeps_float32=keeps_float32)
+    return made
 
 
 def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:

@@ -2,7 +2,6 @@
 
 import abc
 import functools
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -164,11 +163,6 @@ class LossScaleManager(tf.Module, abc.ABC):
              'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
         """
         return self._status.read()
-
-    def get_step_outcomes(self) -> LossScaleStatus:
-        """Return `get_status()`; the name of tfmp 0.1, which will be removed."""
-        warnings.warn("get_step_outcomes is deprecated: call get_status.", DeprecationWarning, stacklevel=2)
-        return self.get_status()
 
     def note_step(self, applied: tf.Tensor, finite: tf.Tensor | None = None) -> tf.Operation:
         """Count a step as applied or skipped; the optimizer calls this method once per step.

@@ -237,7 +237,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             # `tf.identity` makes an op that runs after the checks. The assignment waits for it.
             return self.state.assign(self.state.read()._replace(loss_scale=tf.identity(loss_scale)))
 
-    def continue_from(self, loss_scale: float, good_steps: int = 0, bad_steps: int = 0) -> tf.Operation:
+    def continue_from(self, loss_scale: float, good_steps: int = 0, *, bad_steps: int = 0) -> tf.Operation:
         """Set the whole state to continue from another program's loss scale.
 
         With a tolerance, the count of all steps since the scale last changed restarts at 0.

@@ -198,7 +198,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         with tf.name_scope("cond"):
             return self.state.assign(self.next_state(self.state.read(), finite_grads, max_abs))
 
-    def continue_from(self, loss_scale: float, good_steps: int = 0, bad_steps: int = 0) -> tf.Operation:
+    def continue_from(self, loss_scale: float, good_steps: int = 0, *, bad_steps: int = 0) -> tf.Operation:
         """Continue from another program's loss scale; the mean, the variance and the margin start anew.
 
         Args:

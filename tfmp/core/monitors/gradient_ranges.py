@@ -62,7 +62,7 @@ class GradientRanges(NotCheckpointed):
         for record in self._each:
             record.state.create().due.assign(True)
 
-    def record(
+    def _record(
         self, names: Sequence[str], grads: Gradients, loss_scale: tf.Tensor | None, distribution: Distribution
     ) -> Done:
         """Count the gradients of the step that is being built, if it is one that was asked for.

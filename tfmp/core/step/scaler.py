@@ -173,7 +173,7 @@ class LossScaler:
         record_gradients(RecordedGradients(self._manager, names, grads, update.loss_scale))
         if self.gradient_ranges is None:
             return []
-        return [self.gradient_ranges.record(names, grads, update.loss_scale, update.distribution)]
+        return [self.gradient_ranges._record(names, grads, update.loss_scale, update.distribution)]
 
     def _record_overflows(self, stored: OverflowCounts, counts: tf.Tensor, distribution: Distribution) -> Done:
         of_all = distribution.maximum(counts, "overflow_counts")

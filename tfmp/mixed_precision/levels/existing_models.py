@@ -48,7 +48,7 @@ class LayerPolicy(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PolicyReport:
     """What `tfmp.set_precision` did. `print(report)` shows it as a table.
 
@@ -133,7 +133,8 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     for key, layer in changed.items():
         _refuse_weights_of_another_type(keras, found, layer, paths[key], plan[key].policy)
     report = PolicyReport(
-        str(found), [LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers]
+        level=str(found),
+        layers=[LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers],
     )
     wrap_keras()
     with contextlib.ExitStack() as undo:
