@@ -65,9 +65,9 @@ class GradScaler(StepProperties, tf.Module):
             any order. So the same loop can train with and without loss scaling.
         manager: Decides the loss scale, instead of the four settings above: a `tfmp.LossScaleManager`, a number for a
             fixed scale, or any other value that `tfmp.get_loss_scale_manager` takes.
-        is_distributed: True if Horovod's processes train together: they agree on each step, and the scaler averages the
-            gradients over them. Leave it at False with `hvd.DistributedGradientTape`, which averages gradients itself.
-            The replicas of a `tf.distribute` strategy are recognized with either value.
+        is_distributed: Whether Horovod's processes train together: they then agree on each step, and the scaler
+            averages the gradients over them. Leave it at False with `hvd.DistributedGradientTape`, which averages
+            gradients itself. The replicas of a `tf.distribute` strategy are recognized with either value.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
         jit_compile: Whether XLA compiles unscaling, clipping and the update of a Keras optimizer into one program:
             "auto", where that saves time; True, always; False, never. As in `tfmp.LossScaleOptimizer`.
@@ -106,7 +106,7 @@ class GradScaler(StepProperties, tf.Module):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
-        manager: Specification = None,
+        manager: Specification | None = None,
         is_distributed: bool = False,
         overflow_detector: OverflowDetector | None = None,
         jit_compile: JitCompile = "auto",

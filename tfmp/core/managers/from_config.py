@@ -11,7 +11,7 @@ from tfmp.core.managers.fixed import FixedLossScaleManager
 from tfmp.core.managers.log_max import LogMaxLossScaleManager
 
 #: The values that describe a manager; `get_loss_scale_manager` explains them.
-Specification: TypeAlias = LossScaleManager | float | str | Mapping[str, Any] | None
+Specification: TypeAlias = LossScaleManager | float | str | Mapping[str, Any]
 
 #: The defaults of the loss-scale wrappers of Keras and TensorFlow: the first scale, and the number of consecutive
 #: finite steps after which the scale doubles.
@@ -42,10 +42,9 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
     The values are:
 
         a manager    returned unchanged
-        None         FixedLossScaleManager(1): nothing is scaled, but steps that overflow are skipped
-        a number     FixedLossScaleManager(number)
-        "dynamic"    ExponentialUpdateLossScaleManager, which starts from 2**16, halves at each overflow, and doubles
-                     after 2000 consecutive finite steps, like PyTorch's GradScaler
+        a number     FixedLossScaleManager(number); with 1 nothing is scaled, but steps that overflow are skipped
+        "dynamic"    ExponentialUpdateLossScaleManager, which starts from 2**15, halves at each overflow, and doubles
+                     after 2000 consecutive finite steps, like the wrappers of Keras and TensorFlow
         "log_max"    LogMaxLossScaleManager, which starts from 2**15
         "fixed"      FixedLossScaleManager(2**15); "static" is another name for it
         a dict       the key `mode` ("dynamic" if left out, "static" or "fixed", or "log_max") and settings
@@ -83,7 +82,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
     if isinstance(spec, LossScaleManager):
         return spec
     if spec is None:
-        return FixedLossScaleManager(1)
+        raise TypeError('None describes no loss scale: pass 1 for no scaling, or "dynamic" for the default.')
     if isinstance(spec, str):
         return _manager_of_mode(spec, {})
     if isinstance(spec, Mapping):
@@ -92,7 +91,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
     if settings.is_number(spec):
         return FixedLossScaleManager(spec)
     raise TypeError(
-        "a loss scale is described by a tfmp.LossScaleManager, a number, None, a name or a dict with one of the modes "
+        "a loss scale is described by a tfmp.LossScaleManager, a number, a name or a dict with one of the modes "
         f"{', '.join(_MODES)}; got {spec!r} of type {type(spec).__name__}."
     )
 
@@ -100,8 +99,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
 def manager_of_wrapper(spec: Specification) -> LossScaleManager:
     """Return the manager that the second argument of `tfmp.LossScaleOptimizer` describes.
 
-    The argument may be any value of `get_loss_scale_manager`, with two differences. "dynamic" starts from 2**15, as in
-    the wrappers of Keras and TensorFlow. None is refused: to wrap an optimizer without scaling, pass the number 1.
+    It is as `get_loss_scale_manager`, but that its errors name the argument.
 
     Returns:
         The manager.
@@ -114,8 +112,6 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
         >>> manager_of_wrapper("dynamic").get_config()["init_loss_scale"]
         32768.0
     """
-    if isinstance(spec, str) and spec == "dynamic":
-        return dynamic_manager()
     if spec is None or isinstance(spec, bool):
         raise TypeError(
             f'loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", or a number for a fixed scale, got '
@@ -219,8 +215,8 @@ def _settings(mode: _Mode, given: Mapping[str, Any]) -> tuple[dict[str, Any], di
 _DYNAMIC = _Mode(
     ExponentialUpdateLossScaleManager,
     {
-        "init_loss_scale": 2**16,
-        "incr_every_n_steps": 2000,
+        "init_loss_scale": _INITIAL_SCALE,
+        "incr_every_n_steps": _GROWTH_STEPS,
         "decr_every_n_nan_or_inf": 1,
         "incr_ratio": 2,
         "decr_ratio": 0.5,
