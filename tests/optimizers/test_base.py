@@ -56,6 +56,19 @@ def test_positional_initial_scale_and_growth_steps_are_refused() -> None:
         tfmp.LossScaleOptimizer(_inner(), 2.0**15, 2000)
 
 
+def test_wrapped_optimizer_has_two_names_as_an_argument_and_one_to_read_it() -> None:
+    keras = pytest.importorskip("keras")
+    for inner in (_inner(), keras.optimizers.SGD(0.5)):
+        for name in ("opt", "inner_optimizer"):
+            assert tfmp.LossScaleOptimizer(**{name: inner}, loss_scale_manager=8).inner_optimizer is inner
+        with pytest.raises(TypeError, match=r"opt and inner_optimizer are two names of one argument: give one"):
+            tfmp.LossScaleOptimizer(opt=inner, inner_optimizer=inner)
+        with pytest.raises(TypeError, match=r"opt and inner_optimizer are two names"):
+            tfmp.LossScaleOptimizer(inner, inner_optimizer=inner)
+    with pytest.raises(TypeError, match=r"opt must be a tf\.compat\.v1\.train\.Optimizer or .*, got None"):
+        tfmp.LossScaleOptimizer(loss_scale_manager=8)
+
+
 def test_tf1_front_end_does_not_have_the_methods_of_keras() -> None:
     opt = tfmp.LossScaleOptimizer(_inner())
     for name in ("scale_loss", "get_scaled_loss", "get_unscaled_gradients", "apply"):
@@ -109,6 +122,8 @@ def test_subclass_of_the_public_class_is_refused_with_advice() -> None:
 
 
 def test_front_end_can_be_subclassed() -> None:
+    assert tfmp.optimizers.LossScaleOptimizerV1 is LossScaleOptimizerV1
+
     class Mine(LossScaleOptimizerV1):
         pass
 

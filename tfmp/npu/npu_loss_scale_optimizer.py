@@ -22,7 +22,7 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
         opt: The optimizer to wrap. In place of the bridge's `NPUDistributedOptimizer(opt)`, pass Horovod's
             `hvd.DistributedOptimizer(opt)`, or `opt` itself.
         loss_scale_manager: The manager that decides the loss scale, from `tfmp.npu` or from tfmp.
-        is_distributed: Whether several processes train together. If True, all processes of Horovod agree on whether
+        is_distributed: Whether Horovod's processes train together. If True, all of them agree on whether
             to skip a step, and the gradients of a plain `opt` are averaged over the processes. (The bridge left the
             average to `NPUDistributedOptimizer`.) If True but nothing distributes the training, building a step raises
             an error.

@@ -29,16 +29,15 @@ class LossScaleOptimizer(StepProperties):
     On a step that overflows nothing changes but the loss scale: not weights, slots or `global_step`.
 
     Args:
-        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras. For Keras
-            the keyword is `inner_optimizer`, as in Keras' own wrapper.
+        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras.
         loss_scale_manager: Decides the scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of Keras
             and TensorFlow (from 2**15, halved at each overflow, doubled after 2000 finite steps in a row); a number for
-            a fixed scale; or any other value of `tfmp.get_loss_scale_manager` except None.
-        is_distributed: True if several processes of Horovod train together. They then agree on each step, and tfmp
+            a fixed scale; or any other value of `tfmp.get_loss_scale_manager`.
+        is_distributed: Whether Horovod's processes train together. If so, they agree on each step, and tfmp
             averages the gradients, unless the wrapped optimizer is one of Horovod's, which averages them itself. The
             replicas of a `tf.distribute` strategy are found, and agree, with either value. If it is True and there is
             neither Horovod nor a strategy, building a step is an error.
-        inner_optimizer: For Keras: the optimizer to wrap, instead of `opt`.
+        inner_optimizer: Another name of `opt`, which Keras' own wrapper has.
         sparse_as_dense: For TF1: make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By
             default they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
         overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
@@ -55,6 +54,7 @@ class LossScaleOptimizer(StepProperties):
             there are none. In both cases the manager learns of the overflow when the window ends.
         micro_batches_per_epoch: After how many micro-batches a window ends though it is not full: the number of those
             in an epoch, or in the whole training. Counting then begins anew. By default windows end when full.
+        dynamic: For Keras 2, as in its own wrapper: False makes `initial_scale` a fixed scale.
         initial_scale: For Keras, as in its own wrapper: the scale that "dynamic" starts from.
         dynamic_growth_steps: For Keras, as in its own wrapper: after how many finite steps "dynamic" doubles the scale.
         name: For Keras: the optimizer's name.
@@ -86,9 +86,13 @@ class LossScaleOptimizer(StepProperties):
     if TYPE_CHECKING:
         # What the front-ends have, and a type checker would miss: it does not know which one `__new__` picks.
         inner_optimizer: Any
-        name: Any
+        """The wrapped optimizer."""
         variables: Any
+        """The variables of the wrapped optimizer and, for Keras, of the wrapper; for TF1 a method that returns them."""
+        name: Any
+        """For Keras: the name of the optimizer."""
         accumulation: Any
+        """For TF1: the sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`."""
 
         @property
         def iterations(self) -> tf.Variable:
@@ -134,8 +138,8 @@ class LossScaleOptimizer(StepProperties):
     def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the front-end's arguments
         """Make an object of the front-end for the optimizer that is wrapped."""
         if cls is LossScaleOptimizer:
-            opt = args[0] if args else kwargs.get("opt", kwargs.get("inner_optimizer"))
-            return cast("Self", super().__new__(_front_end_for(opt)))
+            opt, inner_optimizer = args[0] if args else kwargs.get("opt"), kwargs.get("inner_optimizer")
+            return cast("Self", super().__new__(_front_end_for(optimizer_of(opt, inner_optimizer))))
         return super().__new__(cls)
 
     def __init__(
@@ -144,7 +148,7 @@ class LossScaleOptimizer(StepProperties):
         loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
-        inner_optimizer: Any = None,  # noqa: ANN401 - of any Keras
+        inner_optimizer: Any = None,  # noqa: ANN401 - of any host
         sparse_as_dense: bool = False,
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
@@ -153,6 +157,7 @@ class LossScaleOptimizer(StepProperties):
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        dynamic: bool = True,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
         name: str | None = None,
@@ -379,6 +384,13 @@ def refuse_wrapped(opt: object) -> None:
     """
     if isinstance(opt, LossScaleOptimizer):
         raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")
+
+
+def optimizer_of(opt: Any, inner_optimizer: Any) -> Any:  # noqa: ANN401 - of any host
+    """Return the optimizer to wrap, by the name of tf.contrib or that of Keras; None if neither is given."""
+    if opt is not None and inner_optimizer is not None:
+        raise TypeError("opt and inner_optimizer are two names of one argument: give one of them.")
+    return inner_optimizer if opt is None else opt
 
 
 def _front_end_for(opt: object) -> type[LossScaleOptimizer]:

@@ -17,7 +17,7 @@ from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.hosts.keras.own_code import is_foreign
-from tfmp.optimizers.base import validated_aggregation_dtype
+from tfmp.optimizers.base import optimizer_of, validated_aggregation_dtype
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
@@ -88,10 +88,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     def __init__(
         self,
-        inner_optimizer: Any,  # noqa: ANN401 - of either package
+        inner_optimizer: Any = None,  # noqa: ANN401 - of either package
         loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
+        opt: Any = None,  # noqa: ANN401 - of either package
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
         jit_compile: JitCompile = "auto",
@@ -105,6 +106,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         name: str | None = None,
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
+        inner_optimizer = optimizer_of(opt, inner_optimizer)
         validate_inner_optimizer(self._keras, inner_optimizer)
         self._refuse_other_arguments(inner_optimizer, others)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)

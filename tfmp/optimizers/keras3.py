@@ -18,6 +18,7 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.optimizers.base import optimizer_of
 from tfmp.optimizers.keras import (
     LossScaleOptimizerKeras,
     continue_at,
@@ -61,9 +62,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             wrapper; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager` accepts. The
             manager keeps its state in variables of this optimizer, which Keras saves, so every optimizer needs a
             manager of its own.
-        is_distributed: Whether the replicas of a `tf.distribute` strategy train together. They agree on each step with
-            either value; True is refused when the first step is built without a strategy. Horovod is not supported for
-            Keras 3.
+        is_distributed: Whether Horovod's processes train together, which is not supported for Keras 3. The replicas of
+            a `tf.distribute` strategy agree on each step with either value; True is refused when the first step is
+            built without a strategy.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
             not saved with a model.
         jit_compile: Whether XLA compiles unscaling, clipping and the update into one program. "auto" compiles if the
@@ -121,10 +122,11 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     def __init__(
         self,
-        inner_optimizer: keras.optimizers.Optimizer,
+        inner_optimizer: keras.optimizers.Optimizer | None = None,
         loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
+        opt: keras.optimizers.Optimizer | None = None,
         overflow_detector: OverflowDetector | None = None,
         jit_compile: JitCompile = "auto",
         accumulation_steps: int = 1,
@@ -136,6 +138,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         name: str | None = None,
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
+        inner_optimizer = optimizer_of(opt, inner_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _validate(inner_optimizer, accumulation)
         self._refuse_other_arguments(inner_optimizer, others)

@@ -27,6 +27,7 @@ from tfmp.core.tracing import without_autograph
 from tfmp.hosts.tf1 import StepCounter, TF1Adapter
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
+    optimizer_of,
     refuse_wrapped,
     settings_to_show,
     validated_aggregation_dtype,
@@ -52,10 +53,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", which starts at 2**15, halves
             the scale at each overflow and doubles it after 2000 finite steps in a row; a number for a fixed scale; or
             anything else that `tfmp.get_loss_scale_manager` accepts.
-        is_distributed: Whether several devices train together. With True under Horovod the workers agree on each step,
-            and their gradients are averaged unless Horovod's own optimizer does that. The replicas of a `tf.distribute`
-            strategy agree with either value. Where there are neither workers nor replicas, True is refused when a step
-            is built.
+        is_distributed: Whether Horovod's processes train together. With True the processes agree on each step, and
+            their gradients are averaged unless Horovod's own optimizer does that. The replicas of a `tf.distribute`
+            strategy agree with either value. Where there are neither processes of Horovod nor replicas, True is refused
+            when a step is built.
         sparse_as_dense: Whether `compute_gradients` makes every `IndexedSlices` dense, as tf.contrib did. By default
             sparse gradients stay sparse, and Momentum and Adam treat them as they do without a wrapper.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
@@ -92,10 +93,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
     def __init__(
         self,
-        opt: tf.compat.v1.train.Optimizer,
+        opt: tf.compat.v1.train.Optimizer | None = None,
         loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
+        inner_optimizer: tf.compat.v1.train.Optimizer | None = None,
         sparse_as_dense: bool = False,
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
@@ -103,6 +105,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
     ) -> None:
+        opt = optimizer_of(opt, inner_optimizer)
         # `tfmp.LossScaleOptimizer` checks this too, but the constructor of a subclass does not go through it.
         refuse_wrapped(opt)
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
@@ -127,6 +130,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._accumulation_settings = accumulation
         self._accumulators = Accumulators(accumulation, detector, keeps_float32=takes_float32_gradients(opt))
+
+    @property
+    def inner_optimizer(self) -> tf.compat.v1.train.Optimizer:
+        """The wrapped optimizer."""
+        return self._opt
 
     @property
     def _absent_method_of_keras(self) -> NoReturn:
