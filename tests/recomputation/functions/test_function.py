@@ -327,6 +327,12 @@ def test_what_is_no_function_is_refused() -> None:
         tfmp.recompute(3)
 
 
+def test_layer_of_keras_is_refused_with_advice() -> None:
+    keras = pytest.importorskip("keras")
+    with pytest.raises(TypeError, match=r"got the Keras layer 'head': write tfmp\.Recompute\(layer\)"):
+        tfmp.recompute(keras.layers.Dense(2, name="head"))
+
+
 def test_wrapper_around_a_wrapper_is_refused() -> None:
     with pytest.raises(ValueError, match="tanh is recomputed already: a wrapper around a wrapper"):
         tfmp.recompute(tfmp.recompute(tf.tanh))

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import tensorflow as tf
 
 from tfmp.core.tracing import converted_as_here, without_autograph
+from tfmp.hosts.keras.which import keras_of
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.eager import EagerCalls
 from tfmp.recomputation.functions.graph import results_in_graph
@@ -49,7 +50,7 @@ def recompute(function: Callable[Parameters, Returned]) -> Callable[Parameters, 
         The function with the same signature.
 
     Raises:
-        TypeError: If it is not callable.
+        TypeError: If it is not callable, or is a layer of Keras, which `tfmp.Recompute` wraps.
         ValueError: If it is recomputed already; when it is called, if it cannot be computed a second time.
 
     Examples:
@@ -77,6 +78,11 @@ def recompute(function: Callable[Parameters, Returned]) -> Callable[Parameters, 
     """
     if not callable(function):
         raise TypeError(f"function must be callable, got {function!r}: pass the function itself, not its result.")
+    if keras_of(function, "layers.Layer") is not None:
+        raise TypeError(
+            f"function must be a function, got the Keras layer {getattr(function, 'name', None)!r}: write "
+            "tfmp.Recompute(layer), which returns a layer."
+        )
     if _is_recomputed(function):
         name = getattr(function, "__qualname__", repr(function))
         raise ValueError(f"{name} is recomputed already: a wrapper around a wrapper would compute it three times.")
