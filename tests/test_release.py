@@ -9,11 +9,13 @@ _ROOT = Path(__file__).parent.parent
 
 
 def test_version_is_that_of_the_changelog_and_the_citation() -> None:
-    newest = re.search(r"(?m)^## (\S+)$", (_ROOT / "docs" / "changelog.md").read_text())
+    newest = re.search(r"(?m)^## (\d\S*)$", (_ROOT / "docs" / "changelog.md").read_text())
     cited = re.search(r"(?m)^version: (\S+)$", (_ROOT / "CITATION.cff").read_text())
     assert newest is not None
     assert cited is not None
-    assert newest.group(1) == cited.group(1) == tfmp.__version__
+    shown = re.search(r"(?m)^tfmp +(\S+)$", (_ROOT / "docs" / "reference" / "commands.md").read_text())
+    assert shown is not None
+    assert newest.group(1) == cited.group(1) == shown.group(1) == tfmp.__version__
 
 
 def test_workflow_runs_every_environment_with_tests() -> None:

@@ -39,6 +39,8 @@ class Throughput:
         >>> throughput.add(seconds=0.5, global_step=1)
         >>> throughput.attempted, throughput.applied, throughput.seconds
         (64.0, 32.0, 1.0)
+
+    Provisional: a minor version may change it.
     """
 
     def __init__(

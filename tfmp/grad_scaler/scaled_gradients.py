@@ -25,6 +25,8 @@ class ScaledGradientsOptimizer(Protocol):
         True
 
     Source: the contract of torch.amp for custom optimizers (`_step_supports_amp_scaling`).
+
+    Provisional: a minor version may change it.
     """
 
     def apply_scaled_gradients(

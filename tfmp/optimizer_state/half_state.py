@@ -74,6 +74,8 @@ def half_state(optimizer: _Optimizer, *, rounding: str | None = None, seed: int 
 
     Source: NVIDIA's NVCaffe, which keeps weights and momentum in float16 ("Training with Mixed Precision", 2017);
     Gupta et al., "Deep Learning with Limited Numerical Precision" (2015), for stochastic rounding.
+
+    Provisional: a minor version may change it.
     """
     keras = keras_of(optimizer, "optimizers.Optimizer")
     if keras is None or is_keras2(keras):

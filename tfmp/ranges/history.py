@@ -23,6 +23,8 @@ class RangeLook(NamedTuple):
         histograms: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of
             the weights) and "weights"; where activations were looked at, too, "activations" and
             "activation_gradients". Gradients are unscaled.
+
+    Provisional: a minor version may change it.
     """
 
     step: int
@@ -94,6 +96,8 @@ class RangeHistory:
         >>> history._add(RangeLook(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
         >>> history.last.scalars()
         {'gradients_zero': 0.0, 'gradients_lost': 0.5, 'gradients_subnormal': 0.0}
+
+    Provisional: a minor version may change it.
     """
 
     def __init__(self) -> None:

@@ -27,6 +27,8 @@ class LayerPrecision:
             there was nothing to compare.
         relative_error: The norm of the difference of both, divided by the norm in float32; None as above.
         far_off: Why the gradients in float16 are far from those in float32; None if they are not.
+
+    Provisional: a minor version may change the attributes.
     """
 
     name: str
@@ -66,6 +68,8 @@ class PrecisionReport:
         float16_error: Why the model cannot be run in float16, as TensorFlow or Keras says it; None if it can.
         keeping_fails: Whether that is so only if the layers in `keep_float32` are in float32: the model's own code then
             combines the two types. No level of precision can help there.
+
+    Provisional: a minor version may change the attributes.
     """
 
     layers: Sequence[LayerPrecision]
@@ -79,7 +83,7 @@ class PrecisionReport:
 
     @property
     def keep_float32(self) -> list[str]:
-        """The names of the layers that must compute in float32."""
+        """The names of the layers that must compute in float32; `tfmp.set_precision` takes them as `keep_float32`."""
         return [layer.name for layer in self.layers if layer.keep_float32]
 
     @property

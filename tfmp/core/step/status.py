@@ -104,7 +104,10 @@ class StepProperties:
         `tfmp.LossScaleLoggingHook` fetches the gradients themselves.
 
         Returns:
-            The object through which steps are requested and read, the same at each call.
+            The object through which steps are requested and read, the same at each call. `request()` asks for the next
+            step, and `read()` returns what was recorded: for each list of variables their `names`, the `counts` of
+            their gradients as `tfmp.ranges.exponent_counts` returns them, and the factor that the gradients had,
+            `scaled_by`.
 
         Examples:
             >>> import tfmp
@@ -119,6 +122,8 @@ class StepProperties:
             >>> _ = scaler.update()
             >>> tfmp.ranges.RangeHistogram(ranges.read()[0].counts[0])
             <RangeHistogram of 2 values, 2^0..2^2>
+
+        Provisional: a minor version may change it and what it returns.
         """
         if self._scaler.gradient_ranges is None:
             self._scaler.gradient_ranges = GradientRanges()

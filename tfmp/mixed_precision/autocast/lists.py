@@ -69,6 +69,11 @@ class AutocastLists(NamedTuple):
         deny: They compute in float32.
         clear: They compute in the widest type of their inputs, and lose nothing in half precision.
         gates: They compute in float32, and do not make the ops wider that are given their results.
+
+    The names are those of TensorFlow's pass for graphs. The argument `half` of `tfmp.autocast` adds to `allow`,
+    `float32` to `deny`, and `widest` to `infer`; it takes the names off the other lists.
+
+    Provisional: a minor version may change it.
     """
 
     allow: frozenset[str]
@@ -102,6 +107,8 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
 
     Source: the lists of TensorFlow's pass for graphs (`auto_mixed_precision_lists.h` of TensorFlow 2.21) and of
     `torch.autocast`.
+
+    Provisional: a minor version may change it.
     """
     half_type(dtype)
     return _LISTS

@@ -60,6 +60,8 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         ('bfloat16', 'float32', 'float32')
 
     Source: torch.autocast; the lists are those of both torch and TensorFlow's pass for graphs.
+
+    Provisional: a minor version may change it.
     """
 
     def __init__(

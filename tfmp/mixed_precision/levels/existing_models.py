@@ -40,6 +40,8 @@ class LayerPolicy(NamedTuple):
         before: The name of the policy that the layer had.
         now: The name of the policy that it has.
         reason: Why the layer does not have the level's policy; empty if it has.
+
+    Provisional: a minor version may change it.
     """
 
     name: str
@@ -56,6 +58,8 @@ class PolicyReport:
         level: The name of the level.
         layers: The layers, the model itself first: their `name`, the policies `before` and `now`, and the `reason` if
             that is not the one of the level.
+
+    Provisional: a minor version may change it.
     """
 
     level: str
@@ -90,7 +94,8 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
         model: A model, or a layer, of Keras 3, Keras 2.15 or tf_keras.
         level: "O0", "O1", "O2" or "O3"; with "-bfloat16" behind it for bfloat16.
         keep_float32: Names of layers, or regular expressions that match the whole name or the whole path (such as
-            "encoder/dense"). These layers, and all that they hold, compute in float32.
+            "encoder/dense"). These layers, and all that they hold, compute in float32. `keep_float32` of what
+            `tfmp.check_precision` returns is such a list.
 
     Returns:
         What each layer computed in, and computes in now.
@@ -113,6 +118,8 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
         head   float32  float32        in keep_float32
 
     Source: `apex.amp.initialize`, which sets a level on a model of torch.
+
+    Provisional, but for the name and its first two arguments: a minor version may change what a level does to layers.
     """
     keras = keras_of(model, "layers.Layer")
     # In Keras 2, metrics are layers.

@@ -69,6 +69,8 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
         ('float16', 'float32', 'float32')
 
     Source: the levels of NVIDIA's apex.
+
+    Provisional, but for the name and its argument: a minor version may change what a level does to layers.
     """
 
     def __init__(self, level: str) -> None:
@@ -94,8 +96,8 @@ class precision(contextlib.ContextDecorator):  # noqa: N801 - a context manager,
 
         Examples:
             >>> import tfmp
-            >>> with tfmp.precision("O2") as precision:
-            ...     inputs = precision.cast({"image": tf.ones([2, 3]), "label": tf.constant([1, 2])})
+            >>> with tfmp.precision("O2") as level:
+            ...     inputs = level.cast({"image": tf.ones([2, 3]), "label": tf.constant([1, 2])})
             >>> inputs["image"].dtype.name, inputs["label"].dtype.name
             ('float16', 'int32')
         """

@@ -47,6 +47,8 @@ class Recompute:
 
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); `torch.utils.checkpoint`, which also
     replays the random numbers of the first call.
+
+    Provisional: a minor version may change it.
     """
 
     if TYPE_CHECKING:

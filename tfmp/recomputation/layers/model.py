@@ -40,6 +40,8 @@ def recompute_layers(model: Any, *patterns: str | re.Pattern[str]) -> Any:  # no
         >>> model = recompute_layers(model, r"hidden_\d")
         >>> [type(layer).__name__ for layer in model.layers]
         ['Recompute', 'Recompute', 'Recompute', 'Dense']
+
+    Provisional: a minor version may change it.
     """
     keras = _keras_of(model)
     wanted = [re.compile(pattern) for pattern in lists.names("patterns", patterns, "regular expressions")]
