@@ -89,6 +89,9 @@ def history_of(looks: Looks | None, monitor: str) -> "RangeHistory":
 class RangeHistory:
     """The ranges of values that a callback or a hook has seen, the oldest first.
 
+    Attributes:
+        last: What was seen last, with its histograms; None before the first look. Of all others the shares are kept.
+
     Examples:
         >>> import tensorflow as tf
         >>> history = RangeHistory()
@@ -101,7 +104,6 @@ class RangeHistory:
     """
 
     def __init__(self) -> None:
-        #: What was seen last, with its histograms; None before the first look. Of all others the shares are kept.
         self.last: RangeLook | None = None
         self._steps: list[int] = []
         self._loss_scales: list[float] = []

@@ -8,8 +8,11 @@ from typing import Any
 
 from tfmp.moved_names import MOVED
 
+#: Packages without a section of their own: the pages of the reference show their names.
+_PACKAGES = ("bert.google", "checkpoints", "grad_scaler", "mixed_precision", "optimizers", "ranges")
+
 #: What texts name that has no place in the reference: a command, a placeholder, packages, and deprecated names.
-NOT_IN_REFERENCE = {"tfmp.migrate", "tfmp.X", "tfmp.optimizers", *(f"tfmp.{name}" for name in MOVED)}
+NOT_IN_REFERENCE = {"tfmp.migrate", "tfmp.X", *(f"tfmp.{name}" for name in (*_PACKAGES, *MOVED))}
 
 # Names in links, headings and code blocks stay as they are.
 _NAME = re.compile(
