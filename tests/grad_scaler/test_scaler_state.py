@@ -130,7 +130,9 @@ def test_callback_shows_the_scaler_of_a_train_step(
 
 
 def test_callback_refuses_anything_but_a_scaler() -> None:
-    with pytest.raises(TypeError, match=r"scaler must be a tfmp.GradScaler, got 8 of type int"):
+    with pytest.raises(
+        TypeError, match=r"scaler must be a tfmp.GradScaler or a tfmp.LossScaleOptimizer, got 8 of type int"
+    ):
         tfmp.LossScaleCallback(scaler=8)
 
 

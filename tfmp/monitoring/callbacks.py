@@ -87,11 +87,12 @@ class LossScaleCallback(keras.callbacks.Callback):
             backward, in the types and at the loss scale of the training, to count activations and their gradients.
             The shares are then those of the gradients for weights and for activations together. The model must be
             compiled with a loss.
-        scaler: The `tfmp.GradScaler` of a model whose own `train_step` scales the loss. By default the callback reads
-            the model's optimizer, which must then be a `tfmp.LossScaleOptimizer`.
+        scaler: The `tfmp.GradScaler` or the `tfmp.LossScaleOptimizer` of a model whose own `train_step` scales the
+            loss. By default the callback reads the model's optimizer, which must then be a `tfmp.LossScaleOptimizer`.
 
     Raises:
-        TypeError: `every_n_steps` or `stuck_after` is not a number, or `scaler` is not a `tfmp.GradScaler`.
+        TypeError: `every_n_steps` or `stuck_after` is not a number, or `scaler` is neither a `tfmp.GradScaler`
+            nor a `tfmp.LossScaleOptimizer`.
         ValueError: An argument is out of range.
         LossScaleStuckError: At a report, if training is stuck and `on_stuck` is "raise".
 
@@ -119,7 +120,10 @@ class LossScaleCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if scaler is not None and not isinstance(scaler, StepProperties):
-            raise TypeError(f"scaler must be a tfmp.GradScaler, got {scaler!r} of type {type(scaler).__name__}.")
+            raise TypeError(
+                "scaler must be a tfmp.GradScaler or a tfmp.LossScaleOptimizer, got "
+                f"{scaler!r} of type {type(scaler).__name__}."
+            )
         self._scaler = scaler
         self.params: dict[str, Any] = {}
         self._every_n_steps = settings.count("every_n_steps", every_n_steps)
