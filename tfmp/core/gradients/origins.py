@@ -18,29 +18,19 @@ _ATTRIBUTE = "_tfmp_origin"
 
 
 class Origin(NamedTuple):
-    """How a gradient was computed.
-
-    Attributes:
-        scaled: The gradient of the scaled loss.
-        loss_scale: The loss scale by which it was divided.
-        change: Computes the gradient's values from the unscaled ones; None if these were not changed.
-        keeps_finite: Boolean scalars. If all of them are True, the change turns no finite value into an infinity or a
-            NaN, and no infinity or NaN into a finite value.
-    """
+    """How a gradient was computed from that of a scaled loss: divided by the loss scale, and then perhaps changed."""
 
     scaled: Gradient
     loss_scale: tf.Tensor
+    #: Computes the gradient's values from the unscaled ones; None if these were not changed.
     change: Change | None = None
+    #: Boolean scalars. If all of them are True, the change turns no finite value into an infinity or a NaN, and no
+    #: infinity or NaN into a finite value.
     keeps_finite: Sequence[tf.Tensor] = ()
 
 
 def note(grad: Gradient, origin: Origin) -> None:
-    """Remember how a gradient was computed, if it is in a graph.
-
-    Args:
-        grad: The gradient; None and eager tensors are ignored.
-        origin: Its origin.
-    """
+    """Remember how a gradient was computed, if it is in a graph; None and eager tensors are ignored."""
     values = _values(grad)
     if values is not None and not tf.executing_eagerly():
         setattr(values, _ATTRIBUTE, origin)
@@ -62,13 +52,9 @@ def origin_of(grad: Gradient) -> Origin | None:
 
 
 def note_change(changed: Gradient, grad: Gradient, change: Change, keeps_finite: tf.Tensor) -> None:
-    """Remember that a gradient was computed from another one, if the origin of the latter is known.
+    """Remember that a function of the values made a gradient from another one, if the origin of the latter is known.
 
-    Args:
-        changed: The new gradient.
-        grad: The gradient that it was computed from.
-        change: The function of the values that did this.
-        keeps_finite: A boolean scalar: if it is True, the function keeps finite values finite, and others not finite.
+    The function keeps finite values finite, and others not finite, if the boolean scalar `keeps_finite` is True.
     """
     origin = origin_of(grad)
     if origin is None:
@@ -79,19 +65,13 @@ def note_change(changed: Gradient, grad: Gradient, change: Change, keeps_finite:
 
 
 class Derivation(NamedTuple):
-    """How all gradients of a step were computed from scaled ones.
-
-    Attributes:
-        scaled: The gradients of the scaled loss.
-        loss_scale: The loss scale.
-        changes: For each gradient, the function that computes its values from the unscaled ones; None if these were not
-            changed.
-        keeps_finite: The boolean scalars of all changes; see `Origin`.
-    """
+    """How all gradients of a step were computed from scaled ones."""
 
     scaled: Gradients
     loss_scale: tf.Tensor
+    #: For each gradient, the function that computes its values from the unscaled ones; None if these were not changed.
     changes: Sequence[Change | None]
+    #: The boolean scalars of all changes; see `Origin`.
     keeps_finite: Sequence[tf.Tensor]
 
     @property
@@ -101,11 +81,7 @@ class Derivation(NamedTuple):
 
 
 def derivation_of(grads: Gradients) -> Derivation | None:
-    """Return how gradients were computed; None if that is unknown for one, or if their loss scales are not the same.
-
-    Args:
-        grads: The gradients. Entries that are None stay None.
-    """
+    """Return how gradients were computed; None if that is unknown for one, or if their loss scales are not the same."""
     origins = [origin_of(grad) for grad in grads]
     known = [origin for origin in origins if origin is not None]
     if not known or len(known) < sum(grad is not None for grad in grads):

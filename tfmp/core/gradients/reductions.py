@@ -19,7 +19,7 @@ _HALF_SQUARE = "_tfmp_half_square"
 
 
 def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
-    """Return whether no gradient contains an infinity or a NaN.
+    """Return whether no gradient contains an infinity or a NaN; a boolean scalar.
 
     With `addends` above 1 the answer also covers a later sum: it is True only if the sum of that many gradients, none
     of which is larger than these, is finite too.
@@ -31,14 +31,6 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
         otherwise                         True
 
     Half-precision values are always looked at one by one, which is equally fast.
-
-    Args:
-        grads: Gradients; None counts as finite.
-        addends: The number of gradients that will be summed. Values so large that the sum could overflow count as
-            infinite.
-
-    Returns:
-        A boolean scalar.
 
     Examples:
         >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
@@ -55,37 +47,16 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
 
 
 def max_abs(grads: Gradients) -> tf.Tensor:
-    """Return the largest magnitude among the values of all gradients.
-
-    Args:
-        grads: Gradients; None and empty tensors are ignored.
-
-    Returns:
-        A float32 scalar: 0 if there is no value, NaN if any value is NaN.
-
-    Examples:
-        >>> float(max_abs([tf.constant([1.0, -3.0]), None]))
-        3.0
-    """
+    """Return the largest magnitude among all values of gradients, in float32: 0 if there is none, NaN if one is NaN."""
     tops = [tf.reduce_max(tf.abs(tf.cast(values, tf.float32))) for values in values_of(grads)]
     return tf.reduce_max(tf.stack([tf.constant(0.0), *tops]))
 
 
 def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tensor]]) -> tf.Tensor:
-    """Count, in each gradient, the values for which each predicate is True.
+    """Count, in each gradient, the values for which each elementwise predicate is True.
 
-    Args:
-        grads: Gradients; None has no values.
-        predicates: Elementwise functions, each from a tensor to a boolean tensor of the same shape.
-
-    Returns:
-        An int64 matrix with a row for each gradient and a column for each predicate.
-
-    Examples:
-        >>> counts([tf.constant([1.0, -2.0]), None], [lambda values: values > 0, lambda values: values < 3])
-        <tf.Tensor: shape=(2, 2), dtype=int64, numpy=
-        array([[1, 2],
-               [0, 0]])>
+    The result is an int64 matrix with a row for each gradient and a column for each predicate; a gradient of None has
+    no values.
     """
     # All small tensors of a dtype form one group, which is read together; each larger tensor forms a group of its own.
     # The keys are strings, because a `tf.DType` equals a small integer and would be confused with an index.
@@ -104,24 +75,19 @@ def counts(grads: Gradients, predicates: Sequence[Callable[[tf.Tensor], tf.Tenso
 
 
 def large_squares(grads: Gradients) -> tf.Tensor:
-    """Return half of the sum of squares of each gradient that is large and not in half precision, for `suspects`.
+    """Return, in float64, half of the sum of squares of each gradient that is large and not in half precision.
 
-    If a graph also contains `all_finite` of the same gradients, this costs nothing more: the sums are the same.
-
-    Returns:
-        A float64 vector. An element that is finite tells that all values of that gradient are finite.
+    `suspects` needs them: if an element is finite, all values of that gradient are finite. If a graph also contains
+    `all_finite` of the same gradients, this costs nothing more: the sums are the same.
     """
     return _half_squares([each for each in values_of(grads) if _has_square(each)])
 
 
 def suspects(grads: Gradients, squares: tf.Tensor) -> list[Gradient]:
-    """Return gradients without the values of those that are known to be finite, which need not be read again.
+    """Return the gradients, the large ones as matrices: without rows where the element of `squares` is finite.
 
-    Not for XLA, where shapes cannot depend on values.
-
-    Returns:
-        The gradients; the large ones as matrices, which share the memory of the gradients. A matrix has no rows if the
-        square is finite.
+    Their values are then known to be finite, and need not be read again. The other matrices share the memory of the
+    gradients. Not for XLA, where shapes cannot depend on values.
 
     Examples:
         >>> finite, infinite = tf.ones([100, 1000]), tf.fill([100, 1000], float("inf"))
@@ -152,54 +118,26 @@ def _rows_where(flags: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor
 
 
 def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
-    """Return, for each value, whether it is finite although its sum with equally large values could overflow.
-
-    Args:
-        values: A tensor of a floating-point dtype.
-        addends: The number of values that will be summed.
-
-    Returns:
-        A boolean tensor of the shape of the values.
-
-    Examples:
-        >>> overflows_in_sum(tf.constant([3e38, 1.0, float("inf")]), addends=2).numpy().tolist()
-        [True, False, False]
-    """
+    """Return, for each value, whether it is finite although its sum with equally large values could overflow."""
     # Not `is_inf(values * addends)`: XLA simplifies this to `is_inf(values)`, which is False for these values.
     return tf.logical_and(tf.math.is_finite(values), tf.abs(values) >= values.dtype.max / addends)
 
 
 def half_squares(grads: Gradients) -> tf.Tensor:
-    """Return halves of sums of squares: one for each large gradient, and one for all small gradients of a dtype.
+    """Return halves of sums of squares in float64: of each large gradient, and of all small ones of a dtype together.
 
-    If a graph also contains `all_finite` of the same gradients, and none of them is in half precision, this costs
-    nothing more: the sums are the same, and TensorFlow computes them once.
-
-    Args:
-        grads: Gradients; None is ignored.
-
-    Returns:
-        A float64 vector. The sums are computed in the gradients' dtypes (half precision in float32), so squares can
-        overflow there.
-
-    Examples:
-        >>> half_squares([tf.constant([3.0]), tf.constant([4.0]), None]).numpy()
-        array([12.5])
+    The sums are computed in the gradients' dtypes (half precision in float32), so squares can overflow there. If a
+    graph also contains `all_finite` of the same gradients, and none of them is in half precision, this costs nothing
+    more: the sums are the same, and TensorFlow computes them once.
     """
     return _half_squares(_joined([widen(each) for each in values_of(grads)]))
 
 
 def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor:
-    """Return the L2 norm of all gradients together.
+    """Return the L2 norm of all gradients together, in float64; infinite or NaN if a value is.
 
-    Args:
-        grads: Gradients; None is ignored. Rows with the same index in an `IndexedSlices` count separately, as in
-            `tf.linalg.global_norm`.
-        squares: The result of `half_squares(grads)`, if it is known already.
-
-    Returns:
-        A float64 scalar: 0 if there is no gradient, infinite or NaN if a value is. It is correct even if squares
-        overflow in float32.
+    Rows with the same index in an `IndexedSlices` count separately, as in `tf.linalg.global_norm`. `squares` is the
+    result of `half_squares(grads)`, if it is known already. The norm is correct even if squares overflow in float32.
 
     Examples:
         >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
@@ -216,18 +154,7 @@ def global_norm(grads: Gradients, squares: tf.Tensor | None = None) -> tf.Tensor
 
 
 def norms(grads: Gradients) -> tf.Tensor:
-    """Return the L2 norm of each gradient, computed as in `global_norm`.
-
-    Args:
-        grads: At least one gradient; the norm of None is 0.
-
-    Returns:
-        A float64 vector with an element for each gradient.
-
-    Examples:
-        >>> norms([tf.constant([3.0, 4.0]), None, tf.constant(-2.0**100)]).numpy() == [5, 0, 2.0**100]
-        array([ True,  True,  True])
-    """
+    """Return the L2 norm of each of at least one gradient, computed as in `global_norm`; the norm of None is 0."""
 
     def norms_of(grads: Gradients) -> tf.Tensor:
         squares = [tf.reduce_sum(_half_squares([widen(each) for each in values_of([grad])])) for grad in grads]
