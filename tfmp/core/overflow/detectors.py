@@ -165,11 +165,7 @@ def _limit_of(dtype: str | tf.DType) -> float:
 
 
 def validated_detector(detector: OverflowDetector | None) -> OverflowDetector:
-    """Return the detector, or the default detector for None; raise an error for any other object.
-
-    Raises:
-        TypeError: The object is not an `OverflowDetector`.
-    """
+    """Return the detector, or the default detector for None; raise an error for any other object."""
     if detector is None:
         return NonFiniteDetector()
     if not isinstance(detector, OverflowDetector):

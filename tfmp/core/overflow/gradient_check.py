@@ -66,22 +66,16 @@ class GradientCheck:
         self._needs_max_abs = needs_max_abs
 
     def checked_form(self, grads: Gradients) -> Gradients:
-        """Return the gradients in the form in which they are checked: unscaled if `scaling` is `UNSCALE_FIRST`.
-
-        Args:
-            grads: The replica's gradients, scaled or not as `scaling` says.
-        """
+        """Return the gradients in the form in which they are checked: unscaled if `scaling` is `UNSCALE_FIRST`."""
         if self._scaling is not Scaling.UNSCALE_FIRST:
             return grads
         unscaled = arithmetic.unscale(grads, self._loss_scale)
         return [grads[index] if index in self._overwritten else grad for index, grad in enumerate(unscaled)]
 
     def of(self, grads: Gradients, known: EarlierCheck | None = None) -> LocalCheck:
-        """Check gradients; those that were checked before and did not change are not read again.
+        """Check gradients in the checked form; those that were checked before and did not change are not read again.
 
-        Args:
-            grads: The replica's gradients, in the checked form.
-            known: The result of an earlier check of gradients on this replica; None if there was none.
+        `known` is the result of an earlier check of gradients on this replica, if there was one.
         """
         if known is None:
             found = LocalCheck(self.all_finite(grads))
@@ -94,11 +88,7 @@ class GradientCheck:
         return found
 
     def all_finite(self, grads: Gradients) -> tf.Tensor:
-        """Return a boolean scalar: True if all gradients can be applied.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-        """
+        """Return a boolean scalar: True if all gradients, in the checked form, can be applied."""
         to_detect = self._to_detect(grads)
         flags = [self._detector.all_finite(to_detect, self._loss_scale)]
         if self._scaling is Scaling.CHECK_SCALED:
@@ -114,20 +104,12 @@ class GradientCheck:
         return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
 
     def max_abs(self, grads: Gradients) -> tf.Tensor:
-        """Return the largest magnitude of the unscaled gradients, a float32 scalar.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-        """
+        """Return the largest magnitude of the unscaled gradients, a float32 scalar; called with their checked form."""
         largest = reductions.max_abs(self._to_detect(grads))
         return largest / self._loss_scale if self._scaling is Scaling.CHECK_SCALED else largest
 
     def squares(self, grads: Gradients) -> list[tf.Tensor]:
-        """Return what `counts` needs to know which gradients it must read; in a graph the check has computed it too.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-        """
+        """Return what `counts` needs to know which gradients it must read; in a graph the check has computed it too."""
         if not self._reads_suspects_only or tf.executing_eagerly():
             return []
         return [reductions.large_squares(self._to_detect(grads))]
@@ -141,11 +123,8 @@ class GradientCheck:
         """Count the values of each gradient that overflowed, as `OverflowDetector.counts` does.
 
         A value that could overflow in the sum over the replicas counts as infinite. In a gradient whose sum of squares
-        is finite, there is neither such a value nor one that is not finite.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-            squares: What `squares` returned for these gradients.
+        is finite, there is neither such a value nor one that is not finite. The argument `squares` is what the method
+        of this name returned for these gradients.
         """
         to_detect = self._to_detect(grads)
         if self._reads_suspects_only:
