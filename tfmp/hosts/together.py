@@ -12,11 +12,7 @@ from tfmp.types import Done, Gradients
 
 
 class AdaptersTogether(OptimizerAdapter):
-    """Treats the optimizers of several adapters as one optimizer, whose gradients are those of all in one list.
-
-    Args:
-        adapters: One adapter for each optimizer, in the order in which their gradients stand in that list.
-    """
+    """Treats the optimizers of several adapters as one optimizer, whose gradients are those of all in one list."""
 
     def __init__(self, adapters: Sequence[OptimizerAdapter]) -> None:
         super().__init__(None, [variable for adapter in adapters for variable in adapter.variables])
@@ -40,12 +36,7 @@ class AdaptersTogether(OptimizerAdapter):
 
 
 class _EachAlone:
-    """Applies gradients in true magnitude, of each optimizer by itself.
-
-    Args:
-        adapters: The adapter of each optimizer.
-        programs: Its program; None if it has none.
-    """
+    """Applies gradients in true magnitude: those of each optimizer by its program, or by the optimizer without one."""
 
     def __init__(self, adapters: Sequence[OptimizerAdapter], programs: Sequence[Program | None]) -> None:
         self._adapters = adapters

@@ -61,13 +61,10 @@ class KerasAdapter(OptimizerAdapter):
         return program if program is not None and program.is_compiled else None
 
     def can_unscale_late(self, grads: Gradients) -> bool:
-        """Return True if it makes no difference whether these gradients are unscaled before or after the check.
+        """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
 
         It does if a variable has float8 scales: their next values, which come as "gradients", must not be divided by
         the loss scale.
-
-        Args:
-            grads: Gradients of a scaled loss, one for each variable.
         """
         return not self.overwritten and all(map(_can_be_unscaled_late, grads, self.dtypes))
 
@@ -147,10 +144,7 @@ class Keras2Adapter(KerasAdapter):
 
 
 class Keras3Adapter(KerasAdapter):
-    """The adapter for an optimizer of Keras 3, whose update is a program on each replica of a strategy, if possible.
-
-    The arguments are those of `KerasAdapter`.
-    """
+    """The adapter for an optimizer of Keras 3, whose update is a program on each replica of a strategy, if possible."""
 
     def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
         """Return the program by which each replica unscales and applies the sums of these gradients."""
@@ -176,5 +170,5 @@ class Keras3Adapter(KerasAdapter):
 
 
 def _can_be_unscaled_late(grad: Gradient, dtype: tf.DType | None) -> bool:
-    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to the dtype of `dtypes`."""
+    """Return whether a finite scaled gradient stays finite when it is unscaled and cast to the dtype of `dtypes`."""
     return dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))

@@ -36,17 +36,13 @@ class UpdateCompiler:
     the constraints of the variables are all Keras' own: a user's code may do what XLA cannot compile, such as printing.
     With True it is compiled with a user's code too, in a `tf.function`. In eager mode the compiled program is kept and
     run again while no setting changes; because a user's code may depend on anything, only Keras' own is compiled there.
-    A method that a user puts in the place of one of Keras', on the optimizer or on its class, is a user's code.
-    The update is never compiled
+    A method that a user puts in the place of one of Keras', on the optimizer or on its class, is a user's code. The
+    optimizer is referred to weakly. The update is never compiled
 
     * within a step that XLA compiles already;
     * on the replicas of a strategy, unless each of them can run a program of its own;
     * while `tf.debugging.enable_check_numerics` or `tf.debugging.experimental.enable_dump_debug_info` is on, because
       XLA does not have the ops that they add. A warning says so once.
-
-    Args:
-        optimizer: The optimizer, to which this object refers weakly.
-        jit_compile: Whether to compile: True, False or "auto".
     """
 
     def __init__(self, optimizer: _Optimizer, jit_compile: JitCompile) -> None:
@@ -66,7 +62,7 @@ class UpdateCompiler:
 
     @property
     def is_of_own_code(self) -> bool:
-        """Whether the optimizer is of a class of Keras, and none of its methods was replaced."""
+        """True if the optimizer is of a class of Keras, and none of its methods was replaced."""
         return self._own_optimizer.runs_alone([self.optimizer])
 
     @property
@@ -122,11 +118,7 @@ class UpdateCompiler:
 
 
 def validated_jit_compile(value: object) -> JitCompile:
-    """Return a setting of this name, or raise an error if it is none.
-
-    Raises:
-        ValueError: The value is not True, False or "auto".
-    """
+    """Return a setting of this name, or raise an error if it is none."""
     if isinstance(value, bool) or value == "auto":
         return value
     raise ValueError(f'jit_compile must be True, False or "auto", got {value!r}.')
@@ -136,15 +128,6 @@ class UpdateCompilers:
     """The compilers of optimizers, one for each; those of optimizers that are gone are forgotten.
 
     Copies of this object are empty.
-
-    Args:
-        jit_compile: Whether to compile updates: True, False or "auto".
-
-    Examples:
-        >>> import keras
-        >>> compilers, optimizer = UpdateCompilers("auto"), keras.optimizers.SGD(0.5)
-        >>> compilers.of(optimizer) is compilers.of(optimizer)
-        True
     """
 
     def __init__(self, jit_compile: JitCompile) -> None:
@@ -155,11 +138,7 @@ class UpdateCompilers:
         return UpdateCompilers, (self._jit_compile,)
 
     def of(self, optimizer: _Optimizer) -> UpdateCompiler:
-        """Return the compiler of an optimizer.
-
-        Args:
-            optimizer: An optimizer of Keras 2 or Keras 3.
-        """
+        """Return the compiler of an optimizer of Keras 2 or Keras 3."""
         if optimizer not in self._each:
             self._each[optimizer] = UpdateCompiler(optimizer, self._jit_compile)
         return self._each[optimizer]

@@ -21,10 +21,6 @@ def can_be_compiled() -> bool:
 
     It cannot be one if XLA compiles the whole step already, or if the replicas of a `tf.distribute` strategy update
     variables together.
-
-    Examples:
-        >>> can_be_compiled(), bool(tf.function(lambda: tf.constant(can_be_compiled()), jit_compile=True)())
-        (True, False)
     """
     return not (within_xla() or tf.distribute.has_strategy())
 
@@ -35,12 +31,6 @@ def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
     The time to compile grows with the number of variables. The time saved at each step grows with the number of their
     values. The variables must therefore have at least 2**20 values together and at least 2**14 on average. They must
     all be on one device, which must not be an Apple GPU.
-
-    Examples:
-        >>> worth_compiling([tf.Variable(tf.zeros([10]))])
-        False
-        >>> worth_compiling([tf.Variable(tf.zeros([1024, 1024]))])
-        True
     """
     values = sum(math.prod(variable.shape) for variable in variables)
     is_large = values >= max(_MANY, _MANY_FOR_EACH * len(variables))
@@ -51,11 +41,7 @@ def worth_compiling(variables: Sequence[tf.Variable]) -> bool:
 
 
 def of_tensorflow(variable: Any) -> tf.Variable:  # noqa: ANN401 - of any Keras
-    """Return the TensorFlow variable of a variable of Keras 3; any other variable is returned unchanged.
-
-    Args:
-        variable: A variable of Keras or TensorFlow: Keras 3 trains both.
-    """
+    """Return the variable of TensorFlow in one of Keras 3, which trains both; return any other variable unchanged."""
     # The test is not for `keras.Variable`, because variables of Keras are not instances of that class before Keras 3.7.
     return variable if isinstance(variable, tf.Variable) else variable.value
 

@@ -71,16 +71,10 @@ class KerasProgram:
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Return what the program needs for clipping by the global norm; nothing if it does not clip.
 
-        The check of the gradients computes the same sums of squares, so they cost little when computed beside it.
-
-        Args:
-            grads: The gradients of the scaled loss.
-            loss_scale: The loss scale.
-
-        Returns:
-            Within XLA the norm of the unscaled gradients: there the conditional step runs as a loop, in which the norm
-            would be slow, and computing it outside of the loop costs little even if the step is skipped. Otherwise the
-            sums of squares from `reductions.half_squares`.
+        That is the norm of the unscaled gradients within XLA: there the conditional step runs as a loop, in which the
+        norm would be slow, and computing it outside of the loop costs little even if the step is skipped. Otherwise it
+        is the sums of squares from `reductions.half_squares`. The check of the gradients computes the same sums, so
+        they cost little beside it.
         """
         if not self.clips:
             return []
@@ -101,8 +95,7 @@ class KerasProgram:
 class ProgramsTogether:
     """Runs the programs of several optimizers, as one program for each device.
 
-    Args:
-        programs: The program of each optimizer, in the order in which their gradients stand in one list.
+    The gradients stand in one list, in the order of the programs.
     """
 
     def __init__(self, programs: Sequence[KerasProgram]) -> None:
@@ -197,7 +190,7 @@ _SETTINGS = ("trainable", "constraint", "overwrite_with_gradient")
 
 
 class _Part(NamedTuple):
-    """The part of one optimizer in a step: its share of the program, and what the program is given."""
+    """What one optimizer does in a step: its share of the program, and what the program is given."""
 
     share: _Share
     grads: Gradients

@@ -23,10 +23,8 @@ _OF_TENSORFLOW, _OF_ALL = "TFOptimizer", "BaseOptimizer"
 def can_be_compiled_on_replicas(optimizer: Any, grads: Gradients) -> bool:  # noqa: ANN401
     """Return whether an update at this point is one of replicas in a graph, each of which can run a program.
 
-    Args:
-        optimizer: An optimizer of Keras 3. The update of one that overrides Keras' private methods, such as Nadam, is
-            not compiled.
-        grads: The gradients of one replica. Each variable must have one.
+    Each variable must have a gradient, and the optimizer is one of Keras 3. The update of one that overrides Keras'
+    private methods, such as Nadam, is not compiled.
     """
     is_on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
     if not is_on_replica or tf.executing_eagerly() or within_xla() or any(grad is None for grad in grads):
@@ -39,13 +37,7 @@ def _is_of_tensorflow(kind: type, method: str) -> bool:
 
 
 def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]) -> None:  # noqa: ANN401
-    """Sum the gradients over the replicas and apply the sums, as an optimizer of Keras 3 does; call it on each replica.
-
-    Args:
-        optimizer: An optimizer of Keras 3.
-        grads: The unscaled gradients of this replica.
-        variables: The variables.
-    """
+    """Sum the gradients over the replicas and apply the sums, as a Keras 3 optimizer does; call it on each replica."""
     # Keras clips the gradients of each replica before it sums them. This private method does nothing without one of
     # the settings.
     clipped = optimizer._clip_gradients(list(grads))
@@ -53,12 +45,7 @@ def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]
 
 
 class ProgramOfReplicas:
-    """The program by which each replica unscales sums of gradients and applies them.
-
-    Args:
-        optimizer: An optimizer of Keras 3. It does not clip.
-        variables: The variables.
-    """
+    """The program by which each replica unscales sums of gradients and applies them; its optimizer does not clip."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401
         self._optimizer = optimizer
@@ -77,12 +64,7 @@ class ProgramOfReplicas:
 
 
 def sum_over_replicas(grads: Gradients, variables: Sequence[Any]) -> Gradients:
-    """Return the sums of gradients over the replicas; call it on each replica.
-
-    Args:
-        grads: The gradients of this replica, one for each variable.
-        variables: The variables, on whose devices the sums are needed.
-    """
+    """Return the sums of gradients over the replicas, on the devices of the variables; call it on each replica."""
 
     def on_all(strategy: tf.distribute.Strategy, grads: Gradients) -> Gradients:
         pairs = list(zip(grads, map(of_tensorflow, variables), strict=True))
@@ -99,13 +81,9 @@ def apply_sums(
     variables: Sequence[Any],
     loss_scale: tf.Tensor | None = None,
 ) -> None:
-    """Apply the sums of gradients on each replica by a program of its own; call it on each replica.
+    """Apply the sums of `sum_over_replicas` on each replica by a program of its own; call it on each replica.
 
-    Args:
-        optimizer: An optimizer of Keras 3. It does not clip.
-        sums: What `sum_over_replicas` returned.
-        variables: The variables.
-        loss_scale: The loss scale by which the program divides the sums; None if they are unscaled.
+    The optimizer is one of Keras 3 that does not clip. Without a loss scale, the sums are unscaled already.
     """
 
     def update(first: tf.Variable, sums: Gradients) -> None:
