@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.gradients import reductions
+from tfmp.core.gradients.norms import norm_of_each
 from tfmp.core.gradients.origins import Derivation, derivation_of
 from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
@@ -121,7 +121,7 @@ def test_norm_of_unscaled_gradients_is_that_of_the_scaled_ones_which_the_check_o
     @tf.function
     def compute(scaled: Gradients) -> tuple[tf.Tensor, tf.Tensor]:
         grads = scaler.unscale(scaled)
-        norm, norms = tfmp.clip_by_global_norm(grads, 2.5)[1], reductions.norms(grads)
+        norm, norms = tfmp.clip_by_global_norm(grads, 2.5)[1], norm_of_each(grads)
         assert grads[0].op.name not in _ops_before(norm)
         assert grads[0].op.name in _ops_before(norms)
         return norm, norms

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients import arithmetic, counting, finiteness, norms
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.tracing import within_xla
@@ -98,21 +98,21 @@ class GradientCheck:
             flags.append(self._loss_scale >= 1)
         if self._num_summed > 1:
             # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
-            flags.append(reductions.all_finite(to_detect, self._num_summed))
+            flags.append(finiteness.all_finite(to_detect, self._num_summed))
         if self._overwritten:
-            flags.append(reductions.all_finite(self._next_values(grads)))
+            flags.append(finiteness.all_finite(self._next_values(grads)))
         return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
 
     def max_abs(self, grads: Gradients) -> tf.Tensor:
         """Return the largest magnitude of the unscaled gradients, a float32 scalar; called with their checked form."""
-        largest = reductions.max_abs(self._to_detect(grads))
+        largest = norms.max_abs(self._to_detect(grads))
         return largest / self._loss_scale if self._scaling is Scaling.CHECK_SCALED else largest
 
     def squares(self, grads: Gradients) -> list[tf.Tensor]:
         """Return what `counts` needs to know which gradients it must read; in a graph the check has computed it too."""
         if not self._reads_suspects_only or tf.executing_eagerly():
             return []
-        return [reductions.large_squares(self._to_detect(grads))]
+        return [finiteness.halves_of_large_square_sums(self._to_detect(grads))]
 
     @property
     def _reads_suspects_only(self) -> bool:
@@ -128,13 +128,11 @@ class GradientCheck:
         """
         to_detect = self._to_detect(grads)
         if self._reads_suspects_only:
-            known = squares[0] if squares else reductions.large_squares(to_detect)
-            to_detect = reductions.suspects(to_detect, known)
+            known = squares[0] if squares else finiteness.halves_of_large_square_sums(to_detect)
+            to_detect = finiteness.suspects(to_detect, known)
         counts = self._detector.counts(to_detect, self._loss_scale)
         if self._num_summed > 1:
-            in_sum = reductions.counts(
-                to_detect, [lambda values: reductions.overflows_in_sum(values, self._num_summed)]
-            )
+            in_sum = counting.counts(to_detect, [lambda values: finiteness.overflows_in_sum(values, self._num_summed)])
             counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])
         if self._overwritten:
             counts += NonFiniteDetector().counts(self._next_values(grads), self._loss_scale)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.norms import global_norm, halves_of_square_sums
 from tfmp.core.gradients.origins import Change
 from tfmp.core.tracing import within_xla
 from tfmp.hosts.keras.compiler import UpdateCompiler
@@ -73,13 +74,13 @@ class KerasProgram:
 
         That is the norm of the unscaled gradients within XLA: there the conditional step runs as a loop, in which the
         norm would be slow, and computing it outside of the loop costs little even if the step is skipped. Otherwise it
-        is the sums of squares from `reductions.half_squares`. The check of the gradients computes the same sums, so
+        is the sums of squares from `halves_of_square_sums`. The check of the gradients computes the same sums, so
         they cost little beside it.
         """
         if not self.clips:
             return []
-        squares = reductions.half_squares(grads)
-        return [_true_norm(grads, squares, loss_scale)] if within_xla() else [squares]
+        halves = halves_of_square_sums(grads)
+        return [_true_norm(grads, halves, loss_scale)] if within_xla() else [halves]
 
     def apply(
         self,
@@ -199,7 +200,7 @@ class _Part(NamedTuple):
     def norms(self, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         if within_xla():
             return list(self.measures)
-        return [_true_norm(self.grads, squares, loss_scale) for squares in self.measures]
+        return [_true_norm(self.grads, halves, loss_scale) for halves in self.measures]
 
 
 def _part(
@@ -266,6 +267,6 @@ def _is_positive(norm: float | None) -> bool:
     return norm is not None and norm > 0
 
 
-def _true_norm(grads: Gradients, squares: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+def _true_norm(grads: Gradients, halves: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
     """Return the global norm of scaled gradients after unscaling."""
-    return tf.cast(reductions.global_norm(grads, squares) / tf.cast(loss_scale, tf.float64), tf.float32)
+    return tf.cast(global_norm(grads, halves) / tf.cast(loss_scale, tf.float64), tf.float32)

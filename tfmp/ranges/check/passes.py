@@ -6,8 +6,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.exponents import exponent_counts
+from tfmp.core.gradients.norms import max_abs
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.types import Gradient
 
@@ -157,7 +158,7 @@ def pass_of(values: Mapping[str, Any], loss_scale: float) -> Pass:
 
 def _measurement(tensors: Sequence[Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
     counts = exponent_counts(tensors) if tensors else exponent_counts([None])
-    return tf.reduce_sum(counts, axis=0), reductions.max_abs(tensors)
+    return tf.reduce_sum(counts, axis=0), max_abs(tensors)
 
 
 def _dense(grad: Gradient) -> tf.Tensor:
