@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, Program
-from tfmp.core.gradients.origins import Change
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.program import KerasProgram, ProgramsTogether, split
 from tfmp.types import Done, Gradients
 

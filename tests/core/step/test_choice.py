@@ -8,7 +8,7 @@ from recording_adapters import SCALERS, OfTwo, RecordingAdapter, StricterDetecto
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.gradients.origins import note_change
+from tfmp.core.gradients.derived_gradients import note_change
 from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from tfmp.core.gradients.origins import Change
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.types import Done, Gradients
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.gradients.origins import note_change
+from tfmp.core.gradients.derived_gradients import note_change
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradient, Gradients
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.derived_gradients import derivation_of, note_change
 from tfmp.core.gradients.norms import global_norm, norm_of_each
-from tfmp.core.gradients.origins import derivation_of, note_change
 from tfmp.types import Gradient, Gradients
 
 _Number: TypeAlias = float | tf.Tensor

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.origins import derivation_of, origin_of
+from tfmp.core.gradients.derived_gradients import derivation_of, origin_of
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.step.facts import Facts

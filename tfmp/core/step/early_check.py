@@ -1,6 +1,6 @@
 """Checks unscaled gradients before the user clips or changes them."""
 
-from tfmp.core.gradients.origins import derivation_of
+from tfmp.core.gradients.derived_gradients import derivation_of
 from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.overflow.local_check import LocalCheck
 from tfmp.core.step.facts import Facts

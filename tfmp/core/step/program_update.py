@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, Program
 from tfmp.core.distribute import Distribution
-from tfmp.core.gradients.origins import Change
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.overflow.gradient_check import GradientCheck
 from tfmp.core.overflow.local_check import EarlierCheck
 from tfmp.core.step.update import CheckedUpdate

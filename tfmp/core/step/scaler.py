@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.origins import Origin, note
+from tfmp.core.gradients.derived_gradients import Origin, note
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.bfloat16_notice import Bfloat16Notice
 from tfmp.core.monitors.gradient_ranges import GradientRanges

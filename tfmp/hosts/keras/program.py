@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.gradients.norms import global_norm, halves_of_square_sums
-from tfmp.core.gradients.origins import Change
 from tfmp.core.tracing import within_xla
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.conditions import of_tensorflow, view_of

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.gradients.derived_gradients import Derivation, derivation_of
 from tfmp.core.gradients.norms import norm_of_each
-from tfmp.core.gradients.origins import Derivation, derivation_of
 from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
 
