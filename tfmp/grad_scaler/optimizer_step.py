@@ -16,7 +16,7 @@ from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.keras.which import keras_of
 from tfmp.hosts.tf1 import TF1Adapter
-from tfmp.hosts.together import AdaptersTogether
+from tfmp.grad_scaler.together import AdaptersTogether
 from tfmp.types import Done, Gradients
 
 

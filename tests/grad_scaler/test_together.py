@@ -9,10 +9,10 @@ from kerases import for_every_keras, optimizer, values, variable
 
 from tfmp.bert import AdamWeightDecayOptimizer
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.grad_scaler.together import AdaptersTogether
 from tfmp.hosts.keras.adapters import KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.tf1 import TF1Adapter
-from tfmp.hosts.together import AdaptersTogether
 
 pytestmark = pytest.mark.essential
 
