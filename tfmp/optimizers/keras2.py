@@ -329,7 +329,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             variables,
             {} if name is None else {"name": name},
             compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
-            sums_first=not is_reduced,
+            aggregates=not is_reduced,
             average=average if not is_reduced and self._averages() else None,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )

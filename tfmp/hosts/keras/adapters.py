@@ -88,8 +88,8 @@ class Keras2Adapter(KerasAdapter):
         variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
         compiler: Says whether the program is compiled; None if gradients are to be unscaled before they come here.
-        sums_first: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
-            already. The attribute of this name is True in both cases.
+        aggregates: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
+            already.
         average: Averages gradients over Horovod's workers; None if they are averaged already.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own
             `LossScaleOptimizer`.
@@ -102,13 +102,13 @@ class Keras2Adapter(KerasAdapter):
         kwargs: Mapping[str, Any] | None = None,
         *,
         compiler: UpdateCompiler | None = None,
-        sums_first: bool = True,
+        aggregates: bool = True,
         average: Callable[[Gradients], Gradients] | None = None,
         counts_skipped_steps: bool = False,
     ) -> None:
         super().__init__(optimizer, variables, kwargs, compiler=compiler)
         self.sums_first = True
-        self._sums = sums_first
+        self._aggregates = aggregates
         self._average = average
         self._counts_skipped_steps = counts_skipped_steps
 
@@ -119,7 +119,7 @@ class Keras2Adapter(KerasAdapter):
 
     def reduce(self, grads: Gradients) -> Gradients:
         """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""
-        if self._sums:
+        if self._aggregates:
             grads = [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
         return grads if self._average is None else self._average(grads)
 
