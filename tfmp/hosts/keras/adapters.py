@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.hosts.keras.compiler import UpdateCompiler
-from tfmp.hosts.keras.conditions import view_of
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.program import KerasProgram
 from tfmp.hosts.keras.replicas import ProgramOfReplicas, apply_on_replicas
+from tfmp.hosts.keras.views import view_of
 from tfmp.types import Done, Gradient, Gradients
 
 

@@ -12,9 +12,9 @@ from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.gradients.norms import global_norm, halves_of_square_sums
 from tfmp.core.tracing import within_xla
 from tfmp.hosts.keras.compiler import UpdateCompiler
-from tfmp.hosts.keras.conditions import of_tensorflow, view_of
 from tfmp.hosts.keras.fingerprint import Fingerprint
 from tfmp.hosts.keras.kept_programs import run_compiled
+from tfmp.hosts.keras.views import of_tensorflow, view_of
 from tfmp.types import Done, Gradient, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.

@@ -8,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.core.tracing import within_xla
-from tfmp.hosts.keras.conditions import of_tensorflow, view_of
 from tfmp.hosts.keras.kept_programs import run_compiled
+from tfmp.hosts.keras.views import of_tensorflow, view_of
 from tfmp.types import Done, Gradients
 
 #: On the TensorFlow backend Keras 3 overrides these private methods, in a class of this name, so that each replica
@@ -20,15 +19,11 @@ _UPDATING = ("_backend_update_step", "_apply_weight_decay")
 _OF_TENSORFLOW, _OF_ALL = "TFOptimizer", "BaseOptimizer"
 
 
-def can_be_compiled_on_replicas(optimizer: Any, grads: Gradients) -> bool:  # noqa: ANN401
-    """Return whether an update at this point is one of replicas in a graph, each of which can run a program.
+def can_update_one_replica(optimizer: Any) -> bool:  # noqa: ANN401
+    """Return whether an optimizer of Keras 3 can be made to update one replica, as `apply_sums` does.
 
-    Each variable must have a gradient, and the optimizer is one of Keras 3. The update of one that overrides Keras'
-    private methods, such as Nadam, is not compiled.
+    One that overrides Keras' private methods, such as Nadam, cannot.
     """
-    is_on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    if not is_on_replica or tf.executing_eagerly() or within_xla() or any(grad is None for grad in grads):
-        return False
     return all(_is_of_tensorflow(type(optimizer), name) for name in _UPDATING)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tfmp.hosts.keras.conditions import can_be_compiled, worth_compiling
+from tfmp.hosts.keras.compiler import can_be_own_program, saves_time
 
 pytestmark = pytest.mark.essential
 
@@ -12,12 +12,12 @@ def test_update_is_not_compiled_under_xla_or_by_replicas(
     two_replicas: tf.distribute.MirroredStrategy,
 ) -> None:
     seen: list[bool] = []
-    tf.function(lambda: two_replicas.run(lambda: seen.append(can_be_compiled())))()
-    tf.function(lambda: seen.append(can_be_compiled()), jit_compile=True)()
+    tf.function(lambda: two_replicas.run(lambda: seen.append(can_be_own_program())))()
+    tf.function(lambda: seen.append(can_be_own_program()), jit_compile=True)()
     assert seen == [False] * 3
-    tf.function(lambda: seen.append(can_be_compiled()))()
+    tf.function(lambda: seen.append(can_be_own_program()))()
     assert seen[-1]
-    assert can_be_compiled()
+    assert can_be_own_program()
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_update_is_not_compiled_under_xla_or_by_replicas(
     [([[2**20]], True), ([[2**20 - 1]], False), ([[2**14]] * 65, True), ([[2**13]] * 200, False), ([], False)],
 )
 def test_update_is_worth_compiling_for_many_values_in_large_variables(shapes: list[list[int]], worth: bool) -> None:
-    assert worth_compiling([tf.Variable(tf.zeros(shape)) for shape in shapes]) is worth
+    assert saves_time([tf.Variable(tf.zeros(shape)) for shape in shapes]) is worth
 
 
 def test_variables_on_several_devices_are_not_compiled(two_replicas: tf.distribute.MirroredStrategy) -> None:
@@ -33,5 +33,5 @@ def test_variables_on_several_devices_are_not_compiled(two_replicas: tf.distribu
     for device in two_replicas.extended.worker_devices:
         with tf.device(device):
             variables.append(tf.Variable(tf.zeros([2**20])))
-    assert not worth_compiling(variables)
-    assert worth_compiling(variables[:1])
+    assert not saves_time(variables)
+    assert saves_time(variables[:1])
