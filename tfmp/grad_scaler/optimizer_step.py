@@ -12,11 +12,11 @@ from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.update import Update
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
+from tfmp.grad_scaler.together import AdaptersTogether
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.keras.which import keras_of
 from tfmp.hosts.tf1 import TF1Adapter
-from tfmp.grad_scaler.together import AdaptersTogether
 from tfmp.types import Done, Gradients
 
 
