@@ -1,20 +1,20 @@
-"""Chooses how a step runs: by the first of these updates whose conditions hold.
+"""Chooses how a step runs: as the first of these updates whose conditions hold.
 
 Gradients of a scaled loss:
 
-* `SummedUpdate`, if the replicas can sum first, if the check may read scaled values and has to find out nothing but
-  whether they are finite, and if the optimizer has a program on sums.
+* `SummedUpdate`, if the replicas can sum first, if the check may read scaled values and needs to know only whether they
+  are finite, and if the optimizer has a program on sums.
 * `ProgramUpdate`, if the optimizer has a program for them.
 * Otherwise they are unscaled, and one of the last two updates of gradients in true magnitude is chosen.
 
 Gradients in true magnitude:
 
-* `ProgramUpdate` with the scaled gradients from which these were computed, if a graph knows them, if nothing but the
-  optimizer needs what was computed in between, and if the optimizer has a program, which computes it again.
+* `ProgramUpdate` with the scaled gradients from which these were computed, if the graph has a record of that, if the
+  check may read the scaled values instead, and if the optimizer has a program, which unscales and clips them again.
 * `ProgramUpdate`, if the optimizer has a compiled program for them.
 * `OptimizerUpdate`.
 
-If they are the mean of micro-batches, a `WindowUpdate` around it adds what was counted in these.
+If they are the mean of micro-batches, a `WindowUpdate` around it adds the overflows that were counted in these.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _check_of(
 def _derived_update(
     adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: EarlierCheck | None
 ) -> ProgramUpdate | None:
-    """Return an update with the scaled gradients that these were computed from; None if there can be none."""
+    """Return an update with the scaled gradients from which these were computed; None if that is not possible."""
     derivation = derivation_of(grads)
     if derivation is None or not (facts.may_check_scaled and (facts.needs_only_finiteness or derivation.is_unscaling)):
         return None
@@ -111,10 +111,9 @@ def _derived_update(
 
 
 def _known_of_scaled(known: EarlierCheck | None, keeps_finite: Sequence[tf.Tensor]) -> EarlierCheck | None:
-    """Return what is known of scaled gradients from what is known of those that were computed from them.
+    """Turn the check of changed gradients into one of the scaled gradients from which they were computed.
 
-    `keeps_finite` says for each change of the gradients whether it keeps finite values finite. A step where one does
-    not is skipped.
+    `keeps_finite` says for each change whether it keeps finite values finite. If one does not, the step is skipped.
     """
     if known is None and not keeps_finite:
         return None

@@ -16,9 +16,9 @@ from tfmp.types import Done, Gradients
 class ProgramUpdate(CheckedUpdate):
     """Unscales, clips and applies gradients by one program.
 
-    `changes` hold for each gradient a function of its unscaled values, by which the program clips them; they are empty
-    if there is none. The check needs to know nothing of them, because `known` says whether they keep finite values
-    finite, and others not finite.
+    `changes` holds for each gradient the function by which the program clips the unscaled values, or None; it is empty
+    if no gradient is clipped. The check looks at gradients that are not clipped: `known` is not usable if clipping
+    could make finite values infinite or NaN, or the reverse.
     """
 
     def __init__(

@@ -40,14 +40,11 @@ class LossScaler:
         advance      the manager adjusts the loss scale; the step is counted
 
     `step` is `run`, then `advance` and the adapter's `on_step`. A front-end gathers the `facts` once for each step, and
-    `choice.py` makes an `Update` of them and of the gradients. Of what training changes, the scaler itself keeps only
-    the records of gradients, the overflow counts and ranges: the loss scale and the step counters are the manager's.
+    `choice.py` makes an `Update` of them and of the gradients. The scaler itself stores only the overflow counts and
+    the ranges of gradients; the manager stores the loss scale and the step counters.
 
-    Args:
-        manager: Decides the loss scale.
-        detector: Decides which gradients overflowed.
-        is_distributed: True if the user states that several processes train together.
-        aggregation_dtype: The dtype in which gradients are sent between Horovod's workers; by default their own.
+    `is_distributed` is True if the user states that several processes train together. `aggregation_dtype` is the dtype
+    in which gradients are sent between Horovod's workers; None for their own.
 
     Examples:
         >>> import tfmp
@@ -83,7 +80,7 @@ class LossScaler:
         self._bfloat16_notice = Bfloat16Notice(manager)
 
     def distribution(self) -> Distribution:
-        """Return the distribution of the step that is being built: how its replicas act together."""
+        """Return how the replicas of the step that is being built act together."""
         return current_distribution(self._is_distributed)
 
     def facts(self, distribution: Distribution | None = None) -> Facts:
@@ -116,7 +113,7 @@ class LossScaler:
 
     @without_autograph
     def agree_early(self, known: EarlierCheck, distribution: Distribution) -> StepResult:
-        """Return the result that a step would have with gradients that were checked earlier."""
+        """Return the result that a step would have with the gradients that were checked earlier."""
         return self._agree(known.found, [], [], distribution)
 
     @without_autograph
@@ -132,11 +129,7 @@ class LossScaler:
 
     @without_autograph
     def run(self, update: Update) -> tuple[Done, StepResult]:
-        """Apply the gradients if they are finite on every replica, without adjusting the loss scale.
-
-        Returns:
-            The op that does this (None in eager mode) and the result of the step, which `advance` takes.
-        """
+        """Apply the gradients if they are finite on every replica; also return the result, which `advance` takes."""
         result = self._agree(update.check(), update.grads, update.adapter.names, update.distribution)
         done = self._apply_or_count(update, result.applied)
         return tf.group(done, *self._record_ranges(update)), result
@@ -150,10 +143,7 @@ class LossScaler:
         return StepResult(applied, max_abs, local_check.complete)
 
     def _apply_or_count(self, update: Update, applied: tf.Tensor) -> Done:
-        """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient.
-
-        All replicas do the same, since they agree on `applied`.
-        """
+        """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient."""
         held, distribution = update.held(), update.distribution
         stored = self.overflow_counts.of(update.adapter.names)
 
@@ -168,7 +158,7 @@ class LossScaler:
         return distribution.conditional_update(applied, held, apply, lambda held: record(update.counts(held)))
 
     def _record_ranges(self, update: Update) -> list[Done]:
-        """Return the ops that let monitors see the powers of two of the gradients; none if nobody asked for them."""
+        """Let monitors see the powers of two of the gradients; return the ops, none if nobody asked for them."""
         names, grads = update.adapter.names, update.grads
         record_gradients(RecordedGradients(self._manager, names, grads, update.loss_scale))
         if self.gradient_ranges is None:
@@ -188,7 +178,7 @@ class LossScaler:
 
     @without_autograph
     def advance(self, result: StepResult, is_step: tf.Tensor | None = None) -> Done:
-        """Adjust the loss scale and, unless `is_step` is False, count the step; to be called once for all replicas."""
+        """Adjust the loss scale and, unless `is_step` is False, count the step; called once for all replicas."""
         finite = result.finite
         adjusted = self._manager.update_loss_scale(*([finite] if result.max_abs is None else [finite, result.max_abs]))
 
@@ -199,17 +189,14 @@ class LossScaler:
         return tf.group(adjusted, count([]) if is_step is None else conditional_update(is_step, [], count))
 
     def overflow_reports(self) -> list[OverflowReport]:
-        """Return how often the gradient of each variable overflowed: one report for each list of variables.
-
-        In a graph the reports are about the steps that were built in that graph, and contain tensors to fetch.
-        """
+        """Return one report for each list of variables; in a graph, of the steps built there, with tensors to fetch."""
         with tf.init_scope():
             eager = tf.executing_eagerly()
             here = list(self.overflow_counts) if eager else overflow_counts_of_graph(self._manager)
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Make the variables that a step needs, so that a SavedModel that is exported before any step contains them."""
+        """Make the variables that a step needs, so that a SavedModel exported before any step contains them."""
         # Not on the replicas of a strategy: each of them would make variables of its own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()

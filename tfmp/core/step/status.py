@@ -99,12 +99,12 @@ class StepProperties:
     def record_gradient_ranges(self) -> GradientRanges:
         """Let the steps that are built from now on record the powers of two of their gradients when asked.
 
-        A step is recorded only after a call of the object's `request`; all others cost nothing but a look at a flag.
-        This is for eager code and `tf.function`; a `tf.function` that was traced before does not record. In TF1 graphs,
+        A step is recorded only after a call of the object's `request`; every other step only reads a flag. This works
+        in eager code and in a `tf.function`, unless the function was traced before. In TF1 graphs,
         `tfmp.LossScaleLoggingHook` fetches the gradients themselves.
 
         Returns:
-            The object through which steps are requested and read, the same at each call.
+            The object with which you request a step and read what it recorded; the same one at each call.
 
         Examples:
             >>> import tfmp

@@ -1,4 +1,4 @@
-"""What a step does on one replica: the values that must be finite, and what is done if they are, and if not."""
+"""What a step does on one replica: which values must be finite, and what is done if they are and if they are not."""
 
 import abc
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tfmp.types import Done, Gradient, Gradients
 
 
 class StepResult(NamedTuple):
-    """What all replicas agree on: the result of a step; after `GradScaler.unscale`, of one that may follow."""
+    """The result of a step, on which all replicas agree; after `GradScaler.unscale`, of a step that may follow."""
 
     #: True if the gradients are applied; bool.
     applied: tf.Tensor
@@ -33,15 +33,10 @@ class StepResult(NamedTuple):
 class Update(abc.ABC):
     """One step of an optimizer on one replica.
 
-    `LossScaler.run` knows nothing more of a step. There is a subclass for each way in which a step can run; `choice.py`
-    chooses one. A strategy calls the functions of the first replica's update for all replicas, so tensors that differ
+    This is all that `LossScaler.run` knows of a step. There is a subclass for each way in which a step can run;
+    `choice.py` chooses one. `loss_scale` is the number by which `grads` are still multiplied; None if they are in true
+    magnitude. A strategy calls the functions of the first replica's update for all replicas, so tensors that differ
     between replicas are in `held`, which `apply` and `counts` get back as their argument.
-
-    Attributes:
-        adapter: The optimizer and its variables.
-        grads: This replica's gradients, one for each variable.
-        distribution: How the replicas act together.
-        loss_scale: The number by which these gradients are still multiplied; None if they are in true magnitude.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class CheckedUpdate(Update):
     """A step for which this replica's own gradients must be finite.
 
     `known` is the result of an earlier check of gradients on this replica, if there was one. `measures` are tensors
-    that `apply` uses beside the gradients.
+    that `apply` uses besides the gradients.
     """
 
     def __init__(
@@ -109,7 +104,7 @@ class CheckedUpdate(Update):
         return self._check.of(checked, self._known)
 
     def held(self) -> list[Gradient]:
-        """Return the gradients, the measures, and what the check tells of the gradients for the counts."""
+        """Return the gradients, the measures, and what tells `counts` which gradients it must read."""
         return [*self.grads, *self._measures, *self._squares]
 
     def counts(self, held: Gradients) -> tf.Tensor:
@@ -123,7 +118,7 @@ class CheckedUpdate(Update):
 
 
 class OptimizerUpdate(CheckedUpdate):
-    """Applies gradients in true magnitude by the optimizer itself: the way that every optimizer knows."""
+    """Applies gradients in true magnitude by the optimizer itself; this works with every optimizer."""
 
     def apply(self, held: Gradients) -> Done:
         """Call the optimizer."""

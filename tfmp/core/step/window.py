@@ -1,4 +1,4 @@
-"""Steps with the mean of several micro-batches, which an accumulator adds up in a window."""
+"""Steps with the mean of the micro-batches that an accumulator adds up in a window."""
 
 import tensorflow as tf
 

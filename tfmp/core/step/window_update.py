@@ -10,7 +10,7 @@ from tfmp.types import Done, Gradient, Gradients
 class WindowUpdate(Update):
     """Runs the update of a mean, and adds the overflows that were counted in its micro-batches to those of the step.
 
-    Such a step can be applied although micro-batches overflowed, which are then not a part of the mean.
+    The step can be applied although some micro-batches overflowed: they are then left out of the mean.
     """
 
     def __init__(self, of_mean: Update, overflow_counts: tf.Tensor) -> None:
