@@ -1,4 +1,4 @@
-"""An iteration of a training loop: what was called since the last update of the loss scale, and what was found."""
+"""An iteration of a training loop: the calls since the last update of the loss scale, and their results."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -19,13 +19,11 @@ Adjust: TypeAlias = Callable[[StepResult, tf.Tensor | None], Done]
 
 
 class Iteration(NotCheckpointed):
-    """Holds the calls of an iteration in their order, and what they found; `end` and `give_up` begin the next one.
+    """Holds the calls of an iteration and their results; `end`, `end_unchecked` and `give_up` begin the next one.
 
-    Python knows only the calls that it runs itself: those of a `tf.function` while it is traced. Every other call shows
-    in what it found, which is kept on the device.
-
-    `needs_max_abs` says whether `Adjust` needs the largest magnitude of the gradients, and `is_strict` whether calls
-    out of order are errors.
+    `calls` are those that Python has run: the calls in a `tf.function` are recorded only while it is traced. `pending`
+    combines the results on the device, also those of later runs of the function. `needs_max_abs` is True if `Adjust`
+    needs the largest magnitude of the gradients, and `is_strict` if calls out of order are errors.
     """
 
     def __init__(self, scaler: LossScaler, *, needs_max_abs: bool, is_strict: bool) -> None:
@@ -38,7 +36,7 @@ class Iteration(NotCheckpointed):
     def keep(
         self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution, *, of_step: bool
     ) -> Done:
-        """Keep what `step`, or `unscale`, has found, after the ops that must run before that."""
+        """Keep the result of `step`, or of `unscale` if `of_step` is False, after the ops that must run `before`."""
 
         def add() -> Done:
             with tf.control_dependencies(before):
@@ -71,7 +69,7 @@ class Iteration(NotCheckpointed):
         return tf.group(*calls)
 
     def give_up(self, adjust: Adjust) -> Done:
-        """Adjust the loss scale if there was any result, without waiting for the calls; an overflow is a step."""
+        """Adjust the loss scale by the results so far, without running the calls; count an overflow as a step."""
         self.calls.end()
 
         def forget() -> Done:
@@ -89,10 +87,10 @@ class Iteration(NotCheckpointed):
         return self._scaler.distribution().once(function) if on_replica() else function()
 
     def _refuse_if_nothing_found(self) -> list[tf.Operation]:
-        """Raise an error if there was neither `unscale` nor `step` since the last update; return the check in a graph.
+        """Raise an error if there is no result since the last update; in a graph, return the op that checks this.
 
-        Python knows of no such call in the current graph or in eager code. Calls elsewhere, as in a `tf.function` that
-        was traced earlier, show only in the number of results on the device.
+        This is for an update before which Python recorded no call. Calls in a `tf.function` that was traced earlier
+        show only in the number of results on the device.
         """
         message = "update was called, and no optimizer has stepped since the last update: call step first."
         if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:

@@ -1,4 +1,4 @@
-"""The part of one optimizer in a step, and the update of several optimizers that step together."""
+"""The part of one optimizer in a step, and the one update of all optimizers that step together."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ def adapter_of(
 
 
 def make_variables(adapter: OptimizerAdapter) -> None:
-    """Make an optimizer's own variables; if a `tf.function` cannot make them any more, raise an error with advice."""
+    """Make an optimizer's own variables; if a `tf.function` can no longer make any, raise an error with advice."""
     try:
         adapter.prepare(adapter.variables)
     except ValueError as error:
@@ -84,9 +84,9 @@ def make_variables(adapter: OptimizerAdapter) -> None:
 
 
 def update_together(steps: Sequence[OptimizerStep], facts: Facts, unscale: Callable[[Gradients], Gradients]) -> Update:
-    """Return the step of several optimizers, which step together or not at all, as one update.
+    """Return one update for several optimizers, of which either all step or none.
 
-    If `unscale` was called for some optimizers only, the function of this name is called for the others.
+    If the user unscaled the gradients of some optimizers only, the function `unscale` unscales those of the others.
     """
     adapters = [step.adapter for step in steps]
     adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)

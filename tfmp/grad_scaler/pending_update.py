@@ -28,9 +28,9 @@ class Findings(NamedTuple):
 
     @property
     def is_step(self) -> tf.Tensor:
-        """True if the iteration is to be counted as a step: it applied one, or an overflow kept it from that; bool.
+        """True if the iteration counts as a step, because a step was applied or there was an overflow; bool.
 
-        It is not counted if the user dropped all steps although their gradients were finite.
+        It does not count if the user dropped all steps although their gradients were finite.
         """
         return tf.logical_or(self.any_applied, tf.logical_not(self.applied))
 
@@ -59,8 +59,8 @@ _NOTHING = Findings(np.int64(0), np.True_, np.True_, np.float32(0), np.False_, n
 class PendingUpdate(NotCheckpointed):
     """Keeps what `unscale` and `step` find in variables, since they and `update` may be in different functions.
 
-    A step that follows `unscale` finds an overflow that `unscale` has found already, and adds nothing new. But the user
-    may drop the step, for example because the norm of the gradients is too large: then only `unscale` has a result.
+    A step that follows `unscale` finds the same overflow again, which changes nothing. But the user may drop the step,
+    for example because the norm of the gradients is too large: then only `unscale` has a result.
 
     Examples:
         >>> pending = PendingUpdate()
@@ -92,7 +92,7 @@ class PendingUpdate(NotCheckpointed):
         return self._state.assign(self.read().with_result(result, of_step=of_step))
 
     def result(self, findings: Findings, *, with_max_abs: bool) -> StepResult:
-        """Return the combined result of everything that was found, with the largest magnitude if it is needed."""
+        """Return the findings as one result, with the largest magnitude if it is needed."""
         return StepResult(
             findings.applied,
             findings.max_abs if with_max_abs else None,

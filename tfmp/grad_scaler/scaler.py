@@ -156,7 +156,7 @@ class GradScaler(StepProperties, tf.Module):
         """Make an optimizer's own variables, such as momenta, before a `tf.function` is traced.
 
         Usually `step` makes them. But a `tf.function` can make variables only in its first trace. So call this method
-        if an optimizer does not step in the first trace, such as that of a generator which is not trained in the first
+        if an optimizer does not step in the first trace, for example because its generator is not trained in the first
         iterations.
 
         Args:
@@ -226,9 +226,9 @@ class GradScaler(StepProperties, tf.Module):
     ) -> list[Gradient]:
         """Divide gradients by the loss scale, to clip or inspect them before `step`.
 
-        Pass the result, changed or not, to `step`, which does not divide it again. Whether the gradients are finite is
-        checked here, so clipping them afterwards cannot hide an overflow from `step`. If you drop the step, for example
-        because the norm of the gradients is too large, `update` adjusts the loss scale by what was found here.
+        Pass the result, changed or not, to `step`, which does not divide it again. The gradients are checked for
+        overflow here, so clipping them afterwards cannot hide an overflow from `step`. If you drop the step, for
+        example because the norm of the gradients is too large, `update` adjusts the loss scale by this check.
 
         Args:
             optimizer: The optimizer with which `step` will be called.
@@ -269,7 +269,7 @@ class GradScaler(StepProperties, tf.Module):
         return unscaled_grads
 
     def _keep_early(self, known: EarlierCheck, emptied: Done = None) -> Done:
-        """Keep what `unscale` found, which `update` needs if the user drops the step."""
+        """Keep the result of `unscale`, which `update` needs if the user drops the step."""
         before = [op for op in [emptied, *self._iteration.calls.ops()] if op is not None]
         distribution = self._distribution() if self._enabled else None
         if distribution is None:
@@ -278,7 +278,7 @@ class GradScaler(StepProperties, tf.Module):
         return tf.group(*before, self._iteration.keep(result, before, distribution, of_step=False))
 
     def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], EarlierCheck]:
-        """Unscale gradients and check them."""
+        """Return the unscaled gradients and the result of checking them."""
         lists.refuse_all_none(grads)
         distribution = self._distribution()
         if not self._enabled or distribution is None:
@@ -330,7 +330,7 @@ class GradScaler(StepProperties, tf.Module):
     def step_all(self, steps: Iterable[tuple[Any, GradsAndVars]], **kwargs: Any) -> tf.Operation:  # noqa: ANN401
         """Apply the gradients of several optimizers if all of them are finite; otherwise skip the step of each.
 
-        If you call `step` for each optimizer instead, an optimizer steps if its own gradients are finite.
+        If you call `step` for each optimizer instead, each of them steps if its own gradients are finite.
 
         Args:
             steps: Pairs of an optimizer and its `grads_and_vars`, as for `step`.
@@ -387,8 +387,8 @@ class GradScaler(StepProperties, tf.Module):
         """Adjust the loss scale according to what `unscale` and `step` have found since the last update.
 
         The manager counts the iteration as one step, which was applied if all of its steps were applied. If you left
-        out the steps after `unscale`, an overflow counts as a skipped step, as if you had called `step`. Finite
-        gradients count for the growth of the scale, as in torch.amp, but not as a step.
+        out the steps after `unscale`, an overflow counts as a skipped step, as if you had called `step`. If there was
+        no overflow, the iteration counts toward the growth of the scale, as in torch.amp, but not as a step.
 
         Args:
             new_scale: Set the loss scale to this number or float32 scalar, instead of adjusting it.
@@ -423,10 +423,10 @@ class GradScaler(StepProperties, tf.Module):
         `tf.function` or `session.run` raised. Otherwise the next iteration may fail because `unscale` or `step` was
         already called, and their results would count in the next update.
 
-        What `unscale` and `step` found until then is true of the loss scale all the same, and adjusts it as `update`
-        does. If it was forgotten, a scale that is too high would stay so if each overflow led to an exception. An
-        overflow is counted as a skipped step. Steps that were applied are not counted; the variables that they changed
-        stay changed. If there was neither `unscale` nor `step`, nothing changes.
+        The loss scale is still adjusted, as in `update`, by what `unscale` and `step` found before the exception.
+        Otherwise, a scale that is too high would never fall if each overflow led to an exception. An overflow is
+        counted as a skipped step. Steps that were applied are not counted; the variables that they changed stay
+        changed. If there was neither `unscale` nor `step`, nothing changes.
 
         Returns:
             The op that does this; None in eager mode.
@@ -492,7 +492,7 @@ class GradScaler(StepProperties, tf.Module):
         return [f"{name}={value!r}" for name, value in settings.not_default(GradScaler, shown).items()]
 
     def _distribution(self) -> Distribution | None:
-        """Return how replicas act together; None where nothing asks, so that a disabled scaler works everywhere."""
+        """Return how replicas act together; None if that is not needed, so that a disabled scaler works everywhere."""
         return self._scaler.distribution() if self._enabled or self._is_distributed else None
 
     def _averaged(self, grads: Gradients, distribution: Distribution | None) -> list[Gradient]:
