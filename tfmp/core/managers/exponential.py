@@ -18,31 +18,23 @@ class LossScaleState(NamedTuple):
     """The state of a manager without `tolerance`.
 
     The names of the fields are the names of tf.contrib's variables, and therefore the keys in its checkpoints.
-
-    Attributes:
-        loss_scale: The loss scale; float32.
-        good_steps: Finite steps since the scale last changed or a step overflowed; int32.
-        bad_steps: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
     """
 
+    #: float32.
     loss_scale: tf.Tensor
+    #: Finite steps since the scale last changed or a step overflowed; int32.
     good_steps: tf.Tensor
+    #: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
     bad_steps: tf.Tensor
 
 
 class TolerantLossScaleState(NamedTuple):
-    """The state of a manager with `tolerance`, which has one more field than `LossScaleState`.
-
-    Attributes:
-        loss_scale: The loss scale; float32.
-        good_steps: Finite steps since the scale last changed or a step overflowed; int32.
-        bad_steps: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
-        steps_since_change: All steps since the scale last changed, finite or not; int32.
-    """
+    """The state of a manager with `tolerance`, which has one more field than `LossScaleState`."""
 
     loss_scale: tf.Tensor
     good_steps: tf.Tensor
     bad_steps: tf.Tensor
+    #: All steps since the scale last changed, finite or not; int32.
     steps_since_change: tf.Tensor
 
 

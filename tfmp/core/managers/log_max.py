@@ -23,22 +23,19 @@ _MOST_DEVIATIONS = 1000
 
 
 class LogMaxState(NamedTuple):
-    """The state of the manager; the class describes the rule that uses it.
+    """The state of the manager; the class describes the rule that uses it."""
 
-    Attributes:
-        loss_scale: The loss scale, a power of two; float32.
-        log_mean: Moving mean of x = log2(max_abs); float32.
-        log_variance: Moving mean of the squared difference between x and the mean before it; float32.
-        observations: The number of values x that the mean and the variance contain; int32.
-        margin: The number of powers of two by which the scale stays below the proposal; int32.
-        good_steps: Consecutive finite steps; starts again from 0 at `incr_every_n_steps`; int32.
-    """
-
+    #: A power of two; float32.
     loss_scale: tf.Tensor
+    #: Moving mean of x = log2(max_abs); float32.
     log_mean: tf.Tensor
+    #: Moving mean of the squared difference between x and the mean before it; float32.
     log_variance: tf.Tensor
+    #: The number of values x that the mean and the variance contain; int32.
     observations: tf.Tensor
+    #: The number of powers of two by which the scale stays below the proposal; int32.
     margin: tf.Tensor
+    #: Consecutive finite steps; starts again from 0 at `incr_every_n_steps`; int32.
     good_steps: tf.Tensor
 
 
