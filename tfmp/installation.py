@@ -17,16 +17,13 @@ PACKAGES = (
 
 
 class Supported(NamedTuple):
-    """The versions that are supported with one version of TensorFlow.
+    """The versions that are supported with one version of TensorFlow."""
 
-    Attributes:
-        python: The oldest and the newest Python.
-        keras: The oldest and the newest Keras.
-        tf_keras: The version of tf_keras; None if Keras itself is Keras 2.
-    """
-
+    #: The oldest and the newest Python.
     python: tuple[_Release, _Release]
+    #: The oldest and the newest Keras.
     keras: tuple[_Release, _Release]
+    #: The version of tf_keras; None if Keras itself is Keras 2.
     tf_keras: _Release | None
 
 
@@ -44,14 +41,7 @@ _HOROVOD, _TENSORFLOW_OF_HOROVOD = "0.28.1", (2, 15)
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed ones of `PACKAGES`, by their names.
-
-    Nothing is imported for this.
-
-    Examples:
-        >>> installed_versions()["Python"] == platform.python_version()
-        True
-    """
+    """Return the versions of Python and of the installed ones of `PACKAGES`, by their names, without importing them."""
     versions = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -63,12 +53,6 @@ def installed_versions() -> dict[str, str]:
 
 def problems(versions: Mapping[str, str]) -> list[str]:
     """Return what of an installation is not supported, a sentence for each problem.
-
-    Args:
-        versions: The installed versions by their names, as `installed_versions` returns them.
-
-    Returns:
-        The problems; an empty list if everything is supported.
 
     Examples:
         >>> problems({"Python": "3.11.7", "tensorflow": "2.15.1", "keras": "2.15.0"})

@@ -14,16 +14,6 @@ _OLDEST_KERAS3 = (3, 5)
 def require(module: str, extra: str) -> ModuleType:
     """Import a module of an optional package, or raise an error that names the extra of tfmp that installs it.
 
-    Args:
-        module: The dotted name of the module, such as "matplotlib.pyplot".
-        extra: The extra of tfmp that installs the package, such as "examples" for `pip install tfmp[examples]`.
-
-    Returns:
-        The imported module.
-
-    Raises:
-        ImportError: The package is not installed.
-
     Examples:
         >>> require("json", extra="examples").dumps([1])
         '[1]'
@@ -41,27 +31,12 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def installed(package: str) -> bool:
-    """Return whether an optional package is installed.
-
-    Args:
-        package: The name of the package as it is imported.
-
-    Examples:
-        >>> installed("json")
-        True
-    """
+    """Return whether an optional package is installed, by the name under which it is imported."""
     return importlib.util.find_spec(package) is not None
 
 
 def require_tensorflow() -> None:
-    """Raise an error unless TensorFlow is installed in a version that tfmp supports.
-
-    Raises:
-        ImportError: TensorFlow is not installed, is older than 2.15, or lacks its files.
-
-    Examples:
-        >>> require_tensorflow()
-    """
+    """Raise an error unless TensorFlow is installed, with its files, in a version that tfmp supports."""
     if not installed("tensorflow"):
         raise ImportError(
             "tfmp needs TensorFlow 2.15 or newer, which is not installed: pip install tensorflow, or tensorflow-cpu "
@@ -82,18 +57,7 @@ def require_tensorflow() -> None:
 
 
 def refuse_old_keras(keras: ModuleType) -> None:
-    """Raise an error if a Keras 3 is older than the versions that tfmp supports.
-
-    Args:
-        keras: The imported package `keras` or `tf_keras`, of any version. Keras 2 is always accepted.
-
-    Raises:
-        ImportError: The version of Keras is 3.0 to 3.4.
-
-    Examples:
-        >>> import keras
-        >>> refuse_old_keras(keras)
-    """
+    """Raise an error if the imported package is a Keras 3 older than tfmp supports. Keras 2 is always accepted."""
     if (3,) <= release_of(keras.__version__) < _OLDEST_KERAS3:
         tensorflow = importlib.import_module("tensorflow")
         raise ImportError(
