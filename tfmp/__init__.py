@@ -7,8 +7,8 @@ rewriter `tfmp.migrate` requires.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfmp.environment import require_tensorflow
 from tfmp.keras_registration import register_when_imported
-from tfmp.optional import require_tensorflow
 
 if TYPE_CHECKING:
     from tfmp.checkpoints.names import checkpoint_variable_map as checkpoint_variable_map

@@ -7,7 +7,7 @@ import platform
 import sys
 
 import tfmp
-from tfmp.installation import installed_versions, problems
+from tfmp.environment import installed_versions, problems
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ assigns `global_step + 1`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfmp.optional import require_tensorflow
+from tfmp.environment import require_tensorflow
 
 if TYPE_CHECKING:
     from tfmp.bert.lamb import LAMBOptimizer as LAMBOptimizer

@@ -20,8 +20,8 @@ Examples:
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfmp.environment import require_tensorflow
 from tfmp.npu.advice import ADVICE
-from tfmp.optional import require_tensorflow
 
 if TYPE_CHECKING:
     from tfmp.npu import npu_loss_scale_manager as npu_loss_scale_manager

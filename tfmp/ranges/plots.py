@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfmp.core.gradients.exponents import LOWEST_EXPONENT
-from tfmp.optional import require
+from tfmp.environment import require
 from tfmp.ranges.half_types import FLOAT16
 from tfmp.ranges.histogram import RangeHistogram, RangeShares
 

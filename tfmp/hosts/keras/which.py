@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 from typing import Literal
 
-from tfmp.optional import refuse_old_keras
+from tfmp.environment import refuse_old_keras
 
 
 def keras_of(value: object, base: str) -> ModuleType | None:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import HALF_TYPES
+from tfmp.environment import supported_tensorflow
 from tfmp.mixed_precision.autocast import around_control_flow, around_gradients, around_ops, around_traces
 from tfmp.mixed_precision.autocast.op_types import FLOATS, OpInputs
 
@@ -159,7 +160,7 @@ class _OpenScopes:
         if missing:
             raise RuntimeError(
                 f"tfmp.autocast does not know this TensorFlow, {tf.__version__}, which has no {', '.join(missing)}. It "
-                "works with TensorFlow 2.15 to 2.21."
+                f"works with TensorFlow {supported_tensorflow()}."
             )
         with contextlib.ExitStack() as replaced:
             for owner, name, around in functions.values():

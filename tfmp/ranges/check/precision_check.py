@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.log import visible_logger
+from tfmp.environment import installed
 from tfmp.hosts.keras.which import keras_of
-from tfmp.optional import installed
 from tfmp.ranges.check.comparison import GradientComparison
 from tfmp.ranges.check.functions import Functions
 from tfmp.ranges.check.graph import GraphLoss
