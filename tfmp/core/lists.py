@@ -66,7 +66,7 @@ def refuse_complex(grads: Iterable[Gradient], names: Sequence[str] = ()) -> None
 
 
 def refuse_other_number(grads: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Refuse a list of gradients that does not have one entry for each variable, or what stands for the variables."""
+    """Refuse a list of gradients that does not have one entry for each variable."""
     if len(grads) != len(variables):
         raise ValueError(
             f"there are {len(grads)} gradients for {len(variables)} variables: pass one for each, None where the loss "

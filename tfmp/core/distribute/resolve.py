@@ -24,7 +24,9 @@ _SUPPORTED_STRATEGIES = (
 
 
 def current_distribution(is_distributed: bool) -> Distribution:
-    """Return the distribution of the step that is being built; `is_distributed` is the user's statement.
+    """Return the distribution of the step that is being built.
+
+    `is_distributed` is True if the user states that several devices train together.
 
     Examples:
         >>> current_distribution(is_distributed=False)
