@@ -12,12 +12,9 @@ from tfmp.ranges.probes import recorded_probes
 
 
 class Functions:
-    """A function that computes a loss, and perhaps another one that does so in float16.
+    """A function that takes a batch and computes a loss, and perhaps another one that does so in float16.
 
-    Args:
-        in_float32: Takes a batch; returns the loss.
-        in_float16: The same, in float16; None if there is none.
-        variables: The variables to differentiate by; by default those that the loss depends on.
+    `variables` are those to differentiate by; None stands for those that the loss depends on.
     """
 
     keeps_float32 = False
@@ -42,12 +39,7 @@ class Functions:
         return iter(())
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the function takes
-        """Run a batch forward and backward.
-
-        Args:
-            batch: The batch.
-            precision: How to compute; no probe can be kept in float32.
-        """
+        """Run a batch forward and backward; no probe can be kept in float32."""
         function = self._in_float16 if precision.dtype == "float16" and self._in_float16 else self._in_float32
         with recorded_probes() as probes, tf.GradientTape(persistent=False) as tape:
             loss = tf.reduce_mean(arithmetic.widen(tf.convert_to_tensor(function(batch))))

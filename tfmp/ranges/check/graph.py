@@ -14,11 +14,7 @@ from tfmp.ranges.probes import probes_of_graph
 class GraphLoss:
     """A loss that is a tensor of a TF1 graph, and perhaps another one that the graph computes in float16.
 
-    Args:
-        in_float32: The loss.
-        in_float16: The same loss in float16, of the same variables; None if there is none.
-        variables: The variables to differentiate by; by default those that are trained.
-        session: The session that runs the graph.
+    `variables` are those to differentiate both losses by; None stands for those that are trained.
     """
 
     keeps_float32 = False
@@ -47,12 +43,7 @@ class GraphLoss:
         return iter(())
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever can be fed
-        """Run a batch forward and backward.
-
-        Args:
-            batch: The `feed_dict`; None if the graph reads its own input.
-            precision: How to compute; no probe can be kept in float32.
-        """
+        """Run a batch, a `feed_dict` or None, forward and backward; no probe can be kept in float32."""
         fetches = self._in_float16 if precision.dtype == "float16" else self._in_float32
         values = self._session.run(fetches, {**(batch or {}), self._loss_scale: precision.loss_scale})
         return pass_of(values, precision.loss_scale)

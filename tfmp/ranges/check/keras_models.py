@@ -33,14 +33,8 @@ _Keras: TypeAlias = Any
 class KerasModel:
     """A model of any Keras that is built, with the loss that it is trained on.
 
-    Args:
-        keras: The package that the model is of.
-        model: The model.
-        loss_fn: The loss, a function of the labels and the model's outputs or a name that Keras knows; None for the
-            loss that the model is compiled with.
-
-    Raises:
-        ValueError: The model is not built, or is not compiled and has no `loss_fn`.
+    `loss_fn` is a function of the labels and the outputs, or a name that Keras knows; None stands for the loss that the
+    model is compiled with.
     """
 
     has_float16 = True
@@ -63,15 +57,7 @@ class KerasModel:
         self._of_other_types = {id(layer) for layer in self._layers if _is_of_other_type(keras, layer)}
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the model takes
-        """Run a batch forward and backward, as in training, but without the layers that draw random numbers.
-
-        Args:
-            batch: Inputs and labels, and perhaps the weights of the examples, as in `fit`.
-            precision: How to compute.
-
-        Raises:
-            ValueError: The model calls a layer that computes in integers.
-        """
+        """Run a batch of `fit` forward and backward, as in training, but for the layers that draw random numbers."""
         calls = _Calls(self._keras, self._names)
         with self._prepared(precision, calls) as sources:
             with tf.GradientTape() as tape:
@@ -98,11 +84,7 @@ class KerasModel:
         )
 
     def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield the names of the layers that hold some layers, with the name of one that they hold, floor by floor.
-
-        Args:
-            names: The names of the layers. First come the layers that hold these directly.
-        """
+        """Yield the names of the layers that hold some layers, with the name of one that they hold, floor by floor."""
         holder_of = {id(inner): layer for layer in self._layers for inner in layers_directly_in(layer)}
         floor = [layer for layer in self._layers if self._name(layer) in names]
         while True:
@@ -120,8 +102,7 @@ class KerasModel:
     def _prepared(self, precision: Precision, calls: "_Calls") -> Iterator[list[Any]]:
         """Let the layers compute in the types of a pass, see their calls, and keep the model's state.
 
-        Yields:
-            What to differentiate by, one for each trained variable.
+        Yield what to differentiate by, one for each trained variable.
         """
         in_float32 = self._kept_in_float32(precision)
         with contextlib.ExitStack() as changed:
@@ -173,12 +154,7 @@ class KerasModel:
 
 
 class _Calls:
-    """What layers take and return in a pass.
-
-    Args:
-        keras: The package that the layers are of.
-        names: The names of the layers to look at, by their ids.
-    """
+    """What layers take and return in a pass; `names` has those of the layers to look at, by their ids."""
 
     def __init__(self, keras: ModuleType, names: Mapping[int, str]) -> None:
         self._keras = keras
@@ -191,14 +167,7 @@ class _Calls:
         self._not_training = 0
 
     def call(self, layer: _Keras, call: Callable[..., Any], *args: _Keras, **kwargs: _Keras) -> _Keras:
-        """Call a layer.
-
-        Args:
-            layer: The layer.
-            call: Its own `call`.
-            *args: What it is called with.
-            **kwargs: What it is called with.
-        """
+        """Call a layer by its own `call`, in inference if it draws random numbers, and note its inputs and outputs."""
         self.called.add(id(layer))
         draws = keras_internals.draws_random_numbers(self._keras, layer)
         positional: Sequence[Any] = args

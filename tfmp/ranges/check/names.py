@@ -8,10 +8,7 @@ from tfmp.ranges.check.passes import Named
 
 
 def told_apart(names: Iterable[str]) -> list[str]:
-    """Return names of which no two are the same, in the order of the names.
-
-    Args:
-        names: Names, some of which may be the same.
+    """Number the names that occur again, so that no two are the same.
 
     Examples:
         >>> told_apart(["kernel", "bias", "kernel"])

@@ -17,16 +17,12 @@ Named = Mapping[str, Sequence[Gradient]]
 
 
 class Precision(NamedTuple):
-    """How a model is to compute in a pass.
+    """How a model is to compute in a pass."""
 
-    Attributes:
-        dtype: "float16" or "float32"; None for the types in which the model is trained.
-        loss_scale: The factor of the loss.
-        keep_float32: The names of layers that compute in float32 although the others compute in float16.
-    """
-
+    #: None for the types in which the model is trained.
     dtype: Literal["float16", "float32"] | None
     loss_scale: float
+    #: The names of layers that compute in float32 although the others compute in float16.
     keep_float32: frozenset[str] = frozenset()
 
 
@@ -35,34 +31,25 @@ IN_FLOAT32 = Precision("float32", loss_scale=1.0)
 
 
 class PassTensors(NamedTuple):
-    """The tensors of a pass.
+    """The tensors of a pass; the gradients are those of the scaled loss."""
 
-    Attributes:
-        loss: The loss, before it is scaled, a float32 scalar.
-        inputs: What layers take.
-        outputs: What layers return, or probes.
-        output_gradients: The gradients of the scaled loss for the outputs.
-        weights: The trained variables.
-        weight_gradients: The gradients of the scaled loss for these.
-    """
-
+    #: Before it is scaled, a float32 scalar.
     loss: tf.Tensor
+    #: What layers take; probes have none.
     inputs: Named
+    #: What layers return, or the values of probes.
     outputs: Named
     output_gradients: Named
+    #: The trained variables.
     weights: Named
     weight_gradients: Named
 
 
 class Measured(NamedTuple):
-    """What is measured of the tensors of one name.
-
-    Attributes:
-        histogram: Their values by powers of two.
-        largest: The largest magnitude; NaN if a value is.
-    """
+    """What is measured of the tensors of one name."""
 
     histogram: RangeHistogram
+    #: The largest magnitude; NaN if a value is.
     largest: float
 
     @property
@@ -72,18 +59,7 @@ class Measured(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What is measured in a pass.
-
-    Attributes:
-        loss: The loss, before it is scaled.
-        inputs: What layers take, by the layer's name.
-        outputs: What layers return, or probes.
-        output_gradients: Their gradients, scaled.
-        weights: The trained variables.
-        weight_gradients: Their gradients, scaled.
-        loss_scale: The factor of the gradients.
-        scaled_gradients: The gradients for the variables as arrays.
-    """
+    """What is measured of the tensors of a pass, by the name of a layer, probe or variable."""
 
     loss: float
     inputs: dict[str, Measured]
@@ -91,7 +67,9 @@ class Pass(NamedTuple):
     output_gradients: dict[str, Measured]
     weights: dict[str, Measured]
     weight_gradients: dict[str, Measured]
+    #: The factor of all gradients here.
     loss_scale: float
+    #: Those for the variables, as arrays.
     scaled_gradients: Mapping[str, Sequence[np.ndarray]]
 
     @property
@@ -117,17 +95,11 @@ class Subject(Protocol):
     def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
         """Yield the names of what holds some layers, and could stay in float32, each with the name of one of these.
 
-        Args:
-            names: The names of the layers. First comes what holds them directly.
+        What holds the layers directly comes first.
         """
 
     def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the user's code takes
-        """Run a batch forward and backward.
-
-        Args:
-            batch: The batch, as the user gave it.
-            precision: How to compute.
-        """
+        """Run a batch, as the user gave it, forward and backward."""
 
 
 def measurements(tensors: PassTensors) -> dict[str, Any]:
@@ -141,12 +113,7 @@ def measurements(tensors: PassTensors) -> dict[str, Any]:
 
 
 def pass_of(values: Mapping[str, Any], loss_scale: float) -> Pass:
-    """Return a pass from the values of what `measurements` returned.
-
-    Args:
-        values: The values, as NumPy arrays.
-        loss_scale: The factor of the loss in this pass.
-    """
+    """Return a pass from the values, as NumPy arrays, of what `measurements` returned."""
     measured = {
         kind: {name: Measured(RangeHistogram(counts), float(largest)) for name, (counts, largest) in found.items()}
         for kind, found in values.items()

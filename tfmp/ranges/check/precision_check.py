@@ -177,14 +177,7 @@ def _loss_of(
 
 
 class _Check:
-    """The passes of one check.
-
-    Args:
-        subject: What is checked.
-        batches: The batches.
-        tolerance: The relative difference of gradients from which on a layer is far off.
-        progress: Whether to show progress.
-    """
+    """The runs of one check; `tolerance` is the relative difference of gradients from which on a layer is far off."""
 
     def __init__(self, subject: Subject, batches: Sequence[Any], tolerance: float, progress: bool) -> None:
         self._subject = subject
@@ -201,7 +194,7 @@ class _Check:
         self._keeping_fails = False
 
     def report(self) -> PrecisionReport:
-        """Run all passes and return the report."""
+        """Run all batches and return the report."""
         losses = [self._measure(batch) for batch in self._shown("float32")]
         gradients = self._totals.all_gradients()
         if gradients.nonfinite:
@@ -249,8 +242,8 @@ class _Check:
     def _compare(self) -> list[float]:
         """Run all batches in float32 and in float16, and compare their gradients; return the losses in float16.
 
-        Whenever a layer turns out to overflow, or the loss scale to be too high, all begins anew. If the model cannot
-        be run in float16, there is nothing to compare.
+        Both begin anew when a layer is found to overflow or the loss scale to be too high. If the model cannot be run
+        in float16, there is nothing to compare.
         """
         while True:
             self._comparison, losses = GradientComparison(), list[float]()
@@ -267,7 +260,7 @@ class _Check:
                 return losses
 
     def _has_changed(self, seen: Pass) -> bool:
-        """Keep one more layer in float32, or halve the scale, if a pass in float16 shows that it must be so."""
+        """Keep one more layer in float32, or halve the scale, if a run in float16 shows that it must be so."""
         name = self._first_overflowing(seen)
         if name is not None:
             self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"

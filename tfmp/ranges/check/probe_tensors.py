@@ -13,13 +13,9 @@ from tfmp.types import Gradients
 def tensors_of_probes(
     loss: tf.Tensor, probes: Sequence[Probe], variables: Sequence[tf.Variable], grads: Gradients
 ) -> PassTensors:
-    """Return the tensors of a pass through probes.
+    """Return the tensors of a run through probes.
 
-    Args:
-        loss: The loss, not scaled.
-        probes: The probes.
-        variables: The trained variables.
-        grads: The gradients of the scaled loss, for the probes and then for the variables.
+    The gradients are those of the scaled loss for the probes, then those for the variables.
     """
     names = told_apart(variable.name.partition(":")[0] for variable in variables)
     return PassTensors(

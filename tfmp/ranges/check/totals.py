@@ -32,10 +32,9 @@ class Totals:
         return RangeHistogram() if found is None else found.histogram
 
     def all_gradients(self, without: Collection[str] = ()) -> RangeHistogram:
-        """Return the histogram of all gradients, those of activations and those of weights.
+        """Return the histogram of the gradients of activations and weights, leaving out those of some layers.
 
-        Args:
-            without: The names of layers to leave out, unless no gradient other than 0 would be left.
+        If no gradient other than 0 would be left, all are counted.
         """
         kinds = (self.of["output_gradients"], self.of["weight_gradients"])
         left = [each.histogram for kind in kinds for name, each in kind.items() if name not in without]

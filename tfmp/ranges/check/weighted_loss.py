@@ -8,9 +8,7 @@ from tfmp.core.gradients import arithmetic
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
     """Return the mean of losses times the weights of their examples, as a float32 scalar.
 
-    Args:
-        values: The losses, of any shape.
-        weights: A weight for each of the first dimensions of the losses; None for 1.
+    `weights` has a value for each of the first dimensions of the losses; None stands for 1.
 
     Examples:
         >>> float(weighted_mean(tf.constant([1.0, 3.0]), tf.constant([[1.0], [0.0]])))
