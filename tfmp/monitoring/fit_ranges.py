@@ -17,16 +17,13 @@ from tfmp.ranges.histogram import RangeHistogram
 
 
 class _Asked(NamedTuple):
-    """A step that was asked for the ranges of its gradients.
+    """A step that was asked for the ranges of its gradients."""
 
-    Attributes:
-        step: Its number in this `fit`, from 1.
-        attempt: Its number among the attempted steps, from 1.
-        loss_scale: The loss scale before it.
-    """
-
+    #: Its number in this `fit`, from 1.
     step: int
+    #: Its number among the attempted steps, from 1.
     attempt: int
+    #: The loss scale before it.
     loss_scale: float
 
 
@@ -34,11 +31,7 @@ class FitRanges:
     """The looks of one callback.
 
     The gradients of a step are counted within that step. Activations cannot be seen from outside of it, so they are
-    looked at by a pass of their own, with a batch that the user gives.
-
-    Args:
-        every_n_steps: The number of steps between two looks.
-        batch: Inputs and labels for the pass that looks at activations; None to leave that out.
+    looked at by a pass of their own, with a batch that the user gives, if any.
     """
 
     def __init__(self, every_n_steps: int, batch: Any) -> None:  # noqa: ANN401 - whatever the model takes
@@ -48,12 +41,7 @@ class FitRanges:
         self._recording: GradientRanges | None = None
 
     def begin(self, model: Any, opt: StepProperties) -> None:  # noqa: ANN401 - a model of any Keras
-        """Prepare a model for the `fit` that begins.
-
-        Raises:
-            ValueError: There is a batch, and the model has layers that compute in integers or was compiled without a
-                loss.
-        """
+        """Prepare a model for the `fit` that begins."""
         self._model, self._opt = model, opt
         recording = opt.record_gradient_ranges()
         if recording is not self._recording and getattr(model, "train_function", None) is not None:
@@ -75,11 +63,7 @@ class FitRanges:
             self._recording.request()
 
     def after_steps(self, count: int) -> RangeLook | None:
-        """Return what the steps that just ended show; None if none of them was one to look at.
-
-        Args:
-            count: The number of steps that just ended.
-        """
+        """Return what the steps that just ended show; None if none of them was one to look at."""
         self._steps += count
         if self._recording is None or self._asked is None:
             return None

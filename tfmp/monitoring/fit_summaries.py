@@ -15,10 +15,9 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 
 
 class FitSummaries:
-    """Writes numbers and histograms. Without a directory it writes nothing.
+    """Writes numbers and histograms to a directory for TensorBoard; without one it writes nothing.
 
-    Args:
-        directory: The directory for TensorBoard; None for none. Its file is made when something is written first.
+    The file is made when something is written first.
     """
 
     def __init__(self, directory: str | None) -> None:

@@ -21,9 +21,6 @@ class GraphRanges:
 
     The gradients are the tensors of the step itself. So a look is a part of the `session.run` call that takes the step,
     and other calls compute nothing more.
-
-    Args:
-        every_n_steps: The number of steps between two looks.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -31,14 +28,7 @@ class GraphRanges:
         self.history = RangeHistory()
 
     def begin(self, manager: LossScaleManager) -> None:
-        """Add the ops that count to the current graph.
-
-        Args:
-            manager: The manager of the steps to look at.
-
-        Raises:
-            ValueError: The graph has no gradients of such steps that can be fetched.
-        """
+        """Add the ops that count to the current graph, for the steps of a manager."""
         self._next = self._every_n_steps
         # Under Estimator each replica makes a manager of its own, of which the first one alone takes steps.
         others = [each for each in managers_of_graph() if each is not manager]
@@ -66,11 +56,7 @@ class GraphRanges:
             self._fetches = _summed_over_workers(counts)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is one to look at. A call that takes no step is not, and the next one is then due.
-
-        Args:
-            step: The number of the step, from 1.
-        """
+        """Return whether a step, numbered from 1, is one to look at. If its call takes no step, the next one is."""
         return step >= self._next
 
     def fetches(self, session: tf.compat.v1.Session) -> tuple[Mapping[str, tf.Tensor], Mapping[tf.Tensor, float]]:
@@ -80,12 +66,10 @@ class GraphRanges:
         return self._fetches, {self._fed_scale: self._scale}
 
     def look(self, call: int, step: int, fetched: Mapping[str, Any]) -> RangeLook:
-        """Return what a step shows.
+        """Return what a step shows, from the values of what `fetches` returned.
 
-        Args:
-            call: The number of the `session.run` call that took the step, from 1.
-            step: The number of the step among the attempted ones, from 1.
-            fetched: The values of what `fetches` returned.
+        `call` is the number of the `session.run` call that took the step, and `step` is its number among the attempted
+        ones, both from 1.
         """
         self._next = (call // self._every_n_steps + 1) * self._every_n_steps
         histograms = {

@@ -58,7 +58,6 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             step.
         loss: The unscaled loss, a tensor or its name. By default the hook takes all losses that were scaled in the
             graph, for example by `compute_gradients`.
-
         ranges_every_n_steps: The number of steps between two looks at the powers of two of gradients, weights and
             probes (`tfmp.probe`); by default there are none. A look is fetched in the `session.run` call that takes
             the step. It writes TensorBoard histograms, whose horizontal axis is the exponent, and the shares of
@@ -255,11 +254,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         return [OverflowReport(report.names, *counts) for report, counts in zip(self._overflows, fetched, strict=True)]
 
     def _warn_if_counted_twice(self, ahead: int) -> None:
-        """Warn, once, if the global step grew by more than the number of applied steps since the first report.
-
-        Args:
-            ahead: The global step minus the number of applied steps.
-        """
+        """Warn, once, if the global step minus the applied steps (`ahead`) has grown since the first report."""
         if self._ahead is None:
             self._ahead = ahead
         elif ahead > self._ahead and not self._warned:

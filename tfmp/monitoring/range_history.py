@@ -14,19 +14,15 @@ GRADIENTS = ("gradients", "activation_gradients")
 
 
 class RangeLook(NamedTuple):
-    """What was seen at one step.
+    """What was seen at one step."""
 
-    Attributes:
-        step: The number of the step among all that were attempted, applied or skipped, from 1. (In TensorBoard, looks
-            stand at the number of applied steps or `global_step`, as all summaries do.)
-        loss_scale: The loss scale of that step.
-        histograms: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of
-            the weights) and "weights"; where activations were looked at, too, "activations" and
-            "activation_gradients". Gradients are unscaled.
-    """
-
+    #: The number of the step among all that were attempted, applied or skipped, from 1. (In TensorBoard, looks stand at
+    #: the number of applied steps or `global_step`, as all summaries do.)
     step: int
     loss_scale: float
+    #: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of the weights) and
+    #: "weights"; where activations were looked at, too, "activations" and "activation_gradients". Gradients are
+    #: unscaled.
     histograms: Mapping[str, Mapping[str, RangeHistogram]]
 
     @property
@@ -50,9 +46,8 @@ class RangeLook(NamedTuple):
 def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) -> dict[str, RangeHistogram]:
     """Return histograms by the names of variables or probes, without the ":0" of TensorFlow's names.
 
-    Args:
-        names: The names. What has the same name, such as the copies of a variable on replicas, is counted together.
-        counts: A row of `tfmp.exponent_counts` for each.
+    Each row of counts is for one name. What has the same name, such as the copies of a variable on replicas, is counted
+    together.
     """
     found: dict[str, RangeHistogram] = {}
     for name, row in zip(names, counts, strict=True):
@@ -70,15 +65,7 @@ class Looks(Protocol):
 
 
 def history_of(looks: Looks | None, monitor: str) -> "RangeHistory":
-    """Return what a monitor has seen.
-
-    Args:
-        looks: What looks at ranges for it; None if nothing does.
-        monitor: The name of its class.
-
-    Raises:
-        ValueError: Nothing looks at ranges.
-    """
+    """Return what a monitor, given by the name of its class, has seen; an error if nothing looks at ranges for it."""
     if looks is None:
         raise ValueError(f"no ranges are looked at: pass ranges_every_n_steps to {monitor}.")
     return looks.history
@@ -118,13 +105,7 @@ class RangeHistory:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the loss scale and the shares of gradients over the steps, and heat maps of the last look below.
 
-        Args:
-            path: The file, whose suffix tells its format: .png, .svg or .pdf.
-
-        Raises:
-            ImportError: Matplotlib is not installed.
-            OSError: The file cannot be written.
-            ValueError: Nothing was seen yet.
+        The suffix of the path tells the format: .png, .svg or .pdf.
         """
         look = self.last
         if look is None:
