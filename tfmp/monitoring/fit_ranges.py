@@ -12,7 +12,7 @@ from tfmp.core.step.status import StepProperties
 from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.range_history import RangeHistory, RangeLook, histograms_by_name
 from tfmp.ranges.check.keras_models import KerasModel
-from tfmp.ranges.check.passes import Precision
+from tfmp.ranges.check.model_runs import Precision
 from tfmp.ranges.histogram import RangeHistogram
 
 

@@ -1,4 +1,4 @@
-"""Compares the gradients of a float16 pass with those of a float32 pass, layer by layer."""
+"""Compares the gradients of runs in float16 with those in float32, layer by layer."""
 
 import math
 from collections.abc import Mapping, Sequence

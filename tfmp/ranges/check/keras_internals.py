@@ -5,7 +5,7 @@
 * Whether a layer draws random numbers.
 * A function between a layer and its callers: `call` of one object can only be replaced in the object itself.
 
-Everything that is changed is put back when the pass ends.
+Everything that is changed is put back when the run ends.
 """
 
 import contextlib

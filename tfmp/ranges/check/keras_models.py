@@ -22,9 +22,15 @@ from tfmp.hosts.keras.layers import (
     paths_within,
 )
 from tfmp.ranges.check import keras_internals
-from tfmp.ranges.check.names import by_name, told_apart
-from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
-from tfmp.ranges.check.weighted_loss import weighted_mean
+from tfmp.ranges.check.model_runs import (
+    ModelRun,
+    Precision,
+    RunTensors,
+    by_name,
+    eager_run,
+    told_apart,
+    weighted_mean,
+)
 
 #: An object of any Keras.
 _Keras: TypeAlias = Any
@@ -56,7 +62,7 @@ class KerasModel:
         # Layers that keep their types. They are an obstacle only if the model calls them.
         self._of_other_types = {id(layer) for layer in self._layers if _is_of_other_type(keras, layer)}
 
-    def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the model takes
+    def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the model takes
         """Run a batch of `fit` forward and backward, as in training, but for the layers that draw random numbers."""
         calls = _Calls(self._keras, self._names)
         with self._prepared(precision, calls) as sources:
@@ -71,7 +77,7 @@ class KerasModel:
                 grads = tape.gradient(scaled, [*(tensor for _, tensor in outputs), *sources])
         names = [self._names[id(self._layer_of_variable[id(each)])] for each in self._model.trainable_variables]
         of_outputs, of_variables = grads[: len(outputs)], grads[len(outputs) :]
-        tensors = PassTensors(
+        tensors = RunTensors(
             loss=loss,
             inputs=by_name(inputs),
             outputs=by_name(outputs),
@@ -79,9 +85,7 @@ class KerasModel:
             weights=by_name(zip(names, map(tf.convert_to_tensor, sources), strict=True)),
             weight_gradients=by_name(zip(names, of_variables, strict=True)),
         )
-        return pass_of(
-            tf.nest.map_structure(lambda tensor: tensor.numpy(), measurements(tensors)), precision.loss_scale
-        )
+        return eager_run(tensors, precision.loss_scale)
 
     def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
         """Yield the names of the layers that hold some layers, with the name of one that they hold, floor by floor."""
@@ -100,7 +104,7 @@ class KerasModel:
 
     @contextlib.contextmanager
     def _prepared(self, precision: Precision, calls: "_Calls") -> Iterator[list[Any]]:
-        """Let the layers compute in the types of a pass, see their calls, and keep the model's state.
+        """Let the layers compute in the types of a run, see their calls, and keep the model's state.
 
         Yield what to differentiate by, one for each trained variable.
         """
@@ -154,7 +158,7 @@ class KerasModel:
 
 
 class _Calls:
-    """What layers take and return in a pass; `names` has those of the layers to look at, by their ids."""
+    """What layers take and return in a run; `names` has those of the layers to look at, by their ids."""
 
     def __init__(self, keras: ModuleType, names: Mapping[int, str]) -> None:
         self._keras = keras

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from tfmp.ranges.check.passes import Measured
+from tfmp.ranges.check.model_runs import Measured
 from tfmp.ranges.half_types import BFLOAT16, FLOAT16
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.ranges.report import LayerPrecision
