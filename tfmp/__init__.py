@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from tfmp.optimizer_state.half_state import half_state as half_state
     from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
     from tfmp.ranges.check.precision_check import check_precision as check_precision
-    from tfmp.ranges.counts import exponent_counts as exponent_counts
     from tfmp.ranges.histogram import RangeHistogram as RangeHistogram
     from tfmp.ranges.histogram import RangeShares as RangeShares
+    from tfmp.ranges.histogram import exponent_counts as exponent_counts
     from tfmp.ranges.probes import probe as probe
     from tfmp.ranges.report import LayerPrecision as LayerPrecision
     from tfmp.ranges.report import PrecisionReport as PrecisionReport
@@ -86,7 +86,7 @@ _MODULE_OF = {
     "clip_by_global_norm": "tfmp.core.gradients.clipping",
     "clip_by_norm": "tfmp.core.gradients.clipping",
     "clip_by_value": "tfmp.core.gradients.clipping",
-    "exponent_counts": "tfmp.ranges.counts",
+    "exponent_counts": "tfmp.ranges.histogram",
     "float32_variable_storage_getter": "tfmp.mixed_precision.storage",
     "get_loss_scale_manager": "tfmp.core.managers",
     "half_state": "tfmp.optimizer_state.half_state",
