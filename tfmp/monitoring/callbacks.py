@@ -17,10 +17,10 @@ from tfmp.core.step.status import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.fit_ranges import FitRanges
-from tfmp.monitoring.fit_summaries import FitSummaries
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.range_history import RangeHistory, history_of
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
+from tfmp.monitoring.summaries import FitSummaries
 from tfmp.optimizers.base import LossScaleOptimizer
 
 # TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback

@@ -18,7 +18,7 @@ from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.range_history import RangeHistory, history_of
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
-from tfmp.ranges import tensorboard
+from tfmp.monitoring.summaries import summary_value
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
@@ -247,7 +247,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         if self._writer is None:
             return
         values = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in look.scalars().items()]
-        values += [tensorboard.summary_value(tag, histogram) for tag, histogram in look.tagged()]
+        values += [summary_value(tag, histogram) for tag, histogram in look.tagged()]
         self._writer.add_summary(tf.compat.v1.Summary(value=values), global_step[0] if global_step else self._steps)
 
     def _with_values(self, fetched: list[Any]) -> list[OverflowReport]:

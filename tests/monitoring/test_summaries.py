@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.ranges import tensorboard
+from tfmp.monitoring import summaries
 
 tf1 = tf.compat.v1
 _KERASES = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
@@ -82,18 +82,18 @@ def test_hook_writes_exact_buckets(tmp_path: Path) -> None:
 
 
 def test_histogram_without_finite_values_has_no_buckets() -> None:
-    empty = tensorboard.buckets(tfmp.RangeHistogram.of(tf.constant([0.0, math.inf, math.nan])))
+    empty = summaries.buckets(tfmp.RangeHistogram.of(tf.constant([0.0, math.inf, math.nan])))
     assert (empty.shape, empty.dtype) == ((0, 3), np.float64)
 
 
 def test_buckets_reach_from_the_lowest_exponent_to_the_highest() -> None:
-    found = tensorboard.buckets(tfmp.RangeHistogram.of(tf.constant([2.0**-150, 2.0**127], tf.float64)))
+    found = summaries.buckets(tfmp.RangeHistogram.of(tf.constant([2.0**-150, 2.0**127], tf.float64)))
     assert found[:, 2].sum() == 2
     assert found[[0, -1]].tolist() == [[-150, -149, 1], [127, 128, 1]]
     assert found[1:, 0].tolist() == found[:-1, 1].tolist()
 
 
 def test_value_of_a_summary_has_its_tag_and_its_plugin() -> None:
-    value = tensorboard.summary_value("gradients/w", tfmp.RangeHistogram.of(tf.constant([1.0, 1.5])))
+    value = summaries.summary_value("gradients/w", tfmp.RangeHistogram.of(tf.constant([1.0, 1.5])))
     assert (value.tag, value.metadata.plugin_data.plugin_name) == ("gradients/w", "histograms")
     assert tf.make_ndarray(value.tensor).tolist() == [[0, 1, 2]]
