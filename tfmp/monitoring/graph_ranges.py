@@ -11,16 +11,16 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
-from tfmp.monitoring.range_history import RangeHistory, RangeLook, histograms_by_name
+from tfmp.monitoring.range_history import RangeHistory, RangeRecording, histograms_by_name
 from tfmp.ranges.probes import probes_of_graph
 from tfmp.types import Gradient
 
 
 class GraphRanges:
-    """The looks of one hook, at the steps of one manager.
+    """The recordings of one hook, of the steps of one manager.
 
-    The gradients are the tensors of the step itself. So a look is a part of the `session.run` call that takes the step,
-    and other calls compute nothing more.
+    The gradients are the tensors of the step itself. So a recording is a part of the `session.run` call that takes the
+    step, and other calls compute nothing more.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -56,7 +56,7 @@ class GraphRanges:
             self._fetches = _summed_over_workers(counts)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step, numbered from 1, is one to look at. If its call takes no step, the next one is."""
+        """Return whether a step, numbered from 1, is one to record. If its call takes no step, the next one is."""
         return step >= self._next
 
     def fetches(self, session: tf.compat.v1.Session) -> tuple[Mapping[str, tf.Tensor], Mapping[tf.Tensor, float]]:
@@ -65,8 +65,8 @@ class GraphRanges:
         self._scale = float(session.run(self._manager_scale))
         return self._fetches, {self._fed_scale: self._scale}
 
-    def look(self, call: int, step: int, fetched: Mapping[str, Any]) -> RangeLook:
-        """Return what a step shows, from the values of what `fetches` returned.
+    def record(self, call: int, step: int, fetched: Mapping[str, Any]) -> RangeRecording:
+        """Return the recording of a step, from the values of what `fetches` returned.
 
         `call` is the number of the `session.run` call that took the step, and `step` is its number among the attempted
         ones, both from 1.
@@ -78,9 +78,9 @@ class GraphRanges:
         if "activation_gradients" in histograms:
             scaled = histograms["activation_gradients"]
             histograms["activation_gradients"] = {name: each.times(1 / self._scale) for name, each in scaled.items()}
-        look = RangeLook(step, self._scale, histograms)
-        self.history.add(look)
-        return look
+        recording = RangeRecording(step, self._scale, histograms)
+        self.history.add(recording)
+        return recording
 
 
 def _probe_kinds(others: Sequence[LossScaleManager], loss_scale: tf.Tensor) -> dict[str, list[tuple[str, Gradient]]]:

@@ -1,8 +1,8 @@
-"""What monitors saw of the ranges of values during a training."""
+"""The ranges of values that monitors have recorded during a training."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -13,15 +13,15 @@ from tfmp.ranges.histogram import RangeHistogram, RangeShares
 GRADIENTS = ("gradients", "activation_gradients")
 
 
-class RangeLook(NamedTuple):
-    """What was seen at one step."""
+class RangeRecording(NamedTuple):
+    """The ranges of values at one step."""
 
-    #: The number of the step among all that were attempted, applied or skipped, from 1. (In TensorBoard, looks stand at
-    #: the number of applied steps or `global_step`, as all summaries do.)
+    #: The number of the step among all that were attempted, applied or skipped, from 1. (In TensorBoard, recordings
+    #: stand at the number of applied steps or `global_step`, as all summaries do.)
     step: int
     loss_scale: float
     #: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of the weights) and
-    #: "weights"; where activations were looked at, too, "activations" and "activation_gradients". Gradients are
+    #: "weights"; where activations were recorded, too, "activations" and "activation_gradients". Gradients are
     #: unscaled.
     histograms: Mapping[str, Mapping[str, RangeHistogram]]
 
@@ -56,46 +56,31 @@ def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) ->
     return found
 
 
-class Looks(Protocol):
-    """What looks at ranges for a monitor."""
-
-    @property
-    def history(self) -> "RangeHistory":
-        """What was seen."""
-
-
-def history_of(looks: Looks | None, monitor: str) -> "RangeHistory":
-    """Return what a monitor, given by the name of its class, has seen; an error if nothing looks at ranges for it."""
-    if looks is None:
-        raise ValueError(f"no ranges are looked at: pass ranges_every_n_steps to {monitor}.")
-    return looks.history
-
-
 class RangeHistory:
-    """The ranges of values that a callback or a hook has seen, the oldest first.
+    """The ranges of values that a callback or a hook has recorded, the oldest first.
 
     Examples:
         >>> import tensorflow as tf
         >>> history = RangeHistory()
         >>> kernel = RangeHistogram.of(tf.constant([2.0**-28, 1.0]))
-        >>> history.add(RangeLook(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
+        >>> history.add(RangeRecording(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
         >>> history.last.scalars()
         {'gradients_zero': 0.0, 'gradients_lost': 0.5, 'gradients_subnormal': 0.0}
     """
 
     def __init__(self) -> None:
-        #: What was seen last, with its histograms; None before the first look. Of all others the shares are kept.
-        self.last: RangeLook | None = None
+        #: The last recording, with its histograms; None before the first one. Of all others the shares are kept.
+        self.last: RangeRecording | None = None
         self._steps: list[int] = []
         self._loss_scales: list[float] = []
         self._shares: list[RangeShares] = []
 
-    def add(self, look: RangeLook) -> None:
-        """Add what was seen."""
-        self.last = look
-        self._steps.append(look.step)
-        self._loss_scales.append(look.loss_scale)
-        self._shares.append(look.shares)
+    def add(self, recording: RangeRecording) -> None:
+        """Add a recording."""
+        self.last = recording
+        self._steps.append(recording.step)
+        self._loss_scales.append(recording.loss_scale)
+        self._shares.append(recording.shares)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return the steps, the loss scales and the shares of gradients as lists that JSON can hold."""
@@ -103,16 +88,16 @@ class RangeHistory:
         return {"step": list(self._steps), "loss_scale": list(self._loss_scales), **shares}
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the loss scale and the shares of gradients over the steps, and heat maps of the last look below.
+        """Draw the loss scale and the shares of gradients over the steps, and heat maps of the last recording below.
 
         The suffix of the path tells the format: .png, .svg or .pdf.
         """
-        look = self.last
-        if look is None:
+        last = self.last
+        if last is None:
             raise ValueError("there is nothing to draw yet: no step was looked at.")
         maps = {}
-        for kind, histograms in look.histograms.items():
+        for kind, histograms in last.histograms.items():
             in_gradients = kind in GRADIENTS
-            title = kind.replace("_", " ") + (f", loss scale {look.loss_scale:g}" if in_gradients else "")
-            maps[title] = (histograms, look.loss_scale if in_gradients else 1.0)
+            title = kind.replace("_", " ") + (f", loss scale {last.loss_scale:g}" if in_gradients else "")
+            maps[title] = (histograms, last.loss_scale if in_gradients else 1.0)
         plots.heat_maps(path, maps, plots.Course(self._steps, self._loss_scales, self._shares))

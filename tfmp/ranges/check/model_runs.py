@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients import arithmetic, norms
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.types import Gradient
