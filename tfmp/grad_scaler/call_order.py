@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.overflow.local_check import EarlierCheck
+from tfmp.core.overflow.results import EarlierCheck
 from tfmp.types import Done
 
 
@@ -29,7 +29,7 @@ class _Unscaled(NamedTuple):
     #: Where the call was made.
     context: "weakref.ref[_Context]"
     #: The result of checking the gradients.
-    known: EarlierCheck
+    earlier: EarlierCheck
     #: True if `step` was called with the gradients.
     used_by_step: bool = False
 
@@ -86,9 +86,9 @@ class CallOrder:
                 "abandon() first if an exception ended the iteration before."
             )
 
-    def note_unscale(self, optimizer: object, known: EarlierCheck, op: Done) -> None:
+    def note_unscale(self, optimizer: object, earlier: EarlierCheck, op: Done) -> None:
         """Record a call of `unscale`, the result of checking its gradients, and the op that keeps it for `update`."""
-        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), known))
+        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), earlier))
         self._note_op(op)
 
     def validate_step(self, optimizer: object) -> EarlierCheck | None:
@@ -97,7 +97,7 @@ class CallOrder:
         contexts, called = list(self._enclosing_contexts()), self._unscaled_for(optimizer)
         for each in called:
             if each.is_in(contexts):
-                return each.known
+                return each.earlier
         # If a step has already used the unscaled gradients, that `unscale` belongs to another branch of a conditional
         # or to another function, and is not a mistake.
         if any(each.context() is not None and not each.used_by_step for each in called):

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution
+from tfmp.core.overflow.results import EarlierCheck, StepResult
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.update import StepResult
 from tfmp.core.storage.state_variables import NotCheckpointed
 from tfmp.grad_scaler.call_order import CallOrder, on_replica
-from tfmp.grad_scaler.pending_update import PendingUpdate
+from tfmp.grad_scaler.pending_results import PendingResults
 from tfmp.types import Done
 
 #: Adjusts the loss scale by a result, and counts it as a step: if a boolean scalar says so, or always if that is None.
@@ -31,31 +31,60 @@ class Iteration(NotCheckpointed):
         self._scaler = scaler
         self._needs_max_abs = needs_max_abs
         self.calls = CallOrder(is_strict)
-        self.pending = PendingUpdate()
+        self.pending = PendingResults()
 
-    def keep(
-        self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution, *, of_step: bool
+    def note_unscale(
+        self,
+        optimizer: object,
+        earlier: EarlierCheck,
+        result: StepResult | None,
+        done: Done,
+        distribution: Distribution,
+    ) -> None:
+        """Record a call of `unscale`, and keep its result, which `update` needs if the user drops the step."""
+        op = self._op_of_call(result, [done], distribution, of_step=False)
+        self.calls.note_unscale(optimizer, earlier, op)
+
+    def note_steps(
+        self, optimizers: Sequence[object], result: StepResult | None, done: Sequence[Done], distribution: Distribution
     ) -> Done:
-        """Keep the result of `step`, or of `unscale` if `of_step` is False, after the ops that must run `before`."""
+        """Record the steps of optimizers that step together, keep their result, and return the op of all calls."""
+        op = self._op_of_call(result, done, distribution, of_step=True)
+        for optimizer in optimizers:
+            self.calls.note_step(optimizer, op)
+        return op
 
-        def add() -> Done:
+    def _op_of_call(
+        self, result: StepResult | None, done: Sequence[Done], distribution: Distribution, *, of_step: bool
+    ) -> Done:
+        """Return the op that runs a call and those before it, and then keeps its result, unless that is None."""
+        before = [op for op in [*done, *self.calls.ops()] if op is not None]
+        if result is None:
+            return tf.group(*before)
+
+        def keep() -> Done:
             with tf.control_dependencies(before):
                 return self.pending.add(result, of_step=of_step)
 
-        return distribution.once(add)
+        return tf.group(*before, distribution.once(keep))
 
-    def end(self, adjust: Adjust, *, may_be_empty: bool = False) -> Done:
-        """Adjust the loss scale when all calls have run; raise an error if there was none, unless `may_be_empty`."""
+    def end(self, adjust: Adjust, *, sets_scale: bool = False) -> Done:
+        """Adjust the loss scale when all calls have run.
+
+        There must have been a call, unless the user `sets_scale`: then `adjust` only counts a step, if there was one.
+        """
         calls, has_steps = list(self.calls.ops()), self.calls.has_steps
-        is_known = may_be_empty or has_steps or self.calls.has_unscaled
-        checks = [] if is_known else self._refuse_if_nothing_found()
+        has_calls = has_steps or self.calls.has_unscaled
+        checks = [] if has_calls or sets_scale else self._refuse_if_nothing_found()
 
         def move() -> Done:
             with tf.control_dependencies([*calls, *checks]):
                 findings = self.pending.read()
                 result = self.pending.result(findings, with_max_abs=self._needs_max_abs)
-                adjusted = adjust(result, None if has_steps and not may_be_empty else findings.is_step)
-            with tf.control_dependencies([*findings, *_known(adjusted)]):
+                # A step that Python has seen is certain, and needs no conditional.
+                is_step = None if has_steps and not sets_scale else findings.is_step
+                adjusted = adjust(result, is_step)
+            with tf.control_dependencies([*findings, *_as_list(adjusted)]):
                 return self.pending.clear(findings)
 
         moved = self._once(move)
@@ -78,7 +107,7 @@ class Iteration(NotCheckpointed):
             adjusted = conditional_update(
                 findings.results > 0, [], lambda _: adjust(result, tf.logical_not(result.applied))
             )
-            with tf.control_dependencies([*findings, *_known(adjusted)]):
+            with tf.control_dependencies([*findings, *_as_list(adjusted)]):
                 return self.pending.clear(findings)
 
         return self._once(forget)
@@ -103,5 +132,5 @@ class Iteration(NotCheckpointed):
         return []
 
 
-def _known(done: Done) -> list[tf.Operation]:
+def _as_list(done: Done) -> list[tf.Operation]:
     return [] if done is None else [done]

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers import FixedLossScaleManager
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.grad_scaler.call_order import on_replica
 from tfmp.grad_scaler.scaler import GradScaler
 

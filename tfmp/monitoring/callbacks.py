@@ -13,7 +13,7 @@ from tfmp.core.log import visible_logger
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.script_lines import line_of_call
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.fit_ranges import FitRanges

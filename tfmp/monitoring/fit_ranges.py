@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.adapters import names_of
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.monitors.gradient_ranges import GradientRanges
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.range_history import RangeHistory, RangeRecording, histograms_by_name
 from tfmp.ranges.check.keras_models import KerasModel

@@ -11,7 +11,7 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.monitors.graph_records import managers_of_graph, overflow_reports_of_graph
 from tfmp.core.overflow.overflow_counts import OverflowReport
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.monitoring.graph_ranges import GraphRanges
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
 from tfmp.monitoring.overflow_messages import OverflowMessages

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.settings import not_default
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss

@@ -11,7 +11,7 @@ from tfmp.core.control_flow import conditional_update
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.tracing import without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
 
@@ -302,7 +302,7 @@ class GradientAccumulator(tf.Module):
         with tf.control_dependencies([*arithmetic.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
         drops_window = self._settings.overflow_drops == "window"
-        found = LocalCheck(complete if drops_window else kept > 0, largest, None if drops_window else complete)
+        found = LocalResult(complete if drops_window else kept > 0, largest, None if drops_window else complete)
         return grads, EarlierCheck(found, of_micro_batches=True, overflow_counts=overflows), emptied
 
     def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic, counting, finiteness, norms
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
@@ -72,15 +72,15 @@ class GradientCheck:
         unscaled = arithmetic.unscale(grads, self._loss_scale)
         return [grads[index] if index in self._overwritten else grad for index, grad in enumerate(unscaled)]
 
-    def of(self, grads: Gradients, known: EarlierCheck | None = None) -> LocalCheck:
+    def of(self, grads: Gradients, earlier: EarlierCheck | None = None) -> LocalResult:
         """Check gradients in the checked form; those that were checked before and did not change are not read again.
 
-        `known` is the result of an earlier check of gradients on this replica, if there was one.
+        `earlier` is the result of an earlier check of gradients on this replica, if there was one.
         """
-        if known is None:
-            found = LocalCheck(self.all_finite(grads))
+        if earlier is None:
+            found = LocalResult(self.all_finite(grads))
         else:
-            found, changed = known.found, arithmetic.without(grads, known.checked)
+            found, changed = earlier.result, arithmetic.without(grads, earlier.checked)
             if changed:
                 found = found._replace(usable=tf.logical_and(self.all_finite(changed), found.usable))
         if self._needs_max_abs and found.max_abs is None:

@@ -34,7 +34,7 @@ class Facts(NamedTuple):
         """True if the only thing to know of a replica's gradients is whether they are finite."""
         return type(self.detector) is NonFiniteDetector and not (self.needs_max_abs or self.records_ranges)
 
-    def check(
+    def gradient_check(
         self,
         scaling: Scaling,
         num_summed: int,

@@ -19,10 +19,10 @@ from tfmp.core.monitors.graph_records import (
     record_step,
 )
 from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
 from tfmp.core.step.facts import Facts
-from tfmp.core.step.update import StepResult, Update
+from tfmp.core.step.update import Update
 from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.tracing import without_autograph
 from tfmp.types import Done, Gradient, Gradients
@@ -34,7 +34,7 @@ class LossScaler:
         method       what it does                                               result
         scale        loss * loss_scale                                          float32 or float64
         unscale      grads / loss_scale                                         float32 or float64
-        run          check: the update checks what must be finite               LocalCheck
+        run          check: the update checks what must be finite               LocalResult
                      agree: one answer for all replicas                         StepResult
                      apply the gradients, or count what overflowed
         advance      the manager adjusts the loss scale; the step is counted
@@ -112,11 +112,6 @@ class LossScaler:
         return unscaled
 
     @without_autograph
-    def agree_early(self, known: EarlierCheck, distribution: Distribution) -> StepResult:
-        """Return the result that a step would have with the gradients that were checked earlier."""
-        return self._agree(known.found, [], [], distribution)
-
-    @without_autograph
     def step(self, update: Update) -> Done:
         """Run a step, then adjust the loss scale according to its result."""
         done, result = self.run(update)
@@ -130,21 +125,27 @@ class LossScaler:
     @without_autograph
     def run(self, update: Update) -> tuple[Done, StepResult]:
         """Apply the gradients if they are finite on every replica; also return the result, which `advance` takes."""
-        result = self._agree(update.check(), update.grads, update.adapter.names, update.distribution)
-        done = self._apply_or_count(update, result.applied)
+        local_result, held = update.check()
+        result = self._agree(local_result, update.grads, update.adapter.names, update.distribution)
+        done = self._apply_or_count(update, held, result.applied)
         return tf.group(done, *self._record_ranges(update)), result
 
+    @without_autograph
+    def agree_early(self, earlier: EarlierCheck, distribution: Distribution) -> StepResult:
+        """Return the result that a step would have with the gradients that were checked earlier."""
+        return self._agree(earlier.result, [], [], distribution)
+
     def _agree(
-        self, local_check: LocalCheck, grads: Gradients, names: Sequence[str], distribution: Distribution
+        self, local_result: LocalResult, grads: Gradients, names: Sequence[str], distribution: Distribution
     ) -> StepResult:
         """Combine the checks of all replicas into one result."""
-        max_abs = local_check.max_abs if self._manager.needs_max_abs else None
-        applied, max_abs = distribution.agree(local_check.usable, max_abs, grads, names)
-        return StepResult(applied, max_abs, local_check.complete)
+        max_abs = local_result.max_abs if self._manager.needs_max_abs else None
+        applied, max_abs = distribution.agree(local_result.usable, max_abs, grads, names)
+        return StepResult(applied, max_abs, local_result.complete)
 
-    def _apply_or_count(self, update: Update, applied: tf.Tensor) -> Done:
+    def _apply_or_count(self, update: Update, held: Gradients, applied: tf.Tensor) -> Done:
         """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient."""
-        held, distribution = update.held(), update.distribution
+        distribution = update.distribution
         stored = self.overflow_counts.of(update.adapter.names)
 
         def record(counts: tf.Tensor) -> Done:

@@ -2,32 +2,14 @@
 
 import abc
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.types import Done, Gradient, Gradients
-
-
-class StepResult(NamedTuple):
-    """The result of a step, on which all replicas agree; after `GradScaler.unscale`, of a step that may follow."""
-
-    #: True if the gradients are applied; bool.
-    applied: tf.Tensor
-    #: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
-    max_abs: tf.Tensor | None = None
-    #: False if an accumulator dropped micro-batches that overflowed, without which the step may be applied; bool. None
-    #: if that cannot be.
-    complete: tf.Tensor | None = None
-
-    @property
-    def finite(self) -> tf.Tensor:
-        """True if no gradient overflowed; bool."""
-        return self.applied if self.complete is None else tf.logical_and(self.applied, self.complete)
 
 
 class Update(abc.ABC):
@@ -35,8 +17,11 @@ class Update(abc.ABC):
 
     This is all that `LossScaler.run` knows of a step. There is a subclass for each way in which a step can run;
     `choice.py` chooses one. `loss_scale` is the number by which `grads` are still multiplied; None if they are in true
-    magnitude. A strategy calls the functions of the first replica's update for all replicas, so tensors that differ
-    between replicas are in `held`, which `apply` and `counts` get back as their argument.
+    magnitude.
+
+    `check` is called first, on every replica. A strategy then calls the other functions of the first replica's update
+    for all replicas. So `check` also returns the tensors that these use and that may differ between replicas, and they
+    get them back as their argument `held`.
     """
 
     def __init__(
@@ -52,12 +37,8 @@ class Update(abc.ABC):
         self.loss_scale = loss_scale
 
     @abc.abstractmethod
-    def check(self) -> LocalCheck:
-        """Check the values that must be finite before `apply`."""
-
-    @abc.abstractmethod
-    def held(self) -> list[Gradient]:
-        """Return, after `check`, the tensors that `apply` and `counts` use and that may differ between replicas."""
+    def check(self) -> tuple[LocalResult, list[Gradient]]:
+        """Check the values that must be finite before `apply`; return the result, and what the replica holds."""
 
     @abc.abstractmethod
     def apply(self, held: Gradients) -> Done:
@@ -76,7 +57,7 @@ class Update(abc.ABC):
 class CheckedUpdate(Update):
     """A step for which this replica's own gradients must be finite.
 
-    `known` is the result of an earlier check of gradients on this replica, if there was one. `measures` are tensors
+    `earlier` is the result of an earlier check of gradients on this replica, if there was one. `measures` are tensors
     that `apply` uses besides the gradients.
     """
 
@@ -86,26 +67,24 @@ class CheckedUpdate(Update):
         grads: Gradients,
         distribution: Distribution,
         check: GradientCheck,
-        known: EarlierCheck | None = None,
+        earlier: EarlierCheck | None = None,
         *,
         loss_scale: tf.Tensor | None = None,
         measures: Sequence[tf.Tensor] = (),
     ) -> None:
         super().__init__(adapter, grads, distribution, loss_scale)
         self._check = check
-        self._known = known
+        self._earlier = earlier
         self._measures = measures
-        self._squares: Sequence[tf.Tensor] = ()
 
-    def check(self) -> LocalCheck:
-        """Check the gradients; those that were checked before and did not change are not read again."""
+    def check(self) -> tuple[LocalResult, list[Gradient]]:
+        """Check the gradients; those that were checked before and did not change are not read again.
+
+        The replica holds the gradients, the measures, and what tells `counts` which gradients it must read.
+        """
         checked = self._check.checked_form(self.grads)
-        self._squares = self._check.squares(checked)
-        return self._check.of(checked, self._known)
-
-    def held(self) -> list[Gradient]:
-        """Return the gradients, the measures, and what tells `counts` which gradients it must read."""
-        return [*self.grads, *self._measures, *self._squares]
+        squares = self._check.squares(checked)
+        return self._check.of(checked, self._earlier), [*self.grads, *self._measures, *squares]
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed."""

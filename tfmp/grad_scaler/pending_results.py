@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.step.update import StepResult
+from tfmp.core.overflow.results import StepResult
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 from tfmp.types import Done
 
@@ -56,14 +56,14 @@ class Findings(NamedTuple):
 _NOTHING = Findings(np.int64(0), np.True_, np.True_, np.float32(0), np.False_, np.int64(0))
 
 
-class PendingUpdate(NotCheckpointed):
+class PendingResults(NotCheckpointed):
     """Keeps what `unscale` and `step` find in variables, since they and `update` may be in different functions.
 
     A step that follows `unscale` finds the same overflow again, which changes nothing. But the user may drop the step,
     for example because the norm of the gradients is too large: then only `unscale` has a result.
 
     Examples:
-        >>> pending = PendingUpdate()
+        >>> pending = PendingResults()
         >>> for finite in [tf.constant(True), tf.constant(False)]:
         ...     pending.add(StepResult(finite), of_step=True)
         >>> findings = pending.read()

@@ -5,34 +5,34 @@ import pytest
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
-from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, known_together
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
+from tfmp.grad_scaler.step_parts import StepPart, adapter_of, earlier_together
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.tf1 import TF1Adapter
 
 
-def _step(known: EarlierCheck | None, variables: int = 1) -> OptimizerStep:
+def _step(known: EarlierCheck | None, variables: int = 1) -> StepPart:
     weights = [tf.Variable(0.0, dtype=tf.float16) for _ in range(variables)]
     grads = [tf.constant(1.0)] * variables
-    return OptimizerStep(OptimizerAdapter(None, weights), grads, known)
+    return StepPart(OptimizerAdapter(None, weights), grads, known)
 
 
 def test_gradients_are_usable_together_only_if_those_of_each_optimizer_are() -> None:
-    assert known_together([_step(None), _step(None)]) is None
+    assert earlier_together([_step(None), _step(None)]) is None
     true, false = tf.constant(True), tf.constant(False)
-    usable, incomplete = EarlierCheck(LocalCheck(true)), EarlierCheck(LocalCheck(true, complete=false))
-    together = known_together([_step(None), _step(usable), _step(incomplete)])
+    usable, incomplete = EarlierCheck(LocalResult(true)), EarlierCheck(LocalResult(true, complete=false))
+    together = earlier_together([_step(None), _step(usable), _step(incomplete)])
     assert together is not None
-    assert (bool(together.found.usable), bool(together.found.complete)) == (True, False)
-    unusable = known_together([_step(usable), _step(EarlierCheck(LocalCheck(false)))])
+    assert (bool(together.result.usable), bool(together.result.complete)) == (True, False)
+    unusable = earlier_together([_step(usable), _step(EarlierCheck(LocalResult(false)))])
     assert unusable is not None
-    assert (bool(unusable.found.usable), unusable.found.complete) == (False, None)
+    assert (bool(unusable.result.usable), unusable.result.complete) == (False, None)
 
 
 def test_overflow_counts_of_a_window_are_in_the_rows_of_its_variables() -> None:
-    found = EarlierCheck(LocalCheck(tf.constant(False)), overflow_counts=tf.constant([[1, 0, 0]], tf.int64))
-    together = known_together([_step(None, variables=2), _step(found)])
+    found = EarlierCheck(LocalResult(tf.constant(False)), overflow_counts=tf.constant([[1, 0, 0]], tf.int64))
+    together = earlier_together([_step(None, variables=2), _step(found)])
     assert together is not None
     assert together.overflow_counts.numpy().tolist() == [[0, 0, 0], [0, 0, 0], [1, 0, 0]]
 
@@ -41,29 +41,29 @@ def test_what_is_known_of_the_gradients_of_each_optimizer_is_joined() -> None:
     first, second = tf.constant(1.0), tf.constant(2.0)
     true, false = tf.constant(True), tf.constant(False)
     checks = [
-        EarlierCheck(LocalCheck(true, tf.constant(2.0)), checked=[first, None], of_micro_batches=True),
-        EarlierCheck(LocalCheck(true, tf.constant(3.0), true), checked=[second], of_micro_batches=True),
+        EarlierCheck(LocalResult(true, tf.constant(2.0)), checked=[first, None], of_micro_batches=True),
+        EarlierCheck(LocalResult(true, tf.constant(3.0), true), checked=[second], of_micro_batches=True),
     ]
-    together = known_together([_step(check) for check in checks])
+    together = earlier_together([_step(check) for check in checks])
     assert together is not None
-    found = together.found
+    found = together.result
     assert (float(found.max_abs), bool(found.complete), together.of_micro_batches) == (3, True, True)
     assert [grad is own for grad, own in zip(together.checked, [first, None, second], strict=True)] == [True] * 3
     assert together.overflow_counts is None
     # Whoever is not complete, by its own flag or because there is no window: the step is not.
     for own, complete in [
-        (LocalCheck(false), False),
-        (LocalCheck(true, complete=false), False),
-        (LocalCheck(true), True),
+        (LocalResult(false), False),
+        (LocalResult(true, complete=false), False),
+        (LocalResult(true), True),
     ]:
-        together = known_together([_step(EarlierCheck(own)), _step(checks[1])])
+        together = earlier_together([_step(EarlierCheck(own)), _step(checks[1])])
         assert together is not None
-        found = together.found
+        found = together.result
         assert (bool(found.complete), found.max_abs, together.of_micro_batches) == (complete, None, False)
     # The gradients of an optimizer without `unscale` were not checked.
-    together = known_together([_step(checks[0]), _step(None)])
+    together = earlier_together([_step(checks[0]), _step(None)])
     assert together is not None
-    assert (together.found.max_abs, together.of_micro_batches) == (None, False)
+    assert (together.result.max_abs, together.of_micro_batches) == (None, False)
 
 
 class _Own:

@@ -1,8 +1,8 @@
 import pytest
 import tensorflow as tf
 
-from tfmp.core.step.update import StepResult
-from tfmp.grad_scaler.pending_update import PendingUpdate
+from tfmp.core.overflow.results import StepResult
+from tfmp.grad_scaler.pending_results import PendingResults
 
 
 def _result(applied: bool, finite: bool, max_abs: float) -> StepResult:
@@ -10,14 +10,14 @@ def _result(applied: bool, finite: bool, max_abs: float) -> StepResult:
     return StepResult(tf.constant(applied), tf.constant(max_abs), tf.constant(finite))
 
 
-def _combined(pending: PendingUpdate) -> list[float]:
+def _combined(pending: PendingResults) -> list[float]:
     findings = pending.read()
     result = pending.result(findings, with_max_abs=True)
     return [int(findings.results), bool(result.applied), bool(result.finite), float(result.max_abs)]
 
 
 def test_result_combines_all_steps_until_it_is_cleared() -> None:
-    pending = PendingUpdate()
+    pending = PendingResults()
     for result in [_result(True, True, 4.0), _result(True, False, 2.0), _result(True, True, 1.0)]:
         pending.add(result, of_step=True)
     assert _combined(pending) == [3, True, False, 4]
@@ -26,18 +26,18 @@ def test_result_combines_all_steps_until_it_is_cleared() -> None:
 
 
 def test_overflow_of_a_dropped_micro_batch_is_kept_beside_a_step_without_any() -> None:
-    pending = PendingUpdate()
+    pending = PendingResults()
     pending.add(_result(True, False, 1.0), of_step=True)
     pending.add(StepResult(tf.constant(True)), of_step=True)
     assert _combined(pending) == [2, True, False, 1]
 
 
 def test_finite_equals_applied_if_no_micro_batch_can_be_dropped() -> None:
-    pending = PendingUpdate()
+    pending = PendingResults()
     pending.add(StepResult(tf.constant(True)), of_step=True)
     result = pending.result(pending.read(), with_max_abs=False)
     assert (bool(result.finite), result.max_abs) == (True, None)
-    pending = PendingUpdate()
+    pending = PendingResults()
     pending.add(StepResult(tf.constant(False)), of_step=True)
     result = pending.result(pending.read(), with_max_abs=False)
     assert result.finite is result.applied
@@ -45,12 +45,12 @@ def test_finite_equals_applied_if_no_micro_batch_can_be_dropped() -> None:
 
 
 def test_results_are_not_saved_in_checkpoints() -> None:
-    assert not tf.train.Checkpoint(pending=PendingUpdate()).pending._trackable_children()
+    assert not tf.train.Checkpoint(pending=PendingResults()).pending._trackable_children()
 
 
 @pytest.mark.graph
 def test_results_are_no_variables_of_a_script_with_a_session(session: tf.compat.v1.Session) -> None:
-    pending = PendingUpdate()
+    pending = PendingResults()
     add = pending.add(_result(True, True, 1.0), of_step=True)
     assert tf.compat.v1.global_variables() == []
     # So the script does not initialize them.
@@ -60,7 +60,7 @@ def test_results_are_no_variables_of_a_script_with_a_session(session: tf.compat.
 
 
 def test_partly_applied_iterations_are_counted_and_not_cleared() -> None:
-    pending, counts = PendingUpdate(), []
+    pending, counts = PendingResults(), []
     for iteration in [(True, True), (True, False), (False, True), (False, False), ()]:
         for applied in iteration:
             pending.add(_result(applied, applied, 1.0), of_step=True)
@@ -70,7 +70,7 @@ def test_partly_applied_iterations_are_counted_and_not_cleared() -> None:
 
 
 def test_overflow_that_unscale_found_is_a_step_and_finite_gradients_without_a_step_are_none() -> None:
-    pending, found = PendingUpdate(), []
+    pending, found = PendingResults(), []
     for of_unscale, of_step in [(True, None), (False, None), (True, True), (False, True), (False, False)]:
         pending.add(_result(of_unscale, of_unscale, 1.0), of_step=False)
         if of_step is not None:

@@ -1,13 +1,13 @@
 """The part of one optimizer in a step, and the one update of all optimizers that step together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.overflow.detectors import KINDS
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.update import Update
@@ -20,7 +20,7 @@ from tfmp.hosts.tf1 import TF1Adapter
 from tfmp.types import Done, Gradients
 
 
-class OptimizerStep(NamedTuple):
+class StepPart(NamedTuple):
     """The part of one optimizer in a step."""
 
     adapter: OptimizerAdapter
@@ -28,18 +28,18 @@ class OptimizerStep(NamedTuple):
     #: user called `unscale`.
     given: Gradients
     #: The result of the check in `unscale`; None if the user did not call `unscale`.
-    known: EarlierCheck | None
+    earlier: EarlierCheck | None
 
     @property
     def is_of_window(self) -> bool:
         """True if the gradients are the mean of an accumulator's window, which may not be usable."""
-        return self.known is not None and self.known.overflow_counts is not None
+        return self.earlier is not None and self.earlier.overflow_counts is not None
 
-    def apply_scaled(self, loss_scale: tf.Tensor, finite: tf.Tensor) -> Done:
+    def apply_scaled(self, loss_scale: tf.Tensor, applied: tf.Tensor) -> Done:
         """Call the optimizer if it is a `ScaledGradientsOptimizer`, which applies its gradients or skips them."""
         if not isinstance(self.adapter, ScaledGradientsAdapter):
             return None
-        return self.adapter.apply_scaled(self.given, loss_scale if self.known is None else tf.constant(1.0), finite)
+        return self.adapter.apply_scaled(self.given, loss_scale if self.earlier is None else tf.constant(1.0), applied)
 
     def apply_unchecked(self) -> Done:
         """Apply the gradients without checking them, for a scaler that is not enabled."""
@@ -83,55 +83,57 @@ def make_variables(adapter: OptimizerAdapter) -> None:
         ) from error
 
 
-def update_together(steps: Sequence[OptimizerStep], facts: Facts, unscale: Callable[[Gradients], Gradients]) -> Update:
+def update_together(parts: Sequence[StepPart], facts: Facts) -> Update:
     """Return one update for several optimizers, of which either all step or none.
 
-    If the user unscaled the gradients of some optimizers only, the function `unscale` unscales those of the others.
+    Unless all of their gradients are scaled, all must be unscaled.
     """
-    adapters = [step.adapter for step in steps]
+    adapters = [part.adapter for part in parts]
     adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
-    known = known_together(steps)
-    if known is None:
-        return update_of_scaled(adapter, [grad for step in steps for grad in step.given], facts)
-    grads = [grad for step in steps for grad in (unscale(step.given) if step.known is None else step.given)]
-    return update_of_unscaled(adapter, grads, facts, known)
+    grads = [grad for part in parts for grad in part.given]
+    earlier = earlier_together(parts)
+    if earlier is None:
+        return update_of_scaled(adapter, grads, facts)
+    return update_of_unscaled(adapter, grads, facts, earlier)
 
 
-def known_together(steps: Sequence[OptimizerStep]) -> EarlierCheck | None:
+def earlier_together(parts: Sequence[StepPart]) -> EarlierCheck | None:
     """Combine the earlier checks of several optimizers; None if `unscale` was called for none of them."""
-    checks = [step.known for step in steps if step.known is not None]
+    checks = [part.earlier for part in parts if part.earlier is not None]
     if not checks:
         return None
-    largest = [None if step.known is None else step.known.found.max_abs for step in steps]
-    found = LocalCheck(
-        usable=tf.reduce_all([check.found.usable for check in checks]),
+    largest = [None if part.earlier is None else part.earlier.result.max_abs for part in parts]
+    result = LocalResult(
+        usable=tf.reduce_all([check.result.usable for check in checks]),
         # If the magnitude is unknown for one optimizer, the step computes it from the gradients of all.
         max_abs=None if any(each is None for each in largest) else tf.reduce_max(largest),
-        complete=_complete_together([check.found for check in checks]),
+        complete=_complete_together([check.result for check in checks]),
     )
     return EarlierCheck(
-        found,
+        result,
         checked=[grad for check in checks for grad in check.checked],
-        of_micro_batches=len(checks) == len(steps) and all(check.of_micro_batches for check in checks),
-        overflow_counts=_counts_together(steps),
+        # If only some optimizers have accumulated, the detector has not seen the gradients of the others, but what the
+        # micro-batches counted is recorded.
+        of_micro_batches=len(checks) == len(parts) and all(check.of_micro_batches for check in checks),
+        overflow_counts=_counts_together(parts),
     )
 
 
-def _complete_together(checks: Sequence[LocalCheck]) -> tf.Tensor | None:
+def _complete_together(checks: Sequence[LocalResult]) -> tf.Tensor | None:
     if all(check.complete is None for check in checks):
         return None
     return tf.reduce_all([check.usable if check.complete is None else check.complete for check in checks])
 
 
-def _counts_together(steps: Sequence[OptimizerStep]) -> tf.Tensor | None:
-    if not any(step.is_of_window for step in steps):
+def _counts_together(parts: Sequence[StepPart]) -> tf.Tensor | None:
+    if not any(part.is_of_window for part in parts):
         return None
-    return tf.concat([_counts_of(step) for step in steps], axis=0)
+    return tf.concat(list(map(_counts_of, parts)), axis=0)
 
 
-def _counts_of(step: OptimizerStep) -> tf.Tensor:
-    num_variables = len(step.adapter.variables)
-    counts = None if step.known is None else step.known.overflow_counts
+def _counts_of(part: StepPart) -> tf.Tensor:
+    num_variables = len(part.adapter.variables)
+    counts = None if part.earlier is None else part.earlier.overflow_counts
     if counts is None:
         return tf.zeros([num_variables, len(KINDS)], tf.int64)
     if counts.shape[0] != num_variables:

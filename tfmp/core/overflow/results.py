@@ -1,4 +1,4 @@
-"""What one replica knows of its gradients before all replicas agree on a step."""
+"""The results of checking gradients: on one replica, before a step, and those on which all replicas agree."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfmp.types import Gradients
 
 
-class LocalCheck(NamedTuple):
+class LocalResult(NamedTuple):
     """The result of checking one replica's gradients."""
 
     #: True if the gradients of this replica may be applied; bool.
@@ -22,7 +22,7 @@ class LocalCheck(NamedTuple):
 class EarlierCheck(NamedTuple):
     """The check of gradients that a step gets later, perhaps clipped: by `GradScaler.unscale` or by an accumulator."""
 
-    found: LocalCheck
+    result: LocalResult
     #: The gradients that were checked. A step that gets the same tensors does not read them again.
     checked: Gradients = ()
     #: True if the gradients are the mean of micro-batches, each of which the detector has checked. The mean is then
@@ -32,3 +32,20 @@ class EarlierCheck(NamedTuple):
     #: The numbers of values that overflowed in the micro-batches on this replica, as `OverflowDetector.counts` returns
     #: them. None if there are no micro-batches.
     overflow_counts: tf.Tensor | None = None
+
+
+class StepResult(NamedTuple):
+    """The result of a step, on which all replicas agree; after `GradScaler.unscale`, of a step that may follow."""
+
+    #: True if the gradients are applied; bool.
+    applied: tf.Tensor
+    #: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
+    max_abs: tf.Tensor | None = None
+    #: False if an accumulator dropped micro-batches that overflowed, without which the step may be applied; bool. None
+    #: if that cannot be.
+    complete: tf.Tensor | None = None
+
+    @property
+    def finite(self) -> tf.Tensor:
+        """True if no gradient overflowed; bool."""
+        return self.applied if self.complete is None else tf.logical_and(self.applied, self.complete)
