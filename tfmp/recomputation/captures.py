@@ -13,11 +13,7 @@ def captured_tensors(
 ) -> list[tf.Tensor]:
     """Return the floating-point tensors that a function used beside its inputs, as the function itself knows them.
 
-    Args:
-        graph: The graph.
-        operations: The ops that the function added to it.
-        inputs: Its arguments.
-        outputs: What it returned.
+    `operations` are the ops that the function added to the graph.
 
     Examples:
         >>> with tf.Graph().as_default() as graph:
@@ -41,21 +37,7 @@ def captured_tensors(
 
 
 def refuse_watched(captured: Iterable[tf.Tensor | tf.Variable]) -> None:
-    """Refuse captured tensors and variables that a tape watches, where their gradients would be lost.
-
-    Raises:
-        ValueError: If a tape watches one.
-
-    Examples:
-        >>> x = tf.constant([1.0])
-        >>> refuse_watched([x])
-        >>> with tf.GradientTape() as tape:
-        ...     tape.watch(x)
-        ...     refuse_watched([x])
-        Traceback (most recent call last):
-        ValueError: what is recomputed uses a tensor (float32, shape (1,)) that is not among its arguments, and a tape
-        watches it: its gradient would be None. Pass it as an argument.
-    """
+    """Refuse captured tensors and variables that a tape watches, where their gradients would be lost."""
     for each in captured:
         if is_watched(getattr(each, "handle", each)):
             kind = "variable" if isinstance(each, tf.Variable) else "tensor"

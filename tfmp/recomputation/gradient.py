@@ -39,16 +39,9 @@ def recomputed(
                     gradients of again, with respect to the inputs and to the variables that the function read
 
     This is for eager code and `tf.function`, also within XLA. Second derivatives are computed in the same way.
-
-    Args:
-        function: The function.
-        inputs: Its arguments, with respect to which gradients may be asked for.
-        captured: What else the function uses and gradients may be asked for. Trainable variables that the function
-            reads in its first call need not be listed.
-        first: What to call the first time, if not the function itself.
-
-    Returns:
-        The function's results.
+    `captured` is what else the function uses and gradients may be asked for; trainable variables that the function
+    reads in its first call need not be listed. `first` is called the first time, if it is given, instead of the
+    function.
 
     Examples:
         >>> x, w = tf.constant(3.0), tf.Variable(2.0)
@@ -86,20 +79,11 @@ def recomputed_results(
     inputs: Sequence[tf.Tensor],
     captured: Sequence[tf.Tensor | tf.Variable] = (),
 ) -> tuple[FirstResults, list[tf.Tensor]]:
-    """Call a function like `recomputed`, and return all that it returned, not only its floating-point tensors.
+    """Call a function like `recomputed`; return all that it returned, and the tensors to put in place of those in it.
 
-    Args:
-        first: The function, called the first time.
-        again: The function, called the second time; returns the floating-point tensors. Tapes keep it until then, so
-            it should not refer to what the first call returned.
-        inputs: As for `recomputed`.
-        captured: As for `recomputed`.
-
-    Raises:
-        ValueError: If a tape watches something else that the first call uses, except for trainable variables.
-
-    Returns:
-        What the first call returned, and the tensors to take in place of its floating-point tensors.
+    `first` is what to call the first time. It may use nothing beside its inputs and what is `captured` that a tape
+    watches, except for trainable variables. `again` is called the second time, and returns the floating-point tensors
+    only. Tapes keep it until then, so it should not refer to what the first call returned.
 
     Examples:
         >>> from tfmp.recomputation.structure import Differentiable
@@ -132,10 +116,6 @@ def all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]
     Otherwise the update of one variable could come before the second call has read it for the gradient of another. A
     session does not order them. A `tf.function` does, but Grappler may lose the order: it takes out a control edge
     beside a path through an IdentityN (`all_reduce` and custom gradients add these), and then the IdentityN too.
-
-    Examples:
-        >>> [float(grad) for grad in all_at_once([tf.constant(1.0), tf.constant(2.0)])]
-        [1.0, 2.0]
     """
     return tf.tuple(grads) if any(grad is not None for grad in grads) else grads
 

@@ -33,11 +33,7 @@ class EagerCalls:
         self._checked: set[Hashable] = set()
 
     def results(self, call: Call) -> Any:  # noqa: ANN401 - what the function returns
-        """Return the results of a call, whose gradients compute it again.
-
-        Raises:
-            ValueError: If it cannot be computed a second time.
-        """
+        """Return the results of a call, whose gradients compute it again."""
         if not gradients_may_be_recorded():
             self._check(call)
             return call.results(call.inputs).structure

@@ -15,13 +15,7 @@ from tfmp.recomputation.stateful_ops import refuse_state
 
 
 def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function returns
-    """Add a call to the current graph, such that its gradients compute it again.
-
-    Returns:
-        The function's results.
-
-    Raises:
-        ValueError: If it cannot be computed a second time.
+    """Add a call to the current graph, such that its gradients compute it again, and return the function's results.
 
     Examples:
         >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -24,15 +24,8 @@ class RecomputeKeras2(front_door.Recompute):
     Variables that a call of the layer changes, such as moving statistics, metrics, and the state of a
     `tf.random.Generator`, get back the values that they had before the first call while the second one runs. Afterwards
     they go on with the values of the first call. Random numbers of ops that keep their own state cannot be drawn again:
-    such a layer is refused when it is first called in a way that draws them.
-
-    Args:
-        layer: The layer or model.
-        name: The name; by default that of the layer.
-        trainable: False to freeze the layer too.
-
-    Raises:
-        ValueError: The layer is `dynamic`: it cannot be traced.
+    such a layer is refused when it is first called in a way that draws them. A `dynamic` layer is refused when it is
+    wrapped.
     """
 
     # The package of the subclass.
@@ -102,11 +95,7 @@ class RecomputeKeras2(front_door.Recompute):
         self.layer.reset_states()
 
     def compute_output_shape(self, input_shape: Any) -> Any:  # noqa: ANN401 - shapes may be nested
-        """Return the shape of what the layer returns.
-
-        Args:
-            input_shape: The shape of the layer's inputs.
-        """
+        """Return the shape of what the layer returns."""
         return self.layer.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:  # noqa: ANN401 - inputs may be nested
@@ -131,11 +120,8 @@ class RecomputeKeras2(front_door.Recompute):
 class _LayerCall:
     """One call of a layer, which can be repeated.
 
-    Args:
-        layer: The layer.
-        converted: The layer, converted by AutoGraph if the code outside is; for graphs.
-        args: The positional arguments.
-        kwargs: The keyword arguments; among them `training`, if the layer's own layers take it.
+    In graphs `converted` is called: the layer, converted by AutoGraph if the code outside is. The keyword arguments
+    have `training`, if the layer's own layers take it.
     """
 
     def __init__(
@@ -205,14 +191,11 @@ def _run(trace: Trace, inputs: Sequence[tf.Tensor]) -> "_Results":
 
 
 class _Results(NamedTuple):
-    """What a call of the layer returned and added.
+    """What a call of the layer returned and added."""
 
-    Attributes:
-        outputs: The results; some may be None, or of an integer type.
-        losses: What the layers in the layer added by `add_loss`, by the `id` of each, in their order.
-    """
-
+    #: Some may be None, or of an integer type.
     outputs: Any
+    #: What the layers in the layer added by `add_loss`, by the `id` of each, in their order.
     losses: dict[int, list[tf.Tensor]]
 
     @property

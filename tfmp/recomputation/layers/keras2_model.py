@@ -8,18 +8,10 @@ import tensorflow as tf
 
 
 def rebuilt_functional(keras: ModuleType, model: Any, replacement: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - of either package
-    """Return a functional model that calls other layers in the same way.
+    """Return a functional model that calls other layers in the same way: those that `replacement` returns for its own.
 
     `clone_model` of Keras 2 is for layers of the same kind: it cannot put a layer in the place of an inner model, whose
     calls it counts differently.
-
-    Args:
-        keras: The package of the model.
-        model: The functional model.
-        replacement: Returns the layer to call instead of a layer of the model.
-
-    Raises:
-        ValueError: The model adds losses or metrics of symbolic tensors.
     """
     # Private, but the only way to learn how the layers are connected. Keras 2 does not change any more.
     nodes_by_depth = model._nodes_by_depth

@@ -28,11 +28,6 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     `keras.StatelessScope`. The second call gets the values that the variables had before the first one. The updates of
     the first call, such as moving statistics and the next seeds, are assigned afterwards; those of the second call are
     dropped. This holds for every variable of Keras that the call uses, whether the layer owns it or not.
-
-    Args:
-        layer: The layer or model.
-        name: The name; by default that of the layer.
-        trainable: False to freeze the layer too.
     """
 
     def __init__(self, layer: keras.layers.Layer, *, name: str | None = None, trainable: bool = True) -> None:
@@ -102,12 +97,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         self.reset_state()
 
     def compute_output_spec(self, *args: _Any, **kwargs: _Any) -> _Any:
-        """Return what the layer returns for symbolic tensors.
-
-        Args:
-            *args: What the layer takes.
-            **kwargs: What the layer takes.
-        """
+        """Return what the layer returns for symbolic tensors."""
         # Not the `compute_output_spec` of the layer: it knows nothing of what Keras does around a call, such as casting
         # the inputs and the variables. Masks of the results belong to the symbolic tensors of that call: Keras computes
         # them again for those of the user's model.
@@ -121,12 +111,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         return self.layer(*args, **kwargs)
 
     def compute_output_shape(self, *args: _Any, **kwargs: _Any) -> _Any:
-        """Return the shape of what the layer returns.
-
-        Args:
-            *args: What the layer's `compute_output_shape` takes.
-            **kwargs: What the layer's `compute_output_shape` takes.
-        """
+        """Return the shape of what the layer returns."""
         return self.layer.compute_output_shape(*args, **kwargs)
 
     # Two internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer
@@ -143,30 +128,22 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         return owner._lookup_dependency(name, *args)
 
     def compute_mask(self, inputs: _Any, previous_mask: _Any) -> _Any:
-        """Return the mask of the layer's results.
-
-        Args:
-            inputs: The first argument of the call.
-            previous_mask: Its mask.
-        """
+        """Return the mask of the layer's results."""
         return self.layer.compute_mask(inputs, previous_mask)
 
 
 class _Results(NamedTuple):
-    """What a call of the layer returned and changed.
+    """What a call of the layer returned and changed."""
 
-    Attributes:
-        outputs: The flat results; some may be None, or of an integer type.
-        structure: The results as the layer returned them, for their structure.
-        losses: What the layer added by `add_loss`.
-        updates: The variables that were assigned to, each with its new value.
-        borrowed: The variables that were used and are not the layer's own.
-    """
-
+    #: The flat results; some may be None, or of an integer type.
     outputs: Sequence[Any]
+    #: The results as the layer returned them, for their structure.
     structure: Any
+    #: What the layer added by `add_loss`.
     losses: Sequence[tf.Tensor]
+    #: The variables that were assigned to, each with its new value.
     updates: Sequence[tuple[keras.Variable, tf.Tensor]]
+    #: The variables that were used and are not the layer's own.
     borrowed: Sequence[keras.Variable]
 
     @property
@@ -193,11 +170,7 @@ class _Call:
         self._others = [(variable, _value(variable)) for variable in own if not variable.trainable]
 
     def run(self, wrapper: keras.layers.Layer) -> _Any:
-        """Call the layer, apply its updates, and return its results.
-
-        Args:
-            wrapper: The layer that counts the losses that are added.
-        """
+        """Call the layer, apply its updates, and return its results. The wrapper counts the losses that are added."""
 
         def again(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             return self._results(tensors).tensors
@@ -227,8 +200,7 @@ class _Call:
     def refuse_state_of_trace(self) -> None:
         """Trace the call only to look at its ops, which eager code does not show.
 
-        Raises:
-            ValueError: The layer keeps state that is not in a variable of Keras, or cannot be traced.
+        State that is not in a variable of Keras is refused, and so is a layer that cannot be traced.
         """
         inputs = self._inputs()
         try:

@@ -32,9 +32,6 @@ def with_class_of(
         rebuilt: A plain functional or Sequential model.
         replaced: What stands in it for the models in the original that were rebuilt too, by the `id` of each.
         paths: The paths of the layers that are recomputed, for saving.
-
-    Raises:
-        TypeError: The model would not be the same.
     """
     plain_class: Any = type(rebuilt)
     is_plain = type(model) is plain_class
@@ -140,12 +137,7 @@ class RecomputedModel:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
-        """Make a model from a configuration that `get_config` returned.
-
-        Args:
-            config: The configuration.
-            custom_objects: Classes by their names, for those in the configuration that Keras does not know.
-        """
+        """Make a model from a configuration that `get_config` returned."""
         # Not at the top of the file, because that module imports this one.
         from tfmp.recomputation.layers.model import layers_by_path, recompute_layers
 
@@ -158,12 +150,7 @@ class RecomputedModel:
 
 @functools.cache
 def recomputed_class(keras: ModuleType, plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, which has no types
-    """Return the class for models of a class some of whose layers are recomputed.
-
-    Args:
-        keras: The package of the class.
-        plain: The class of models; if it is such a class already, it is returned.
-    """
+    """Return the class for models of a class some of whose layers are recomputed; `plain` may be such a class."""
     if issubclass(plain, RecomputedModel):
         return plain
     names = ("__doc__", "__module__", "__qualname__")
