@@ -22,11 +22,7 @@ class _TypesError(Exception):
 
 
 def around_branches(cond: _Function) -> _Function:
-    """Let both branches return the wider type.
-
-    Args:
-        cond: Takes `true_fn` and `false_fn`, as `tf.cond` does.
-    """
+    """Let both branches of `cond`, which takes `true_fn` and `false_fn` as `tf.cond` does, return the wider type."""
     signature = inspect.signature(cond)
 
     @functools.wraps(cond)
@@ -100,11 +96,7 @@ def _returning(function: _Function, types: Sequence[tf.DType | None]) -> _Functi
 
 
 def around_expressions(choose: _Function) -> _Function:
-    """Let the values of a conditional expression, `a if condition else b`, be of two types.
-
-    Args:
-        choose: Returns the value of AutoGraph's conditional expressions.
-    """
+    """Let the values of AutoGraph's conditional expressions, `a if condition else b`, be of two types."""
 
     @functools.wraps(choose)
     def replaced(condition: Any, if_true: _Function, if_false: _Function, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -119,8 +111,7 @@ def around_expressions(choose: _Function) -> _Function:
 def around_comparisons(compare: _Function) -> _Function:
     """Let AutoGraph leave types to the branch or the loop that it makes.
 
-    Args:
-        compare: Compares a variable of a branch or of a loop with what it was, or with that of the other branch.
+    `compare` compares a variable of a branch or of a loop with what it was, or with that of the other branch.
     """
 
     @functools.wraps(compare)
@@ -134,11 +125,7 @@ def around_comparisons(compare: _Function) -> _Function:
 
 
 def around_loops(loop: _Function) -> _Function:
-    """Let what a loop carries keep its types.
-
-    Args:
-        loop: Takes `body` and `loop_vars`, as `tf.while_loop` does.
-    """
+    """Let what a loop carries keep its types. `loop` takes `body` and `loop_vars`, as `tf.while_loop` does."""
     signature = inspect.signature(loop)
 
     @functools.wraps(loop)

@@ -25,11 +25,7 @@ def out_of_scope(function: _Function) -> _Function:
 
 
 def around_custom_gradients(decorator: _Function) -> _Function:
-    """Compute the gradients of a function in the scope in which it was called.
-
-    Args:
-        decorator: Calls a function that returns its results and its gradient.
-    """
+    """Compute the gradient of a function with `tf.custom_gradient` in the scope in which the function was called."""
 
     @functools.wraps(decorator)
     def replaced(function: _Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any results

@@ -55,11 +55,7 @@ def _mark(scope: state.Scope, op: str, given: Any, results: Any, *, is_cast: boo
 
 
 def around_eager_inputs(match: _Function) -> _Function:
-    """Give eager ops their types where TensorFlow converts their inputs first.
-
-    Args:
-        match: Converts inputs to tensors of one type.
-    """
+    """Give eager ops their types where TensorFlow converts their inputs to tensors of one type first."""
 
     @functools.wraps(match)
     def replaced(inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -72,8 +68,7 @@ def around_eager_inputs(match: _Function) -> _Function:
 def around_eager_results(execute: _Function) -> _Function:
     """Forget what was cast for an op that is made now, and remember what does not make others wider.
 
-    Args:
-        execute: Makes an op in eager code whose inputs TensorFlow converted.
+    `execute` makes an op in eager code whose inputs TensorFlow converted.
     """
 
     @functools.wraps(execute)
@@ -125,11 +120,7 @@ def _refuse(value: Any, dtype: tf.DType) -> Any:  # noqa: ANN401 - whatever Tens
 
 
 def around_conversion(convert: _Function) -> _Function:
-    """Cast tensors to the type that they are asked for, where TensorFlow refuses that.
-
-    Args:
-        convert: Returns a value as a tensor, of a type that may be given.
-    """
+    """Cast tensors to the type that they are asked for, where TensorFlow refuses that."""
 
     @functools.wraps(convert)
     def replaced(value: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as in TensorFlow
@@ -152,8 +143,7 @@ def around_conversion(convert: _Function) -> _Function:
 def around_errors(dispatch: _Function) -> _Function:
     """Call functions again in float32 that refuse half precision, or a mixture of types, in Python.
 
-    Args:
-        dispatch: Is called where a function of TensorFlow raised a TypeError or a ValueError, to find another one.
+    TensorFlow calls `dispatch` where one of its functions raised a TypeError or a ValueError, to find another one.
     """
 
     @functools.wraps(dispatch)
@@ -186,11 +176,7 @@ def around_division(divide: _Function) -> _Function:
 
 
 def around_sparse_products(multiply: _Function) -> _Function:
-    """Multiply matrices of bfloat16 and float32 as others: TensorFlow takes the product of sparse matrices for them.
-
-    Args:
-        multiply: Multiplies matrices that may be sparse, and returns float32.
-    """
+    """Multiply matrices of bfloat16 and float32 as others: TensorFlow takes the product of sparse matrices for them."""
 
     @functools.wraps(multiply)
     def replaced(a: Any, b: Any, *, a_is_sparse: bool, b_is_sparse: bool, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -202,11 +188,7 @@ def around_sparse_products(multiply: _Function) -> _Function:
 
 
 def widened(function: _Function) -> _Function:
-    """Give a function float32 that cannot compute in half precision, or would cast its results back to it.
-
-    Args:
-        function: The function, such as that of moments.
-    """
+    """Give a function float32 that cannot compute in half precision, or would cast its results back to it."""
 
     @functools.wraps(function)
     def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -237,11 +219,7 @@ def _float_type(value: Any) -> tf.DType | None:  # noqa: ANN401 - any argument
 
 
 def without_check(check: _Function) -> _Function:
-    """Let linear operators take tensors of other types than their own: the ops that they make bring types together.
-
-    Args:
-        check: Compares the type of a tensor with that of the operator.
-    """
+    """Let linear operators take tensors of other types than their own: the ops that they make bring types together."""
 
     @functools.wraps(check)
     def replaced(operator: Any, value: Any) -> None:  # noqa: ANN401 - as TensorFlow passes them
@@ -252,11 +230,7 @@ def without_check(check: _Function) -> _Function:
 
 
 def around_array_writes(write: _Function) -> _Function:
-    """Cast what is written to a `TensorArray` to the type of the array.
-
-    Args:
-        write: A method of `TensorArray` that writes tensors.
-    """
+    """Cast what a method of `TensorArray` writes to the type of the array."""
 
     @functools.wraps(write)
     def replaced(array: tf.TensorArray, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them

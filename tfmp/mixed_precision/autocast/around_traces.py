@@ -21,11 +21,7 @@ _LIBRARIES = (
 
 
 def around_functions(call: _Function) -> _Function:
-    """Remember that the scope was entered outside of the function that is called, and perhaps traced.
-
-    Args:
-        call: A method of `tf.function`'s objects that traces them.
-    """
+    """Remember that the scope was entered outside of the `tf.function` that is called, and perhaps traced."""
 
     @functools.wraps(call)
     def replaced(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them

@@ -57,17 +57,14 @@ _LINEAR_OPERATORS = tuple(
 
 
 class _Replacement(NamedTuple):
-    """Functions that are replaced while a scope is open.
+    """Functions that are replaced while a scope is open."""
 
-    Attributes:
-        owners: The modules, and after a colon perhaps the class, that hold a function of the name. Public modules hold
-            what the private ones do, under the same name.
-        names: The names of the functions.
-        around: Takes a function and returns what replaces it.
-    """
-
+    #: The modules, and after a colon perhaps the class, that hold a function of the name. Public modules hold what the
+    #: private ones do, under the same name.
     owners: tuple[str, ...]
+    #: The names of the functions.
     names: tuple[str, ...]
+    #: Takes a function and returns what replaces it.
     around: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -137,11 +134,7 @@ class _OpenScopes:
         self._replaced = contextlib.ExitStack()
 
     def add(self) -> None:
-        """Note that a scope is entered.
-
-        Raises:
-            RuntimeError: This TensorFlow lacks one of the functions.
-        """
+        """Note that a scope is entered."""
         with self._lock:
             if self._count == 0:
                 self._replace()

@@ -108,11 +108,7 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
 
 
 def half_type(dtype: str | tf.DType) -> tf.DType:
-    """Return a half-precision type.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return the half-precision type that a user asks for."""
     try:
         found = tf.as_dtype(dtype)
     except TypeError:

@@ -17,28 +17,21 @@ Computes = Literal["half", "float32", "widest"]
 
 
 class OpInputs(NamedTuple):
-    """Inputs of an op that must have the same type.
+    """Inputs of an op that must have the same type."""
 
-    Attributes:
-        positions: Where they stand among the inputs of the op.
-        names: Their names.
-        types: The types that the op can compute in.
-        is_result: Whether results of the op have this type, too, or are other floating-point numbers.
-    """
-
+    #: Where they stand among the inputs of the op.
     positions: tuple[int, ...]
     names: tuple[str, ...]
+    #: The types that the op can compute in.
     types: frozenset[tf.DType]
+    #: Whether results of the op have this type, too, or are other floating-point numbers.
     is_result: bool
 
 
 class OpTypes:
     """Gives the inputs of ops the types that the lists ask for.
 
-    Args:
-        dtype: The half-precision type.
-        lists: The lists of ops.
-        inputs_of: Returns the inputs of an op, and whether the op has state.
+    `inputs_of` returns the inputs of an op, and whether the op has state.
     """
 
     def __init__(
@@ -56,16 +49,7 @@ class OpTypes:
         self._plans: dict[str, tuple[tuple[OpInputs, Computes], ...]] = {}
 
     def cast_in_order(self, op: str, values: Sequence[Any], cast: Callable[..., Any]) -> Sequence[Any]:
-        """Return the inputs of an op, which come first among some values.
-
-        Args:
-            op: The name of the op.
-            values: Its inputs in their order, and whatever follows them.
-            cast: Casts an input to a type.
-
-        Returns:
-            The same object if nothing is cast.
-        """
+        """Return values with the inputs of an op, which come first, in their types; the same object if none is cast."""
         found: list[Any] | None = None
         for inputs, computes in self._plan(op):
             given = [values[position] for position in inputs.positions]
@@ -95,10 +79,7 @@ class OpTypes:
     def makes_gates(self, op: str, values: Sequence[Any], is_cast: bool) -> bool:
         """Return whether an op computes a gate of what is half precision, or computes with such gates alone.
 
-        Args:
-            op: The name of the op.
-            values: Its inputs, and perhaps its attributes.
-            is_cast: Whether autocast cast inputs of the op.
+        `values` are its inputs, and perhaps its attributes; `is_cast` is whether autocast cast inputs of the op.
         """
         if op in self._gates:
             return is_cast or any(map(_is_gate, flat(values)))
@@ -185,11 +166,7 @@ def widest(types: set[Any]) -> tf.DType:
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
-    """Return values, with those in lists in the place of the lists.
-
-    Args:
-        values: Inputs of an op, some of which may be lists.
-    """
+    """Return values, with those in lists in the place of the lists."""
     return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
 
 
@@ -208,22 +185,13 @@ def has_type(value: object) -> bool:
 
 
 def cast_float(value: Any, dtype: object) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
-    """Return a tensor of floating-point numbers in another such type, and anything else as it is.
-
-    Args:
-        value: Any value.
-        dtype: Any type, or None.
-    """
+    """Return a tensor of floating-point numbers in another such type, and anything else as it is."""
     own = _type_of(value)
     return tf.cast(value, dtype) if own != dtype and own in FLOATS and dtype in FLOATS else value
 
 
 def mark_as_gate(results: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Remember of the result of an op that it is a gate of what is half precision.
-
-    Args:
-        results: The tensor, or a list of them.
-    """
+    """Remember of the result of an op that it is a gate of what is half precision."""
     # Symbolic tensors, too: to ask their op, and its inputs, would take long in deep graphs.
     for each in results if isinstance(results, list | tuple) else [results]:
         if isinstance(each, tf.Tensor) and each.dtype == tf.float32:
@@ -235,11 +203,7 @@ def _is_gate(value: Any) -> bool:  # noqa: ANN401 - whatever TensorFlow takes fo
 
 
 def mark_as_weight(tensor: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Remember of an eager tensor that it was read from a variable.
-
-    Args:
-        tensor: The tensor, or a list of them.
-    """
+    """Remember of an eager tensor, or of a list of them, that it was read from a variable."""
     # On the tensor itself: an eager tensor has no op that would tell, and lives as long as the user wants.
     for each in tensor if isinstance(tensor, list | tuple) else [tensor]:
         each._tfmp_is_weight = True

@@ -33,18 +33,15 @@ _Layer: TypeAlias = Any
 
 
 class LayerPolicy(NamedTuple):
-    """What `tfmp.set_precision` did with a layer.
+    """What `tfmp.set_precision` did with a layer."""
 
-    Attributes:
-        name: The name of the layer, after the names of the layers that hold it, such as "encoder/dense".
-        before: The name of the policy that the layer had.
-        now: The name of the policy that it has.
-        reason: Why the layer does not have the level's policy; empty if it has.
-    """
-
+    #: The name of the layer, after the names of the layers that hold it, such as "encoder/dense".
     name: str
+    #: The name of the policy that the layer had.
     before: str
+    #: The name of the policy that it has.
     now: str
+    #: Why the layer does not have the level's policy; empty if it has.
     reason: str
 
 
@@ -151,25 +148,19 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
 
 
 class _Planned(NamedTuple):
-    """What a layer is to get.
+    """What a layer is to get."""
 
-    Attributes:
-        policy: The name of the policy.
-        reason: Why it is another one than that of the level; empty if it is that.
-    """
-
+    #: The name of the policy.
     policy: str
+    #: Why it is another one than that of the level; empty if it is that.
     reason: str
 
 
 class _Plan:
     """Which layer is to get which policy.
 
-    Args:
-        keras: The package that the model is of.
-        level: The level.
-        kept: The ids of the layers that the user keeps in float32.
-        called: The ids of the layers that calls of the model may reach.
+    `kept` are the ids of the layers that the user keeps in float32, `called` those of the layers that calls of the
+    model may reach.
     """
 
     def __init__(self, keras: ModuleType, level: Level, kept: set[int], called: set[int]) -> None:

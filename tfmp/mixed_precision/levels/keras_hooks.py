@@ -119,12 +119,7 @@ def _warning_of_unscaled_loss(keras: ModuleType, compile_model: Callable[..., An
 
 
 def warn_of_unscaled_loss(keras: ModuleType, model: _Layer) -> None:
-    """Warn if a model is compiled with an optimizer that does not scale the loss, and has layers that need it.
-
-    Args:
-        keras: The package that the model is of.
-        model: The model.
-    """
+    """Warn if a model is compiled with an optimizer that does not scale the loss, and has layers that need it."""
     # A layer that is no model may have an `optimizer` that means anything.
     if not is_compiled(keras, model) or _scales(keras, getattr(model, "optimizer", None)):
         return

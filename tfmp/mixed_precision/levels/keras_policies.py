@@ -69,11 +69,7 @@ def _attribute(layer: Any, name: str) -> Any:  # noqa: ANN401 - whatever stands 
 def policy_of(keras: ModuleType, layer_class: type, settings: Mapping[str, Any], level: Level) -> str:
     """Return the name of the policy of a layer at a level.
 
-    Args:
-        keras: The package that the layer is of.
-        layer_class: The class of the layer.
-        settings: What the layer has of `SETTINGS`. In a class of the user's, the names may mean anything.
-        level: The level.
+    `settings` is what the layer has of `SETTINGS`. In a class of the user's, the names may mean anything.
     """
     kept = [
         *_IN_FLOAT32_ALWAYS,

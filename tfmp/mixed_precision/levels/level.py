@@ -9,15 +9,12 @@ _SUFFIXES = {"": "float16", "-float16": "float16", "-bfloat16": "bfloat16"}
 
 
 class Level(NamedTuple):
-    """A precision level.
+    """A precision level."""
 
-    Attributes:
-        number: 0 for float32; 1 for half precision where that is safe; 2 for half precision in all layers, with weights
-            and batch normalization in float32; 3 for half precision in all layers, with weights in half precision.
-        half: The half-precision type, "float16" or "bfloat16".
-    """
-
+    #: 0 for float32; 1 for half precision where that is safe; 2 for half precision in all layers, with weights and
+    #: batch normalization in float32; 3 for half precision in all layers, with weights in half precision.
     number: int
+    #: The half-precision type, "float16" or "bfloat16".
     half: str
 
     @property
@@ -31,14 +28,7 @@ class Level(NamedTuple):
 
 
 def level_of(name: object) -> Level:
-    """Return a level by its name.
-
-    Args:
-        name: "O0", "O1", "O2" or "O3", for float16; with "-bfloat16" for bfloat16.
-
-    Raises:
-        TypeError: `name` is no string.
-        ValueError: There is no such level.
+    """Return a level by its name: O0 to O3 for float16, with "-bfloat16" behind it for bfloat16.
 
     Examples:
         >>> level_of("O2-bfloat16").policy
