@@ -12,7 +12,6 @@ from tfmp.mixed_precision.autocast import hooks, state
 from tfmp.mixed_precision.autocast.lists import AutocastLists, autocast_lists, half_type
 from tfmp.mixed_precision.autocast.op_types import OpTypes
 from tfmp.mixed_precision.autocast.state import Scope
-from tfmp.mixed_precision.decorators import refuse_all_but_functions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -105,6 +104,15 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         # Keras 2 looks at the arguments, and not at what was wrapped.
         within.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # `inspect` reads it
         return within  # type: ignore[return-value] # it has the signature of the function
+
+
+def refuse_all_but_functions(scope: str, function: object) -> None:
+    """Refuse to decorate what is no function, or what runs only after the call. `scope` is the name for the error."""
+    if not callable(function) or inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise TypeError(
+            f"{scope} decorates functions, got {function!r}. A generator or a coroutine would run outside of the "
+            "scope: enter the scope within it, with no yield or await inside."
+        )
 
 
 @functools.cache
