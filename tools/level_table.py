@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 from tfmp.hosts.keras.layers import HALF
-from tfmp.mixed_precision.levels.keras_policies import policy_of
-from tfmp.mixed_precision.levels.level import level_of
+from tfmp.mixed_precision.levels.level import level_of, policy_of
 
 #: What Keras computes in float32 under its mixed policies, and returns in half precision.
 _FLOAT32_INSIDE = ("BatchNormalization", "LayerNormalization")

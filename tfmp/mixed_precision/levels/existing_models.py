@@ -24,8 +24,7 @@ from tfmp.hosts.keras.layers import (
 )
 from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.mixed_precision.levels.keras_hooks import warn_of_unscaled_loss, wrap_keras
-from tfmp.mixed_precision.levels.keras_policies import policy_of, settings_of
-from tfmp.mixed_precision.levels.level import Level, level_of
+from tfmp.mixed_precision.levels.level import Level, level_of, policy_of, settings_of
 from tfmp.mixed_precision.levels.policy_changes import change_policies
 
 #: A layer or model of any Keras.

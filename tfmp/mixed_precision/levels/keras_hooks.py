@@ -20,8 +20,7 @@ import wrapt
 
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype, is_compiled
 from tfmp.hosts.keras.which import is_keras2
-from tfmp.mixed_precision.levels.keras_policies import SETTINGS, policy_of
-from tfmp.mixed_precision.levels.level import Level
+from tfmp.mixed_precision.levels.level import SETTINGS, Level, policy_of
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
