@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import HALF_TYPES
 from tfmp.environment import supported_tensorflow
-from tfmp.mixed_precision.autocast import around_control_flow, around_gradients, around_ops, around_traces
+from tfmp.mixed_precision.autocast import around_calls, around_control_flow, around_ops
 from tfmp.mixed_precision.autocast.op_types import FLOATS, OpInputs
 
 _OPS = "tensorflow.python.ops"
@@ -98,13 +98,13 @@ _REPLACEMENTS = (
         ("softmax_cross_entropy_with_logits_v2", "sparse_softmax_cross_entropy_with_logits"),
         around_ops.widened,
     ),
-    _Replacement(("tensorflow.python.eager.imperative_grad",), ("imperative_grad",), around_gradients.out_of_scope),
-    _Replacement((f"{_OPS}.gradients_util",), ("_GradientsHelper",), around_gradients.out_of_scope),
-    _Replacement(("tensorflow:GradientTape",), ("jacobian", "batch_jacobian"), around_gradients.out_of_scope),
+    _Replacement(("tensorflow.python.eager.imperative_grad",), ("imperative_grad",), around_calls.out_of_scope),
+    _Replacement((f"{_OPS}.gradients_util",), ("_GradientsHelper",), around_calls.out_of_scope),
+    _Replacement(("tensorflow:GradientTape",), ("jacobian", "batch_jacobian"), around_calls.out_of_scope),
     _Replacement(
         (f"{_OPS}.custom_gradient",),
         ("_eager_mode_decorator", "_graph_mode_decorator"),
-        around_gradients.around_custom_gradients,
+        around_calls.around_custom_gradients,
     ),
     _Replacement((f"{_OPS}.cond", *_V1), ("cond",), around_control_flow.around_branches),
     _Replacement((f"{_OPS}.while_loop", *_V1), ("while_loop",), around_control_flow.around_loops),
@@ -116,11 +116,11 @@ _REPLACEMENTS = (
         ("_tf_if_exp",),
         around_control_flow.around_expressions,
     ),
-    _Replacement((_FUNCTION,), ("__call__", "get_concrete_function"), around_traces.around_functions),
+    _Replacement((_FUNCTION,), ("__call__", "get_concrete_function"), around_calls.around_functions),
     _Replacement(
         ("tensorflow.python.distribute.distribute_lib:StrategyExtendedV1",),
         ("call_for_each_replica",),
-        around_traces.around_replicas,
+        around_calls.around_replicas,
     ),
 )
 
