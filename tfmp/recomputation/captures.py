@@ -22,18 +22,18 @@ def captured_tensors(
         ...     captured_tensors(graph, [product.op], [a], [product]) == [b]
         True
     """
-    own = {op.name for op in operations}
+    names = {op.name for op in operations}
     # The graph of a function has copies of tensors from outside.
     originals = {copy.name: original for original, copy in getattr(graph, "captures", ())}
-    found = {}
+    captured = {}
     for tensor in (*(tensor for op in operations for tensor in op.inputs), *outputs):
         if not is_differentiable(tensor):
             continue
         original = originals.get(tensor.name, tensor) if _is_of(graph, tensor) else tensor
-        if original is not tensor or not _is_of(graph, tensor) or tensor.op.name not in own:
-            found[original.ref()] = original
-    given = {(originals.get(tensor.name, tensor) if _is_of(graph, tensor) else tensor).ref() for tensor in inputs}
-    return [tensor for reference, tensor in found.items() if reference not in given]
+        if original is not tensor or not _is_of(graph, tensor) or tensor.op.name not in names:
+            captured[original.ref()] = original
+    arguments = {(originals.get(tensor.name, tensor) if _is_of(graph, tensor) else tensor).ref() for tensor in inputs}
+    return [tensor for reference, tensor in captured.items() if reference not in arguments]
 
 
 def refuse_watched(captured: Iterable[tf.Tensor | tf.Variable]) -> None:

@@ -128,11 +128,11 @@ def _called_like(node: Any, layer: Any, made: dict[int, Any]) -> Any:  # noqa: A
 
 def layers_by_path(keras: ModuleType, model: Any) -> dict[str, Any]:  # noqa: ANN401 - of any Keras
     """Return the layers of a model and of the models in it that can be rebuilt, by their paths."""
-    found: dict[str, Any] = {}
+    layers: dict[str, Any] = {}
     for path, layer in _layers_of(keras, model):
         # In Keras 2, a layer that only an attribute holds comes after those of the graph, and may have the same name.
-        found.setdefault(path, layer)
-    return found
+        layers.setdefault(path, layer)
+    return layers
 
 
 def _layers_of(keras: ModuleType, model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401

@@ -37,19 +37,19 @@ def with_class_of(
     is_plain = type(model) is plain_class
     if not is_plain and type(model).call is not plain_class.call:
         raise _refusal(model, "its class has a `call` of its own, which need not call the layers in the same way")
-    own = [name for name in vars(model) if name not in vars(rebuilt)]
+    added = [name for name in vars(model) if name not in vars(rebuilt)]
     names = list(vars(model))
     constructed = names.index(_SET_BY_CONSTRUCTOR) if _SET_BY_CONSTRUCTOR in names else 0
-    early = {name for name in names[:constructed] if name in own}
+    early = {name for name in names[:constructed] if name in added}
     # A class may do anything when it is asked to set an attribute.
     try:
         model_class: Any = type(model)
         result = rebuilt if is_plain else plain_class.__new__(recomputed_class(keras, model_class))
-        _set(result, {name: vars(model)[name] for name in own if name in early}, model, replaced)
+        _set(result, {name: vars(model)[name] for name in added if name in early}, model, replaced)
         if not is_plain:
             plain_class.__init__(result, *_arguments(keras, rebuilt), name=model.name)
             result._recomputed_paths = [*getattr(model, "_recomputed_paths", ()), *paths]
-        _set(result, {name: vars(model)[name] for name in own if name not in early}, model, replaced)
+        _set(result, {name: vars(model)[name] for name in added if name not in early}, model, replaced)
         _set_settings(keras, result, model)
     except Exception as error:
         raise _refusal(model, f"{type(error).__name__}: {error}") from error
