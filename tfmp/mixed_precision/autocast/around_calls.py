@@ -61,8 +61,8 @@ def _as_types_of(grads: Any, inputs: Any) -> Any:  # noqa: ANN401 - nested as th
     flat, flat_inputs = tf.nest.flatten(grads), tf.nest.flatten(inputs)
     if len(flat) != len(flat_inputs):
         return grads
-    found = [cast_float(grad, getattr(each, "dtype", None)) for grad, each in zip(flat, flat_inputs, strict=True)]
-    return tf.nest.pack_sequence_as(grads, found)
+    cast_grads = [cast_float(grad, getattr(each, "dtype", None)) for grad, each in zip(flat, flat_inputs, strict=True)]
+    return tf.nest.pack_sequence_as(grads, cast_grads)
 
 
 #: What makes functions for one call: `tf.vectorized_map`, data sets, recurrent layers of Keras 2, `tfmp.recompute`.

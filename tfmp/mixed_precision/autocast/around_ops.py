@@ -32,25 +32,25 @@ def around_eager_ops(execute: _Function) -> _Function:
         scope = state.current()
         if scope is None or op == "Cast":
             return execute(context, op, name, *values)
-        given = scope.op_types.cast_in_order(op, values, _cast_in(scope))
+        cast_values = scope.op_types.cast_in_order(op, values, _cast_in(scope))
         try:
-            result = execute(context, op, name, *given)
+            result = execute(context, op, name, *cast_values)
         except Exception:
             # Where TensorFlow has a list to convert, say, the function that was called goes on with its own inputs.
-            pairs = [*zip(values, given, strict=True), *zip(flat(values), flat(given), strict=True)]
+            pairs = [*zip(values, cast_values, strict=True), *zip(flat(values), flat(cast_values), strict=True)]
             state.remember_casts({id(one): (one, other) for one, other in pairs})
             raise
-        _mark(scope, op, given, result, is_cast=given is not values)
+        _mark(scope, op, cast_values, result, is_cast=cast_values is not values)
         return result
 
     return replaced
 
 
-def _mark(scope: state.Scope, op: str, given: Any, results: Any, *, is_cast: bool) -> None:  # noqa: ANN401 - as an op has
+def _mark(scope: state.Scope, op: str, values: Any, results: Any, *, is_cast: bool) -> None:  # noqa: ANN401 - as an op has
     """Remember what an op of eager code returned, if that is not to make other ops wider."""
-    if scope.op_types.makes_weights(op, given):
+    if scope.op_types.makes_weights(op, values):
         mark_as_weight(results)
-    elif scope.op_types.makes_gates(op, given, is_cast=is_cast):
+    elif scope.op_types.makes_gates(op, values, is_cast=is_cast):
         mark_as_gate(results)
 
 
@@ -93,11 +93,11 @@ def around_graph_ops(apply_op: _Function) -> _Function:
         scope = state.current()
         if scope is None or op == "Cast":
             return apply_op(op, name, **values)
-        given = scope.op_types.cast_by_name(op, values, _cast_in(scope))
-        found = apply_op(op, name, **given)
-        if scope.op_types.makes_gates(op, list(given.values()), is_cast=given is not values):
-            mark_as_gate(found[-1])
-        return found
+        cast_values = scope.op_types.cast_by_name(op, values, _cast_in(scope))
+        result = apply_op(op, name, **cast_values)
+        if scope.op_types.makes_gates(op, list(cast_values.values()), is_cast=cast_values is not values):
+            mark_as_gate(result[-1])
+        return result
 
     return replaced
 
@@ -132,8 +132,8 @@ def around_conversion(convert: _Function) -> _Function:
             types = {each.dtype.base_dtype for each in value if isinstance(each, tf.Tensor)}
             dtype = widest(types) if len(types) > 1 and types <= FLOATS else None
         elif dtype is not None and has_type(value):
-            asked, own = tf.as_dtype(dtype).base_dtype, tf.as_dtype(value.dtype).base_dtype
-            if own != asked and own in FLOATS and asked in FLOATS:
+            asked, present = tf.as_dtype(dtype).base_dtype, tf.as_dtype(value.dtype).base_dtype
+            if present != asked and present in FLOATS and asked in FLOATS:
                 return tf.cast(convert(value), asked)
         return convert(value, dtype, *args, **kwargs)
 
@@ -149,10 +149,10 @@ def around_errors(dispatch: _Function) -> _Function:
     @functools.wraps(dispatch)
     def replaced(op: _Function, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
-        given = tf.nest.flatten([args, kwargs]) if scope is not None else []
+        arguments = tf.nest.flatten([args, kwargs]) if scope is not None else []
         # What the user's function did, it would do twice.
-        if scope is not None and any(map(_is_half, given)) and not any(map(callable, given)):
-            types = {_float_type(each) for each in given} - {None}
+        if scope is not None and any(map(_is_half, arguments)) and not any(map(callable, arguments)):
+            types = {_float_type(each) for each in arguments} - {None}
             wide = functools.partial(_widened, cast=_cast_in(scope), dtype=widest(types | {tf.float32}))
             # An error that has other causes is raised as it was.
             with contextlib.suppress(TypeError, ValueError):

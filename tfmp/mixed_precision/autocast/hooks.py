@@ -157,27 +157,27 @@ class _OpenScopes:
             )
         with contextlib.ExitStack() as replaced:
             for owner, name, around in functions.values():
-                own = getattr(owner, name)
-                replaced.callback(setattr, owner, name, own)
-                setattr(owner, name, _replacing(around, own))
+                original = getattr(owner, name)
+                replaced.callback(setattr, owner, name, original)
+                setattr(owner, name, _replacing(around, original))
             self._replaced = replaced.pop_all()
 
 
 # Loops enter a scope in each step, so that what is the same is not made again.
 @functools.cache
-def _replacing(around: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    return around(own)
+def _replacing(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    return around(original)
 
 
 def _functions() -> dict[str, tuple[Any, str, Callable[..., Any]]]:
     """Return by their paths what holds the functions that are replaced, their names, and what goes around them."""
-    found = {}
+    functions = {}
     for each in _REPLACEMENTS:
         # Copies of a module may be one module.
         owners = [(path, _owner(path)) for path in reversed(each.owners)]
         for path, owner in {id(owner): (path, owner) for path, owner in owners}.values():
-            found.update({f"{path}.{name}": (owner, name, each.around) for name in each.names})
-    return found
+            functions.update({f"{path}.{name}": (owner, name, each.around) for name in each.names})
+    return functions
 
 
 #: Of the whole process, as TensorFlow's functions are.
@@ -193,15 +193,15 @@ def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
     """Return the inputs of an op that share a type, and whether the op has state."""
     op_def = _op_def(op)
     attributes = {attr.name: _types(attr.allowed_values.list.type) for attr in op_def.attr}
-    results = {found.type_attr for found in op_def.output_arg}
-    returns_floats = any(found.type in _FLOAT_NUMBERS for found in op_def.output_arg)
+    results = {argument.type_attr for argument in op_def.output_arg}
+    returns_floats = any(argument.type in _FLOAT_NUMBERS for argument in op_def.output_arg)
     groups: dict[str, list[tuple[int, str]]] = {}
     inputs = []
-    for position, found in enumerate(op_def.input_arg):
-        if found.type_attr and not found.is_ref:
-            groups.setdefault(found.type_attr, []).append((position, found.name))
-        elif found.type in _FLOAT_NUMBERS and not found.is_ref:
-            inputs.append(OpInputs((position,), (found.name,), _types([found.type]), is_result=False))
+    for position, argument in enumerate(op_def.input_arg):
+        if argument.type_attr and not argument.is_ref:
+            groups.setdefault(argument.type_attr, []).append((position, argument.name))
+        elif argument.type in _FLOAT_NUMBERS and not argument.is_ref:
+            inputs.append(OpInputs((position,), (argument.name,), _types([argument.type]), is_result=False))
     inputs += [
         OpInputs(
             tuple(at for at, _ in group),
@@ -228,10 +228,10 @@ def _owner(path: str) -> Any:  # noqa: ANN401 - a module or a class
     module, _, name = path.partition(":")
     # Public modules are found as attributes: their own names differ between versions of TensorFlow.
     if not module.startswith("tensorflow.python"):
-        found = functools.reduce(lambda owner, part: getattr(owner, part, None), module.split(".")[1:], tf)
+        owner = functools.reduce(lambda owner, part: getattr(owner, part, None), module.split(".")[1:], tf)
     else:
         try:
-            found = importlib.import_module(module)
+            owner = importlib.import_module(module)
         except ImportError:
-            found = None
-    return getattr(found, name, None) if name else found
+            owner = None
+    return getattr(owner, name, None) if name else owner

@@ -103,16 +103,16 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
     Source: the lists of TensorFlow's pass for graphs (`auto_mixed_precision_lists.h` of TensorFlow 2.21) and of
     `torch.autocast`.
     """
-    half_type(dtype)
+    half_dtype(dtype)
     return _LISTS
 
 
-def half_type(dtype: str | tf.DType) -> tf.DType:
+def half_dtype(dtype: str | tf.DType) -> tf.DType:
     """Return the half-precision type that a user asks for."""
     try:
-        found = tf.as_dtype(dtype)
+        half = tf.as_dtype(dtype)
     except TypeError:
-        found = None
-    if found not in HALF_TYPES:
+        half = None
+    if half not in HALF_TYPES:
         raise ValueError(f"dtype must be a half-precision type, float16 or bfloat16, got {dtype!r}.")
-    return found
+    return half

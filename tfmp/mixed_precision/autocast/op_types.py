@@ -50,24 +50,24 @@ class OpTypes:
 
     def cast_in_order(self, op: str, values: Sequence[Any], cast: Callable[..., Any]) -> Sequence[Any]:
         """Return values with the inputs of an op, which come first, in their types; the same object if none is cast."""
-        found: list[Any] | None = None
+        result: list[Any] | None = None
         for inputs, computes in self._plan(op):
-            given = [values[position] for position in inputs.positions]
-            changed = self._cast(inputs, computes, given, cast)
-            if changed is not None:
-                found = list(values) if found is None else found
-                for position, value in zip(inputs.positions, changed, strict=True):
-                    found[position] = value
-        return values if found is None else found
+            group = [values[position] for position in inputs.positions]
+            cast_group = self._cast(inputs, computes, group, cast)
+            if cast_group is not None:
+                result = list(values) if result is None else result
+                for position, value in zip(inputs.positions, cast_group, strict=True):
+                    result[position] = value
+        return values if result is None else result
 
     def cast_by_name(self, op: str, values: Mapping[str, Any], cast: Callable[..., Any]) -> Mapping[str, Any]:
         """Return the inputs of an op by their names, among other values."""
-        found = values
+        result = values
         for inputs, computes in self._plan(op):
-            changed = self._cast(inputs, computes, [values[name] for name in inputs.names], cast)
-            if changed is not None:
-                found = {**found, **dict(zip(inputs.names, changed, strict=True))}
-        return found
+            cast_group = self._cast(inputs, computes, [values[name] for name in inputs.names], cast)
+            if cast_group is not None:
+                result = {**result, **dict(zip(inputs.names, cast_group, strict=True))}
+        return result
 
     def makes_weights(self, op: str, values: Sequence[Any]) -> bool:
         """Return whether an op of eager code reads a variable, or only moves what was read from variables."""
@@ -105,10 +105,10 @@ class OpTypes:
         return listed
 
     def _cast(
-        self, inputs: OpInputs, computes: Computes, given: list[Any], cast: Callable[..., Any]
+        self, inputs: OpInputs, computes: Computes, values: list[Any], cast: Callable[..., Any]
     ) -> list[Any] | None:
         """Return the inputs in the type that they are to have; None if they have it."""
-        floats = [each for each in flat(given) if _type_of(each) in FLOATS]
+        floats = [each for each in flat(values) if _type_of(each) in FLOATS]
         types = {_type_of(each) for each in floats}
         if not types:
             return None
@@ -119,7 +119,9 @@ class OpTypes:
         def as_target(value: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
             return cast(value, target) if _type_of(value) in FLOATS and _type_of(value) != target else value
 
-        return [list(map(as_target, value)) if isinstance(value, list | tuple) else as_target(value) for value in given]
+        return [
+            list(map(as_target, value)) if isinstance(value, list | tuple) else as_target(value) for value in values
+        ]
 
     def _target(self, inputs: OpInputs, computes: Computes, floats: Sequence[Any], types: set[Any]) -> tf.DType:
         deciding = types if len(types) == 1 else self._deciding(floats)
@@ -158,11 +160,11 @@ class OpTypes:
 
 def widest(types: set[Any]) -> tf.DType:
     """Return the widest of some types."""
-    found = next(iter(types))
+    dtype = next(iter(types))
     if len(types) > 1:
         # float16 and bfloat16 have no type in common but a wider one.
-        found = tf.float64 if tf.float64 in types else tf.float32
-    return found
+        dtype = tf.float64 if tf.float64 in types else tf.float32
+    return dtype
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
@@ -186,8 +188,8 @@ def has_type(value: object) -> bool:
 
 def cast_float(value: Any, dtype: object) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
     """Return a tensor of floating-point numbers in another such type, and anything else as it is."""
-    own = _type_of(value)
-    return tf.cast(value, dtype) if own != dtype and own in FLOATS and dtype in FLOATS else value
+    present = _type_of(value)
+    return tf.cast(value, dtype) if present != dtype and present in FLOATS and dtype in FLOATS else value
 
 
 def mark_as_gate(results: Any) -> None:  # noqa: ANN401 - whatever an op returns

@@ -114,22 +114,22 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     # In Keras 2, metrics are layers.
     if keras is None or isinstance(model, keras.metrics.Metric):
         raise TypeError(f"model must be a model or a layer of Keras, got {model!r} of type {type(model).__name__}.")
-    found = level_of(level)
-    listed = lists.names("keep_float32", keep_float32, "names or regular expressions")
+    new_level = level_of(level)
+    patterns = lists.names("keep_float32", keep_float32, "names or regular expressions")
     inner_paths = {key: "/".join(path) for key, path in paths_within(keras, model).items()}
     paths = {id(model): model.name, **inner_paths}
     _refuse_without_layers(keras, model)
     by_id = {id(layer): layer for layer in layers_of(model)}
     called = {id(layer): layer for layer in called_layers_of(keras, model)}
     _refuse_quantized(keras, called.values())
-    plan = _Plan(keras, found, _kept(listed, inner_paths, by_id), set(called)).of(model)
+    plan = _Plan(keras, new_level, _kept(patterns, inner_paths, by_id), set(called)).of(model)
     layers = {key: by_id[key] for key in plan}
     before = {key: _policy_name(keras, layer) for key, layer in layers.items()}
     changed = {key: layer for key, layer in layers.items() if plan[key].policy != before[key]}
     for key, layer in changed.items():
-        _refuse_weights_of_another_type(keras, found, layer, paths[key], plan[key].policy)
+        _refuse_weights_of_another_type(keras, new_level, layer, paths[key], plan[key].policy)
     report = PolicyReport(
-        str(found), [LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers]
+        str(new_level), [LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers]
     )
     wrap_keras()
     with contextlib.ExitStack() as undo:
@@ -177,13 +177,13 @@ class _Plan:
     def _visit(self, layer: _Layer, followed: _Planned | None) -> None:
         if id(layer) in self._planned or isinstance(layer, self._keras.layers.InputLayer):
             return
-        planned = self._for(layer, followed)
+        planned = self._planned_for(layer, followed)
         if not is_function_of_tensorflow(self._keras, layer):
             self._planned[id(layer)] = planned
         for inner in layers_directly_in(layer):
             self._visit(inner, planned if _makes_its_layers(self._keras, layer) else followed)
 
-    def _for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
+    def _planned_for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
         dtype = compute_dtype(self._keras, layer)
         if dtype not in ("float32", *HALF):
             return _Planned(_policy_name(self._keras, layer), f"computes in {dtype}")
@@ -198,15 +198,15 @@ class _Plan:
 
 
 #: Layers of Keras that are given the layers in them.
-_GIVEN_LAYERS = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
+_HOLDERS = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
 
 
 def _makes_its_layers(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer is one of Keras that makes the layers in it, as `MultiHeadAttention` does."""
     of_keras = next(each for each in type(layer).__mro__ if each.__module__.split(".")[0] == keras.__name__)
-    given = tuple(getattr(keras.layers, name) for name in _GIVEN_LAYERS if hasattr(keras.layers, name))
+    holders = tuple(getattr(keras.layers, name) for name in _HOLDERS if hasattr(keras.layers, name))
     # Subclasses of RNN, such as LSTM, make their cells.
-    return of_keras not in (keras.layers.Layer, keras.layers.RNN) and not isinstance(layer, (keras.Model, *given))
+    return of_keras not in (keras.layers.Layer, keras.layers.RNN) and not isinstance(layer, (keras.Model, *holders))
 
 
 def _kept(patterns: Sequence[Any], inner_paths: dict[int, str], layers: dict[int, _Layer]) -> set[int]:

@@ -27,11 +27,11 @@ def notice_if_nothing_is_half(level: Level) -> Iterator[None]:
     that are made in the scope may be called after it.
     """
     graph = tf.compat.v1.get_default_graph()
-    before, given = len(graph.get_operations()), levels.given
+    num_ops, num_layers = len(graph.get_operations()), levels.num_layers
     yield
-    if graph.building_function or levels.given != given or _TOLD.items():
+    if graph.building_function or levels.num_layers != num_layers or _TOLD.items():
         return
-    made = graph.get_operations()[before:]
+    made = graph.get_operations()[num_ops:]
     types = {tensor.dtype.base_dtype for op in made for tensor in (*op.inputs, *op.outputs)}
     is_computed = any(each.is_floating for each in types)
     if not is_computed or types.intersection(_HALF) or any(map(calls_functions, made)):

@@ -37,22 +37,22 @@ def level_of(name: object) -> Level:
     """
     if not isinstance(name, str):
         raise TypeError(f"a precision level is a string such as 'O2', got {name!r} of type {type(name).__name__}.")
-    known = {
+    levels = {
         f"{level}{suffix}": Level(_NUMBERS[level], _SUFFIXES[suffix]) for level in _NUMBERS for suffix in _SUFFIXES
     }
-    if name not in known:
+    if name not in levels:
         raise ValueError(
-            f"there is no precision level {name!r}: did you mean {_nearest(name, known)!r}? The levels are "
+            f"there is no precision level {name!r}: did you mean {_nearest(name, levels)!r}? The levels are "
             f"{', '.join(_NUMBERS)}, in float16; with '-bfloat16' behind them, they are in bfloat16."
         )
-    return known[name]
+    return levels[name]
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, names: Iterable[str]) -> str:
     # The names of Keras' policies, and a small or a zero for the big letter.
     policies = {"mixed_float16": "O2", "mixed_bfloat16": "O2-bfloat16"}
     meant = policies.get(name, f"O{name[1:]}" if name[:1] in ("o", "0") else name)
-    return difflib.get_close_matches(meant, known, n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(meant, names, n=1, cutoff=0.0)[0]
 
 
 #: Classes of layers that O1 keeps in float32: they normalize, take exponentials, or sum over many values, and Keras
