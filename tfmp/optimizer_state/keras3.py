@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
 from tfmp.optimizer_state.float32_view import Float32View
 from tfmp.optimizer_state.rounding import rounded
-from tfmp.optimizer_state.settings import HALF_TYPES_BY_NAME, HalfSettings, half_settings
+from tfmp.optimizer_state.settings import HalfSettings, half_settings
 from tfmp.optimizer_state.state_bytes import SlotBytes, StateBytes
 from tfmp.types import Gradient
 

@@ -6,12 +6,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.gradients import arithmetic
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 
 ROUNDINGS = ("nearest", "stochastic")
-
-#: The half-precision types by name.
-HALF_TYPES_BY_NAME = {dtype.name: dtype for dtype in arithmetic.HALF_TYPES}
 
 #: The slots that follow the gradients themselves. Each step replaces a tenth of them or so, so that what rounding to
 #: the nearest value does to them is soon replaced, too.

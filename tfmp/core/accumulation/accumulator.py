@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.control_flow import conditional_update
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
 from tfmp.core.overflow.gradient_check import GradientCheck
@@ -384,7 +385,7 @@ def _present(grads: Gradients) -> set[int]:
 
 
 def _wide(dtype: tf.DType) -> tf.DType:
-    return tf.float32 if dtype in arithmetic.HALF_TYPES else dtype
+    return tf.float32 if dtype in HALF_TYPES else dtype
 
 
 def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:

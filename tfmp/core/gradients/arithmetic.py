@@ -10,12 +10,10 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfmp.core import lists
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients.derived_gradients import note_change
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradient, Gradients
-
-#: The half-precision dtypes, whose values are converted to float32 before arithmetic.
-HALF_TYPES = (tf.float16, tf.bfloat16)
 
 
 def scale(loss: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:

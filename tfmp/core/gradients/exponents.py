@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES, values_of
+from tfmp.core.dtypes import HALF_TYPES
+from tfmp.core.gradients.arithmetic import values_of
 from tfmp.types import Gradient, Gradients
 
 #: The exponents of the first and of the last bin: bin `e` counts the values with `2**e <= abs(value) < 2**(e + 1)`.

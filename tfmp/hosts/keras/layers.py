@@ -18,10 +18,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.hosts.keras.which import is_keras2
-
-#: The half-precision types, as Keras names them.
-HALF = ("float16", "bfloat16")
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
@@ -135,7 +133,7 @@ def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
     """
     functional = _functional_of(keras, model)
     operations = () if is_keras2(keras) or functional is None else functional.operations
-    return [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF]
+    return [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF_TYPES_BY_NAME]
 
 
 def _functional_of(keras: ModuleType, model: _Layer) -> Any:  # noqa: ANN401 - a functional model of any Keras
@@ -167,7 +165,7 @@ def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -
     # sequential model of Keras 2 that is not built has none yet.
     inputs = getattr(functional, "_nested_inputs" if is_keras2(keras) else "inputs", None)
     for tensor in [] if inputs is None else tf.nest.flatten(inputs):
-        if tf.as_dtype(tensor.dtype).name not in HALF:
+        if tf.as_dtype(tensor.dtype).name not in HALF_TYPES_BY_NAME:
             continue
         if is_keras2(keras):
             spec, layer = tensor._type_spec, tensor.node.layer

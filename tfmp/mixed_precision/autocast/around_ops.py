@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.mixed_precision.autocast import state
 from tfmp.mixed_precision.autocast.op_types import (
     FLOATS,

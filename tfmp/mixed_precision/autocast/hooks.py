@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.environment import supported_tensorflow
 from tfmp.mixed_precision.autocast import around_calls, around_control_flow, around_ops
 from tfmp.mixed_precision.autocast.op_types import FLOATS, OpInputs

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
+from tfmp.core.dtypes import HALF_TYPES
 
 
 def _names(text: str) -> frozenset[str]:

@@ -5,10 +5,11 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.mixed_precision.autocast.lists import AutocastLists
 
 #: The types that autocast changes, or takes into account.
-FLOATS = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
+FLOATS = frozenset([*HALF_TYPES, tf.float32, tf.float64])
 
 #: What reads a variable.
 _READS = frozenset(["ReadVariableOp", "VariableV2", "Variable"])

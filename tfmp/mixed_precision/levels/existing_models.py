@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import lists
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.hosts.keras.layers import (
-    HALF,
     called_layers_of,
     compute_dtype,
     is_function_of_tensorflow,
@@ -185,7 +185,7 @@ class _Plan:
 
     def _planned_for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
         dtype = compute_dtype(self._keras, layer)
-        if dtype not in ("float32", *HALF):
+        if dtype not in ("float32", *HALF_TYPES_BY_NAME):
             return _Planned(_policy_name(self._keras, layer), f"computes in {dtype}")
         if id(layer) in self._kept:
             return _Planned("float32", "in keep_float32")
@@ -264,10 +264,10 @@ def _refuse_weights_of_another_type(keras: ModuleType, level: Level, layer: _Lay
     # Keras 2 stores those of batch normalization in float32 under each policy.
     if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
         return
-    expected = policy if policy in HALF else "float32"
+    expected = policy if policy in HALF_TYPES_BY_NAME else "float32"
     for weight in own_weights(keras, layer):
         stored = tf.as_dtype(weight.dtype).name
-        if stored in ("float32", *HALF) and stored != expected:
+        if stored in ("float32", *HALF_TYPES_BY_NAME) and stored != expected:
             raise ValueError(
                 f"the layer {path!r} has weights in {stored}, and would have them in {expected} at {level}. Make the "
                 f"model in `with tfmp.precision('{level}')`, and give it the weights by set_weights."

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
 from tfmp.hosts.keras.layers import (
-    HALF,
     called_layers_of,
     compute_dtype,
     is_compiled,
@@ -56,7 +56,7 @@ class KerasModel:
         self._paths = {**paths_within(keras, model), id(model): [model.name]}
         self._names = _names(keras, self._layers, self._paths)
         self._layer_of_variable = _layers_by_variable(self._layers)
-        computes_in_half = [layer for layer in self._layers if compute_dtype(keras, layer) in HALF]
+        computes_in_half = [layer for layer in self._layers if compute_dtype(keras, layer) in HALF_TYPES_BY_NAME]
         # A model that computes in half precision already has layers that the user keeps in float32.
         self._may_be_half = {id(layer) for layer in computes_in_half or self._layers}
         # Layers that keep their types. They are an obstacle only if the model calls them.
