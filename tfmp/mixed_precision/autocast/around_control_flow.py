@@ -109,7 +109,7 @@ def around_expressions(choose: _Function) -> _Function:
 
 
 def around_comparisons(compare: _Function) -> _Function:
-    """Let AutoGraph leave types to the branch or the loop that it makes.
+    """Skip AutoGraph's comparison of types: the branch or the loop that it makes brings them together.
 
     `compare` compares a variable of a branch or of a loop with what it was, or with that of the other branch.
     """

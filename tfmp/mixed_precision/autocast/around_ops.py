@@ -47,7 +47,7 @@ def around_eager_ops(execute: _Function) -> _Function:
 
 
 def _mark(scope: state.Scope, op: str, values: Any, results: Any, *, is_cast: bool) -> None:  # noqa: ANN401 - as an op has
-    """Remember what an op of eager code returned, if that is not to make other ops wider."""
+    """Mark the results of an op of eager code that are weights or gates, which do not make other ops wider."""
     if scope.op_types.makes_weights(op, values):
         mark_as_weight(results)
     elif scope.op_types.makes_gates(op, values, is_cast=is_cast):
@@ -66,7 +66,7 @@ def around_eager_inputs(match: _Function) -> _Function:
 
 
 def around_eager_results(execute: _Function) -> _Function:
-    """Forget what was cast for an op that is made now, and remember what does not make others wider.
+    """Forget the casts for an op that is made now, and mark its results if they are not to make other ops wider.
 
     `execute` makes an op in eager code whose inputs TensorFlow converted.
     """

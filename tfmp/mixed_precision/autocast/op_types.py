@@ -78,7 +78,7 @@ class OpTypes:
         return bool(floats) and all(map(self._is_weight, floats))
 
     def makes_gates(self, op: str, values: Sequence[Any], is_cast: bool) -> bool:
-        """Return whether an op computes a gate of what is half precision, or computes with such gates alone.
+        """Return whether an op computes a gate of half-precision values, or computes with such gates alone.
 
         `values` are its inputs, and perhaps its attributes; `is_cast` is whether autocast cast inputs of the op.
         """
@@ -169,7 +169,7 @@ def widest(types: set[Any]) -> tf.DType:
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
-    """Return values, with those in lists in the place of the lists."""
+    """Return values, with the elements of lists in place of the lists."""
     return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
 
 
@@ -194,7 +194,7 @@ def cast_float(value: Any, dtype: object) -> Any:  # noqa: ANN401 - whatever Ten
 
 
 def mark_as_gate(results: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Remember of the result of an op that it is a gate of what is half precision."""
+    """Mark a tensor, or each of a list, as a gate of half-precision values."""
     # Symbolic tensors, too: to ask their op, and its inputs, would take long in deep graphs.
     for each in results if isinstance(results, list | tuple) else [results]:
         if isinstance(each, tf.Tensor) and each.dtype == tf.float32:
@@ -206,7 +206,7 @@ def _is_gate(value: Any) -> bool:  # noqa: ANN401 - whatever TensorFlow takes fo
 
 
 def mark_as_weight(tensor: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Remember of an eager tensor, or of a list of them, that it was read from a variable."""
+    """Mark an eager tensor, or each of a list, as read from a variable."""
     # On the tensor itself: an eager tensor has no op that would tell, and lives as long as the user wants.
     for each in tensor if isinstance(tensor, list | tuple) else [tensor]:
         each._tfmp_is_weight = True

@@ -107,7 +107,7 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
 
 
 def refuse_all_but_functions(scope: str, function: object) -> None:
-    """Refuse to decorate what is no function, or what runs only after the call. `scope` is the name for the error."""
+    """Refuse to decorate anything but a function, and also what runs after the call: a generator or a coroutine."""
     if not callable(function) or inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
         raise TypeError(
             f"{scope} decorates functions, got {function!r}. A generator or a coroutine would run outside of the "

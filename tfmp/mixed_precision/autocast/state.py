@@ -50,7 +50,7 @@ def pop() -> Scope | None:
 
 
 def remember_casts(casts: dict[int, tuple[Any, Any]]) -> None:
-    """Remember the inputs of an op that is not made yet before and after the cast, by the ids of those before."""
+    """Remember the inputs of an op that is not made yet, before and after the cast, by the ids of those before."""
     _thread.casts = casts
 
 
