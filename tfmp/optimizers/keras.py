@@ -121,9 +121,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
 
     @property
     def initial_scale(self) -> float:
-        """The loss scale that the manager started from, as a float.
-
-        Keras' own wrapper has this property too.
+        """As in Keras' own wrapper: the loss scale that the manager started from, as a float.
 
         Raises:
             AttributeError: The manager does not follow the rule of Keras' own wrapper.
@@ -132,9 +130,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """The number of finite steps in a row after which the loss scale grows; None for a fixed scale.
-
-        Keras' own wrapper has this property too.
+        """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale.
 
         Raises:
             AttributeError: The manager does not follow the rule of Keras' own wrapper.
@@ -158,32 +154,12 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
         return values[0]
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Multiply a loss by the loss scale.
-
-        Differentiate the scaled loss, and pass its gradients to `apply_gradients`, which unscales them. If you need
-        unscaled gradients before, call `get_unscaled_gradients`; `apply_gradients` then applies them as they are.
-
-        Args:
-            loss: The loss, a tensor of a floating-point type.
-
-        Returns:
-            The scaled loss, in float32 or float64.
-        """
+        """As in `tfmp.LossScaleOptimizer`."""
         self._last_call = "scale_loss"
         return self._scaler.scale(loss)
 
     def get_scaled_loss(self, loss: Loss) -> Loss:
-        """Multiply a loss by the loss scale, in a loop that unscales the gradients itself.
-
-        Differentiate the scaled loss, pass its gradients to `get_unscaled_gradients`, and pass the unscaled gradients
-        to `apply_gradients`.
-
-        Args:
-            loss: The loss, a tensor of a floating-point type, or a function that returns it.
-
-        Returns:
-            The scaled loss, in float32 or float64. If `loss` is a function, a function that returns the scaled loss.
-        """
+        """As in `tfmp.LossScaleOptimizer`."""
         self._last_call = "get_scaled_loss"
         if callable(loss):
             return lambda: self._scaler.scale(loss())
@@ -191,20 +167,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
 
     @without_autograph
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """Divide the gradients of a scaled loss by the loss scale.
-
-        Pass the unscaled gradients to `apply_gradients`. You can inspect or clip them first, for example by
-        `tfmp.clip_by_global_norm`.
-
-        Args:
-            grads: The gradients of the loss that `get_scaled_loss` returned. An entry may be None, and stays None.
-
-        Returns:
-            The gradients in true magnitude, in float32 or float64.
-
-        Raises:
-            TypeError: `grads` is not a list of gradients, or a gradient is complex.
-        """
+        """As in `tfmp.LossScaleOptimizer`."""
         grads = lists.gradients(grads)
         if self._last_call is None:
             self._warn_once(
@@ -275,10 +238,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
             variable.assign(value)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
-
-        The overflow detector is not part of the configuration.
-        """
+        """As in `tfmp.LossScaleOptimizer`."""
         serialize = self._keras.saving.serialize_keras_object
         return {
             "name": self.name,
@@ -292,16 +252,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "LossScaleOptimizerKeras":
-        """Make an optimizer from a configuration that `get_config` returned.
-
-        Args:
-            config: The configuration, of this class or of Keras' own `LossScaleOptimizer`.
-            custom_objects: A dictionary of the classes that the configuration names and that are not registered with
-                Keras. The keys are the names of the classes.
-
-        Returns:
-            The new optimizer, which is not built.
-        """
+        """As in `tfmp.LossScaleOptimizer`."""
         known = cls._classes_by_name() | (custom_objects or {})
         parts: dict[str, Any] = {
             name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=known)
@@ -329,9 +280,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
     def _are_scaled(self, grads: Gradients, scaled_by_default: bool) -> bool:
         """Return whether gradients passed to `apply_gradients` are of a scaled loss; warn if in doubt.
 
-        Args:
-            grads: The gradients.
-            scaled_by_default: The answer if no method of this optimizer was called before.
+        `scaled_by_default` is the answer if no method of this optimizer was called before.
         """
         lists.refuse_all_none(grads)
         scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
@@ -351,10 +300,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
         return scaled
 
     def _warn_once(self, grads: Gradients, message: str) -> None:
-        """Give a warning the first time it applies, with the line of the script that computed the gradients.
-
-        If that line is unknown, the warning names the line that is running now.
-        """
+        """Warn once with a message, and with the line that computed the gradients, or else the one that runs now."""
         if message in self._told:
             return
         self._told.add(message)
@@ -362,14 +308,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
         _logger.warning("%s: %s", line, message)
 
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> None:
-        """Apply the gradients; or, if gradients are accumulated, add them to the current window.
-
-        Args:
-            adapter: The inner optimizer and the variables.
-            grads: The gradients of this replica.
-            facts: What the step must know of them.
-            are_scaled: Whether they are the gradients of a scaled loss.
-        """
+        """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
         accumulator = self._accumulation.accumulator_of(adapter.variables)
         if accumulator is not None:
             in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
@@ -381,16 +320,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
 
 
 def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:
-    """Raise an error if an optimizer cannot be wrapped.
-
-    Args:
-        keras: The package that the optimizer must come from, `keras` or `tf_keras`.
-        inner_optimizer: The object that the user asked to wrap.
-
-    Raises:
-        TypeError: The object is not an optimizer of that package.
-        ValueError: The optimizer is a loss-scale wrapper itself; or TensorFlow 2's behaviour is disabled.
-    """
+    """Raise an error if the object to wrap is not an optimizer of `keras` (or `tf_keras`), or cannot be wrapped."""
     if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
         raise ValueError(
             "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
@@ -409,12 +339,7 @@ def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None
 
 
 def warn_of_methods_never_called(inner_optimizer: object, methods: Iterable[str]) -> None:
-    """Warn of methods of a user's own that the wrapper never calls, because it does their work itself.
-
-    Args:
-        inner_optimizer: The optimizer that is wrapped.
-        methods: The names of these methods.
-    """
+    """Warn of methods of a user's own that the wrapper never calls, because it does their work itself."""
     for name in methods:
         if is_foreign(getattr(inner_optimizer, name, None)) and not is_horovods(inner_optimizer):
             _logger.warning(
@@ -428,17 +353,7 @@ def warn_of_methods_never_called(inner_optimizer: object, methods: Iterable[str]
 def manager_of_keras(
     loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
 ) -> LossScaleManager:
-    """Return the loss-scale manager that the arguments of a Keras front-end describe.
-
-    Args:
-        loss_scale_manager: A manager or a description of one, as in `tfmp.LossScaleOptimizer`.
-        initial_scale: The scale to start from; only with "dynamic".
-        dynamic_growth_steps: The number of finite steps in a row after which the scale grows; only with "dynamic".
-
-    Raises:
-        TypeError: `loss_scale_manager` does not describe a manager; or a setting is not a number.
-        ValueError: A setting is out of range; or one of the last two arguments is given without "dynamic".
-    """
+    """Return the loss-scale manager that the arguments of a Keras front-end describe."""
     rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
     if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
@@ -452,25 +367,18 @@ def manager_of_keras(
 
 
 def register_managers(keras: ModuleType) -> None:
-    """Register tfmp's managers with Keras, so that a saved model that names one can be loaded.
+    """Register tfmp's managers with `keras` or `tf_keras`, so that a saved model that names one can be loaded.
 
     The author of any other manager registers it.
-
-    Args:
-        keras: The package to register with, `keras` or `tf_keras`.
     """
     for manager in OWN_MANAGERS:
         keras.saving.register_keras_serializable(package="tfmp")(manager)
 
 
 def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:
-    """Let a manager continue from the state of Keras' own wrapper; warn if the manager cannot do that.
+    """Let a manager continue from the scale and the count of finite steps of Keras' own wrapper.
 
-    Args:
-        manager: The manager. Its method `continue_from(loss_scale, good_steps)` is called, which a manager of the
-            user's own may also have.
-        loss_scale: The loss scale of Keras' wrapper.
-        good_steps: The number of finite steps since that scale last changed.
+    This calls `continue_from(loss_scale, good_steps)`, which a manager of the user's own may also have, or warns.
     """
     continue_from = getattr(manager, "continue_from", None)
     if continue_from is None:
@@ -484,11 +392,8 @@ def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -
 
 
 def nearest_allowed(loss_scale: float) -> float:
-    """Return the scale nearest to a given one that a manager can hold, from 1 to the largest float32.
+    """Return the scale nearest to that of Keras' own wrapper that a manager can hold, from 1 to the largest float32.
 
-    The loss scale of Keras' own wrapper has no such bounds: it can reach 0.
-
-    Args:
-        loss_scale: The loss scale of Keras' wrapper.
+    Keras' own scale has no such bounds: it can reach 0.
     """
     return float(np.clip(loss_scale, 1, np.finfo(np.float32).max))

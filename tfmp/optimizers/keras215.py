@@ -19,7 +19,7 @@ class LossScaleOptimizerKeras215(
 ):
     """The `tfmp.LossScaleOptimizer` around an optimizer of Keras 2.15.
 
-    `LossScaleOptimizerKeras2`, the base class, documents the arguments and methods.
+    `tfmp.LossScaleOptimizer` documents the arguments and methods, and `LossScaleOptimizerKeras2` what differs here.
 
     Examples:
         >>> import keras, tfmp

@@ -46,13 +46,8 @@ class KerasAccumulation:
     def build(self, variables: Sequence[Any], add_buffer: AddBuffer, *, keeps_float32: bool = False) -> None:
         """Make the accumulator with its buffers, if windows have more than one micro-batch and it is not made yet.
 
-        Args:
-            variables: The variables to train, of any version of Keras.
-            add_buffer: Makes a variable of the optimizer.
-            keeps_float32: Whether the mean for a variable in half precision stays in float32.
-
-        Raises:
-            ValueError: The "gradient" of a variable is its next value (`overwrite_with_gradient`).
+        `add_buffer` makes a variable of the optimizer. With `keeps_float32` the mean for a variable in half precision
+        stays in float32.
         """
         if not self.is_on or self._accumulator is not None:
             return
@@ -73,14 +68,7 @@ class KerasAccumulation:
         )
 
     def accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
-        """Return the accumulator for gradients of these variables; None if gradients are not accumulated.
-
-        Args:
-            variables: The variables, in the order of the gradients.
-
-        Raises:
-            ValueError: The optimizer was built with other variables, or with these in another order.
-        """
+        """Return the accumulator for gradients of these variables, in their order; None if none are accumulated."""
         same = len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
         if self._accumulator is not None and not same:
             raise ValueError(

@@ -94,10 +94,8 @@ _STATE = "state_"
 class _Variables(tf.Module):
     """In checkpoints, the list of the wrapped optimizer's variables, to which those of the wrapper are added.
 
-    Args:
-        own: The wrapper's list of its own variables.
-        inner_optimizer: The wrapped optimizer.
-        current_restore: Returns the number of the restore that visited the wrapper last.
+    `own` is the wrapper's list of its own variables. `current_restore` returns the number of the restore that visited
+    the wrapper last.
     """
 
     def __init__(self, own: Any, inner_optimizer: Any, current_restore: Callable[[], int]) -> None:  # noqa: ANN401
@@ -134,10 +132,9 @@ class _Variables(tf.Module):
 
 
 class _Deferred:
-    """In place of the dictionary of what an object that is restored does not have yet: hands it on to other objects.
+    """In place of the dictionary of what a restored object does not have yet: hands each part on to another object.
 
-    Args:
-        place: Returns the object that will have the part with a name, and the part's name there; None if none will.
+    `place` returns the object that will have the part with a name, and the part's name there; None if none will.
     """
 
     def __init__(self, place: Callable[[str], tuple[Any, str] | None]) -> None:
@@ -160,12 +157,7 @@ class _Deferred:
 
 
 class _Received(tf.Module):
-    """Takes a value out of a checkpoint, from where Keras' own wrapper has a variable.
-
-    Args:
-        dtype: The type of the variable.
-        receive: Is called with the value.
-    """
+    """Takes a value out of a checkpoint, from where Keras' own wrapper has a variable of a type."""
 
     def __init__(self, dtype: tf.DType, receive: Callable[[tf.Tensor], None]) -> None:
         super().__init__()

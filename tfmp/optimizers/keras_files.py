@@ -41,20 +41,12 @@ class SavedAsInner:
         raise NotImplementedError
 
     def save_own_variables(self, store: Any) -> None:  # noqa: ANN401 - a group of a file
-        """Save the variables of the inner optimizer, as without a wrapper; Keras saves the loss scale beside them.
-
-        Args:
-            store: A mapping, which gets the value of each variable by its position, as a string.
-        """
+        """Save the variables of the inner optimizer by their positions; Keras saves the loss scale beside them."""
         self._inner_is_loaded = False
         self.inner_optimizer.save_own_variables(store)
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Set the variables to the values that this class, Keras' own wrapper or an optimizer without one saved.
-
-        Args:
-            store: A mapping from the position of each variable, as a string, to its value.
-        """
+        """Set the variables to the values that this class, Keras' own wrapper or an optimizer without one saved."""
         num_inner = len(self.inner_optimizer.variables)
         num_before = len(store.keys()) - num_inner
         own = self._own_variables()
@@ -88,11 +80,9 @@ class StateInFiles:
     """The wrapper's own variables in Keras' files: the loss scale, the counters, and the sums of an unfinished window.
 
     Keras' walk comes to this object, an attribute of the wrapper, if it is one of the objects that Keras saves. So each
-    front-end has a subclass of this class and of `keras.losses.Loss`, which is the simplest of these.
-
-    Args:
-        variables: Returns the variables. Those of a window are there after `build`.
-        continue_at: Continues from the scale and the count of finite steps of a manager of another class.
+    front-end has a subclass of this class and of `keras.losses.Loss`, which is the simplest of these. The variables of
+    a window are there after `build`. `continue_at` gets the scale and the count of finite steps that a manager of
+    another class saved.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], continue_at: Callable[[float, int], None]) -> None:
@@ -103,20 +93,12 @@ class StateInFiles:
         self._of_manager = self._by_name().keys() - StepCounters._fields
 
     def save_own_variables(self, store: Any) -> None:  # noqa: ANN401 - a group of a file
-        """Save the variables.
-
-        Args:
-            store: A mapping, which gets the value of each variable by its name.
-        """
+        """Save the variables by their names."""
         for name, variable in self._by_name().items():
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Set the variables to saved values. A variable that is not saved keeps its value.
-
-        Args:
-            store: A mapping from the names of variables to their values.
-        """
+        """Set the variables to saved values, by their names; a variable that is not saved keeps its value."""
         saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 - a file has only this
         here = self._by_name()
         if self._of_manager - saved.keys() and {"loss_scale", "good_steps"} <= saved.keys():

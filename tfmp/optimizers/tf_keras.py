@@ -19,7 +19,7 @@ class LossScaleOptimizerTfKeras(
 ):
     """The `tfmp.LossScaleOptimizer` around an optimizer of tf_keras.
 
-    `LossScaleOptimizerKeras2`, the base class, documents the arguments and methods.
+    `tfmp.LossScaleOptimizer` documents the arguments and methods, and `LossScaleOptimizerKeras2` what differs here.
 
     Examples:
         >>> import tf_keras, tfmp
