@@ -18,16 +18,16 @@ from tfmp.hosts.keras.adapters import Keras2Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import validated_aggregation_dtype
-from tfmp.optimizers.keras import (
-    LossScaleOptimizerKeras,
-    continue_at,
+from tfmp.optimizers.keras.accumulation import variables_of_each_replica
+from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
-    nearest_allowed,
+    refuse_other_arguments,
     validate_inner_optimizer,
     warn_of_methods_never_called,
 )
+from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.optimizers.keras2_tape import ScalingTape
-from tfmp.optimizers.keras_accumulation import variables_of_each_replica
 from tfmp.types import Gradient, Gradients, Loss
 
 
@@ -71,7 +71,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
         validate_inner_optimizer(self._keras, inner_optimizer)
-        self._refuse_other_arguments(inner_optimizer, others)
+        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         if not dynamic:
             loss_scale_manager = _fixed(loss_scale_manager, initial_scale, dynamic_growth_steps)
@@ -176,7 +176,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             var_list = lists.variables("var_list", var_list)
         tape = tape or tf.GradientTape()
         if is_foreign(self.inner_optimizer.compute_gradients) and not is_horovods(self.inner_optimizer):
-            self._last_call = "compute_gradients"
+            self._loop.last_call = "compute_gradients"
             own_tape = ScalingTape(tape, self._scaler.scale, self._scaler.unscale)
             return list(self.inner_optimizer.compute_gradients(loss, var_list, tape=own_tape))
         with tape:
@@ -185,7 +185,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         grads, variables = [grad for grad, _ in grads_and_vars], [variable for _, variable in grads_and_vars]
         lists.refuse_complex(grads, names_of(variables))
         unscaled = self.get_unscaled_gradients(grads)
-        self._last_call = "compute_gradients"
+        self._loop.last_call = "compute_gradients"
         return list(zip(unscaled, variables, strict=True))
 
     @without_autograph
@@ -227,7 +227,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         gradients in `compute_gradients`, and nowhere else.
         """
         of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
-        return not (of_horovod and self._last_call == "compute_gradients")
+        return not (of_horovod and self._loop.last_call == "compute_gradients")
 
     @without_autograph
     def apply_gradients(
@@ -261,7 +261,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             self.build(variables)
 
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
-        are_scaled = self._are_scaled(grads, scaled_by_default=False)
+        lists.refuse_all_none(grads)
+        are_scaled = self._loop.are_scaled(grads, by_default=False)
         facts = self._scaler.facts()
 
         def average(grads: Gradients) -> Gradients:

@@ -2,9 +2,8 @@
 
 import keras
 
-from tfmp.optimizers.keras import register_managers
+from tfmp.optimizers.keras.files import StateInFiles, register_managers
 from tfmp.optimizers.keras2 import LossScaleOptimizerKeras2
-from tfmp.optimizers.keras_files import StateInFiles
 
 register_managers(keras)
 

@@ -18,18 +18,17 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
-from tfmp.optimizers.keras import (
-    LossScaleOptimizerKeras,
-    continue_at,
+from tfmp.optimizers.keras.accumulation import variables_of_each_replica
+from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
-    nearest_allowed,
-    register_managers,
+    refuse_other_arguments,
     validate_inner_optimizer,
     warn_of_methods_never_called,
 )
+from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.keras.files import StateInFiles, register_managers
+from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.optimizers.keras3_float8 import follow, refuse_divided_next_values, scales_of_gradients
-from tfmp.optimizers.keras_accumulation import variables_of_each_replica
-from tfmp.optimizers.keras_files import StateInFiles
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -108,7 +107,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     ) -> None:
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _validate(inner_optimizer, accumulation)
-        self._refuse_other_arguments(inner_optimizer, others)
+        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
         _refuse_fixed(dynamic)
         compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
@@ -257,9 +256,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             )
         lists.refuse_other_number(grads, variables)
         lists.refuse_complex(grads, names_of(variables))
-        if self._last_call == "get_unscaled_gradients":
+        if self._loop.last_call == "get_unscaled_gradients":
             refuse_divided_next_values(variables)
-        are_scaled = self._are_scaled(grads, scaled_by_default=True)
+        lists.refuse_all_none(grads)
+        are_scaled = self._loop.are_scaled(grads, by_default=True)
         compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)
         self._step(adapter, grads, facts, are_scaled=are_scaled)

@@ -1,7 +1,5 @@
 """The base class of the front-ends for Keras 2, tf_keras and Keras 3."""
 
-import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
@@ -9,48 +7,27 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import lists, script_lines, settings
+from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.distribute.horovod_detection import is_horovods
-from tfmp.core.managers import (
-    OWN_MANAGERS,
-    FixedLossScaleManager,
-    LossScaleManager,
-    Specification,
-    dynamic_manager,
-    get_loss_scale_manager,
-    manager_of_wrapper,
-)
+from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
-from tfmp.optimizers.keras_accumulation import KerasAccumulation
-from tfmp.optimizers.keras_checkpoints import CheckpointedAsInner
-from tfmp.optimizers.keras_files import SavedAsInner, StateInFiles
+from tfmp.optimizers.keras.accumulation import KerasAccumulation
+from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
+from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
+from tfmp.optimizers.keras.loops import LoopRecord
+from tfmp.optimizers.keras.takeover import continue_at
 from tfmp.types import Gradient, Gradients, Loss
-
-_logger = logging.getLogger("tfmp")
 
 
 class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimizer):
-    """The methods that are the same in the front-ends for all versions of Keras.
-
-    A custom training loop can be written in the style of Keras 2 or of Keras 3. Every front-end supports both:
-
-        Keras 2    get_scaled_loss    get_unscaled_gradients    apply_gradients
-        Keras 3    scale_loss                                   apply_gradients, which unscales
-
-    `apply_gradients` cannot tell from the gradients alone whether it must unscale them, so the optimizer remembers
-    which method was called last. All replicas call the same methods in the same order, so one record serves them all.
-    `compute_gradients` of Keras 2 scales and unscales by itself. It is remembered under its own name, because Horovod's
-    optimizer averages gradients in `compute_gradients` and nowhere else.
-    """
+    """The methods that are the same in the front-ends for all versions of Keras."""
 
     #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
     _keras: ClassVar[ModuleType]
@@ -86,35 +63,11 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
         self._accumulation = KerasAccumulation(accumulation, detector)
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
         self._overflow_counts = self._scaler.overflow_counts
-        # The last of scale_loss, get_scaled_loss, get_unscaled_gradients and compute_gradients that was called.
-        self._last_call: str | None = None
-        # The warnings that were given, each of which is given once.
-        self._told: set[str] = set()
+        self._loop = LoopRecord()
         num_unused = len(self._own_variables())
         # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
         self._loss_scale_state = self._state_in_files(lambda: self._own_variables()[num_unused:], self._continue_at)
-
-    def _refuse_other_arguments(self, inner_optimizer: object, others: Mapping[str, Any]) -> None:
-        """Raise `ValueError` for arguments of the constructor that it does not have, and say where they belong."""
-        defaults = self._settings_of_every_optimizer
-        given = {name: value for name, value in others.items() if name not in defaults or value != defaults[name]}
-        if "loss_scale_factor" in given and "loss_scale_factor" in defaults:
-            raise ValueError(
-                f"loss_scale_factor={given['loss_scale_factor']!r} is a setting on the `inner_optimizer`, for training "
-                "without a wrapper: write tfmp.LossScaleOptimizer(optimizer, scale) for a fixed scale."
-            )
-        of_inner = [name for name in given if name in {*defaults, *inspect.signature(type(inner_optimizer)).parameters}]
-        if of_inner:
-            values = ", ".join(f"{name}={given[name]!r}" for name in of_inner)
-            kind = type(inner_optimizer).__name__
-            raise ValueError(
-                f"settings of the optimizer belong on the `inner_optimizer`, got {values}: write "
-                f"tfmp.LossScaleOptimizer({kind}(..., {values}))."
-            )
-        if given:
-            names = ", ".join(f"`{name}`" for name in given)
-            raise ValueError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no arguments: {names}.")
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         raise NotImplementedError
@@ -155,12 +108,12 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """As in `tfmp.LossScaleOptimizer`."""
-        self._last_call = "scale_loss"
+        self._loop.last_call = "scale_loss"
         return self._scaler.scale(loss)
 
     def get_scaled_loss(self, loss: Loss) -> Loss:
         """As in `tfmp.LossScaleOptimizer`."""
-        self._last_call = "get_scaled_loss"
+        self._loop.last_call = "get_scaled_loss"
         if callable(loss):
             return lambda: self._scaler.scale(loss())
         return self._scaler.scale(loss)
@@ -169,13 +122,8 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """As in `tfmp.LossScaleOptimizer`."""
         grads = lists.gradients(grads)
-        if self._last_call is None:
-            self._warn_once(
-                grads,
-                "gradients are unscaled, and the loss was not scaled before: differentiate what get_scaled_loss "
-                "returns, not the loss itself.",
-            )
-        self._last_call = "get_unscaled_gradients"
+        self._loop.warn_if_never_scaled(grads)
+        self._loop.last_call = "get_unscaled_gradients"
         return self._scaler.unscale(grads)
 
     def exclude_from_weight_decay(
@@ -277,36 +225,6 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
         """Return the entries of `get_config` that only the front-end for this version of Keras has."""
         raise NotImplementedError
 
-    def _are_scaled(self, grads: Gradients, scaled_by_default: bool) -> bool:
-        """Return whether gradients passed to `apply_gradients` are of a scaled loss; warn if in doubt.
-
-        `scaled_by_default` is the answer if no method of this optimizer was called before.
-        """
-        lists.refuse_all_none(grads)
-        scaled = self._last_call == "scale_loss" or (self._last_call is None and scaled_by_default)
-        if scaled and self._last_call is None:
-            self._warn_once(
-                grads,
-                "gradients are divided by the loss scale, and scale_loss was not called before: differentiate what "
-                "scale_loss returns, not the loss itself.",
-            )
-        elif not scaled and self._last_call not in {"get_unscaled_gradients", "compute_gradients"}:
-            missing = "get_scaled_loss" if self._last_call is None else "get_unscaled_gradients"
-            self._warn_once(
-                grads,
-                f"gradients are applied as they are, and {missing} was not called before: scale the loss by "
-                "get_scaled_loss and the gradients by get_unscaled_gradients, or call scale_loss alone.",
-            )
-        return scaled
-
-    def _warn_once(self, grads: Gradients, message: str) -> None:
-        """Warn once with a message, and with the line that computed the gradients, or else the one that runs now."""
-        if message in self._told:
-            return
-        self._told.add(message)
-        line = script_lines.with_library(script_lines.line_of_gradients(grads))
-        _logger.warning("%s: %s", line, message)
-
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> None:
         """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
         accumulator = self._accumulation.accumulator_of(adapter.variables)
@@ -317,83 +235,3 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
             self._scaler.step(update_of_scaled(adapter, grads, facts))
         else:
             self._scaler.step(update_of_unscaled(adapter, grads, facts))
-
-
-def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:
-    """Raise an error if the object to wrap is not an optimizer of `keras` (or `tf_keras`), or cannot be wrapped."""
-    if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
-        raise ValueError(
-            "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
-            "tfmp.LossScaleOptimizer.from_keras."
-        )
-    if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            f"inner_optimizer must be a {keras.__name__}.optimizers.Optimizer, got {inner_optimizer!r} of type "
-            f"{type(inner_optimizer).__name__}."
-        )
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise ValueError(
-            "Keras' optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
-            "tf.compat.v1.train.Optimizer in graphs."
-        )
-
-
-def warn_of_methods_never_called(inner_optimizer: object, methods: Iterable[str]) -> None:
-    """Warn of methods of a user's own that the wrapper never calls, because it does their work itself."""
-    for name in methods:
-        if is_foreign(getattr(inner_optimizer, name, None)) and not is_horovods(inner_optimizer):
-            _logger.warning(
-                "%s.%s is never called, because the wrapper does its work: move what it adds to apply_gradients or "
-                "update_step, which are called on every step that is applied.",
-                type(inner_optimizer).__name__,
-                name,
-            )
-
-
-def manager_of_keras(
-    loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
-) -> LossScaleManager:
-    """Return the loss-scale manager that the arguments of a Keras front-end describe."""
-    rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
-    given = {name: value for name, value in rule.items() if value is not None}
-    if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
-        return get_loss_scale_manager(settings.number("initial_scale", given["initial_scale"]))
-    if given and loss_scale_manager != "dynamic":
-        raise ValueError(
-            f"loss_scale_manager={loss_scale_manager!r} decides the scale by settings of its own: leave out "
-            "initial_scale and dynamic_growth_steps, or the manager."
-        )
-    return dynamic_manager(**given) if given else manager_of_wrapper(loss_scale_manager)
-
-
-def register_managers(keras: ModuleType) -> None:
-    """Register tfmp's managers with `keras` or `tf_keras`, so that a saved model that names one can be loaded.
-
-    The author of any other manager registers it.
-    """
-    for manager in OWN_MANAGERS:
-        keras.saving.register_keras_serializable(package="tfmp")(manager)
-
-
-def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:
-    """Let a manager continue from the scale and the count of finite steps of Keras' own wrapper.
-
-    This calls `continue_from(loss_scale, good_steps)`, which a manager of the user's own may also have, or warns.
-    """
-    continue_from = getattr(manager, "continue_from", None)
-    if continue_from is None:
-        _logger.warning(
-            "the loss scale %g of Keras' own LossScaleOptimizer is not taken over: %s has no method continue_from.",
-            loss_scale,
-            type(manager).__name__,
-        )
-        return
-    continue_from(loss_scale, good_steps)
-
-
-def nearest_allowed(loss_scale: float) -> float:
-    """Return the scale nearest to that of Keras' own wrapper that a manager can hold, from 1 to the largest float32.
-
-    Keras' own scale has no such bounds: it can reach 0.
-    """
-    return float(np.clip(loss_scale, 1, np.finfo(np.float32).max))

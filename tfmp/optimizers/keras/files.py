@@ -15,10 +15,12 @@ its attributes. Keras' own wrapper needs them to load what tfmp saved.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from tfmp.core.managers import OWN_MANAGERS
 from tfmp.core.managers.step_counters import StepCounters
 
 _logger = logging.getLogger("tfmp")
@@ -128,3 +130,12 @@ def _assign(pairs: Iterable[tuple[Any, Any]]) -> None:
         # A variable that each replica has of its own divides an assigned value by the number of replicas. An HDF5
         # dataset cannot be divided, so it is read into an array first.
         variable.assign(np.asarray(value))
+
+
+def register_managers(keras: ModuleType) -> None:
+    """Register tfmp's managers with `keras` or `tf_keras`, so that a saved model that names one can be loaded.
+
+    The author of any other manager registers it.
+    """
+    for manager in OWN_MANAGERS:
+        keras.saving.register_keras_serializable(package="tfmp")(manager)

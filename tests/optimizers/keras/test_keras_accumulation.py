@@ -26,7 +26,7 @@ from kerases import (
 
 import tfmp
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.optimizers.keras_accumulation import KerasAccumulation, variables_of_each_replica
+from tfmp.optimizers.keras.accumulation import KerasAccumulation, variables_of_each_replica
 
 _EXECUTIONS: dict[str, Callable[..., Any]] = {
     "eager": lambda step: step,
