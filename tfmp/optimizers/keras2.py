@@ -1,6 +1,7 @@
 """The base class of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
 
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,6 +27,7 @@ from tfmp.optimizers.keras.arguments import (
     warn_of_methods_never_called,
 )
 from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.keras.files import StateInFiles, register_managers
 from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.optimizers.keras2_tape import ScalingTape
 from tfmp.types import Gradient, Gradients, Loss
@@ -336,6 +338,15 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
         with variables_of_each_replica():
             return self.add_variable(shape, dtype, tf.zeros, name)
+
+
+def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerKeras2]:
+    """Make the front-end for a package that Keras 2 comes in, and register it there, so that saved models load."""
+    register_managers(keras)
+    bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer)
+    state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
+    front_end = type(name, bases, {"__module__": module, "_keras": keras, "_state_in_files": state_in_files})
+    return keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(front_end)
 
 
 def _fixed(loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None) -> float:
