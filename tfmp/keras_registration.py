@@ -29,7 +29,7 @@ def _register(keras: ModuleType) -> None:
 
 def _loss_scale_optimizer(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
     # Not at the top of the file, because this module imports TensorFlow.
-    from tfmp.optimizers.base import front_end_of
+    from tfmp.optimizers.front_ends import front_end_of
 
     return front_end_of(keras)
 

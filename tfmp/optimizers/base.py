@@ -1,8 +1,6 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
@@ -12,7 +10,7 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.settings import not_default
 from tfmp.core.step.properties import StepProperties
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
+from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 if TYPE_CHECKING:
@@ -153,7 +151,8 @@ class LossScaleOptimizer(StepProperties):
         """Make an object of the front-end for the kind of optimizer that is wrapped."""
         if cls is LossScaleOptimizer:
             opt = args[0] if args else kwargs.get("opt", kwargs.get("inner_optimizer"))
-            return cast("Self", super().__new__(_front_end_for(opt)))
+            refuse_wrapped(opt)
+            return cast("Self", super().__new__(front_end_for(opt)))
         return super().__new__(cls)
 
     def __init__(
@@ -347,7 +346,7 @@ class LossScaleOptimizer(StepProperties):
         """
         if cls is not LossScaleOptimizer:
             raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
-        return _front_end_of_config(config).from_config(config, custom_objects)
+        return front_end_of_config(config).from_config(config, custom_objects)
 
     @classmethod
     def from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
@@ -382,7 +381,8 @@ class LossScaleOptimizer(StepProperties):
                 f"optimizer must be a keras.mixed_precision.LossScaleOptimizer, got {optimizer!r} of type "
                 f"{type(optimizer).__name__}: wrap any other by tfmp.LossScaleOptimizer(optimizer)."
             )
-        return _front_end_for(optimizer.inner_optimizer)._from_keras(optimizer)
+        refuse_wrapped(optimizer.inner_optimizer)
+        return front_end_for(optimizer.inner_optimizer)._from_keras(optimizer)
 
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
@@ -421,50 +421,3 @@ def refuse_wrapped(opt: object) -> None:
     """Raise `ValueError` if an optimizer is wrapped already."""
     if isinstance(opt, LossScaleOptimizer):
         raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")
-
-
-def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
-    refuse_wrapped(opt)
-    if isinstance(opt, tf.compat.v1.train.Optimizer):
-        from tfmp.optimizers.v1 import LossScaleOptimizerV1
-
-        return LossScaleOptimizerV1
-    keras = keras_of(opt, "optimizers.Optimizer")
-    if keras is not None:
-        return front_end_of(keras)
-    advice = ": take it from keras.optimizers, without legacy" if ".legacy." in type(opt).__module__ else ""
-    raise TypeError(
-        "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
-        f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}{advice}."
-    )
-
-
-def _front_end_of_config(config: Mapping[str, Any]) -> type[LossScaleOptimizer]:
-    if "inner_optimizer" not in config:
-        raise ValueError(
-            "config must be what get_config of a LossScaleOptimizer of tfmp or Keras returned, with an "
-            f"inner_optimizer, got {', '.join(config) or 'nothing'}."
-        )
-    # tf_keras writes "keras" for its name too; what tells them apart is a setting that all optimizers of Keras 2 have.
-    of_keras2 = "is_legacy_optimizer" in config["inner_optimizer"]["config"]
-    keras = importlib.import_module("keras")
-    if of_keras2 and not is_keras2(keras):
-        keras = importlib.import_module("tf_keras")
-    return front_end_of(keras)
-
-
-def front_end_of(keras: ModuleType) -> type[LossScaleOptimizer]:
-    """Return the front-end for the optimizers of `keras` or `tf_keras`, importing it; a Keras may be too old for it."""
-    match module_for(keras):
-        case "tf_keras":
-            from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras
-
-            return LossScaleOptimizerTfKeras
-        case "keras215":
-            from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215
-
-            return LossScaleOptimizerKeras215
-        case "keras3":
-            from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
-
-            return LossScaleOptimizerKeras3
