@@ -168,39 +168,14 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, keras.Variable]]:
-        """Compute the unscaled gradients of a loss; a method of Keras 2's optimizers.
-
-        The loss is scaled and differentiated, and the gradients are divided by the loss scale.
-
-        Args:
-            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
-            var_list: The variables to train.
-            tape: The tape that recorded the loss; required if `loss` is a tensor.
-
-        Returns:
-            Pairs of an unscaled gradient and its variable, for `apply_gradients`.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables, or a gradient is complex.
-            ValueError: The loss is a tensor, and `tape` is missing.
-        """
+        """As in `tfmp.LossScaleOptimizer`; a method that Keras 3's own optimizers do not have."""
         variables = lists.variables("var_list", var_list)
         grads = self._scaled_gradients(loss, variables, tape)
         lists.refuse_complex(grads, names_of(variables))
         return list(zip(self.get_unscaled_gradients(grads), variables, strict=True))
 
     def minimize(self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None) -> None:
-        """Compute the gradients of a loss and apply them if they are finite; a method of Keras 2's optimizers.
-
-        Args:
-            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
-            var_list: The variables to train.
-            tape: The tape that recorded the loss; required if `loss` is a tensor.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables.
-            ValueError: The loss is a tensor, and `tape` is missing.
-        """
+        """As in `tfmp.LossScaleOptimizer`; a method that Keras 3's own optimizers do not have."""
         variables = lists.variables("var_list", var_list)
         self.apply_gradients(zip(self._scaled_gradients(loss, variables, tape), variables, strict=True))
 
