@@ -17,11 +17,12 @@ _TESTED_BY_NAME = ("core", "grad_scaler", "hosts", "optimizers")
 _WITHOUT_TESTS = {
     "core/adapters/program.py": "protocols; the tests of adapters test what fulfils them",
     "core/distribute/base.py": "a protocol; the tests of single_process, mirrored and horovod test its methods",
-    "core/overflow/local_check.py": "a tuple",
+    "core/dtypes.py": "two tables",
+    "core/overflow/results.py": "tuples",
     "hosts/keras/layers.py": "the tests of levels and of check_precision run it with every layer of Keras",
     "grad_scaler/scaler.py": "one class, whose tests stand in several files by their subject: test_scaler_*.py",
-    "optimizers/keras215.py": "registers a class; test_keras2.py tests it for every Keras 2",
-    "optimizers/tf_keras.py": "registers a class; test_keras2.py tests it for every Keras 2",
+    "optimizers/keras215.py": "makes a class; test_keras2.py tests it for every Keras 2",
+    "optimizers/tf_keras.py": "makes a class; test_keras2.py tests it for every Keras 2",
 }
 
 

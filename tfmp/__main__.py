@@ -7,15 +7,11 @@ import platform
 import sys
 
 import tfmp
-from tfmp.installation import installed_versions, problems
+from tfmp.environment import installed_versions, problems
 
 
 def main() -> int:
-    """Print the versions.
-
-    Returns:
-        The exit status: 1 if something is not supported.
-    """
+    """Print the versions, and return the exit status: 1 if something is not supported."""
     versions = installed_versions()
     named = {"tfmp": tfmp.__version__, **versions, "platform": platform.platform()}
     lines = [f"{name:22}{value}" for name, value in named.items()]

@@ -29,7 +29,7 @@ def _register(keras: ModuleType) -> None:
 
 def _loss_scale_optimizer(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
     # Not at the top of the file, because this module imports TensorFlow.
-    from tfmp.optimizers.base import front_end_of
+    from tfmp.optimizers.front_ends import front_end_of
 
     return front_end_of(keras)
 
@@ -72,13 +72,5 @@ class _ClassOnDemand:
         self._find = find
 
     def from_config(self, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
-        """Import the class, and create an object of it.
-
-        Args:
-            config: The configuration of the saved object, which its `get_config` returned.
-            custom_objects: Classes by their names, for classes in the configuration that Keras does not know.
-
-        Raises:
-            ImportError: This version of Keras is too old for tfmp.
-        """
+        """Import the class, and create an object from the configuration that its `get_config` returned."""
         return self._find(self._keras).from_config(config, custom_objects)

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from benchmarks.harness import cells, keras_contenders
 from benchmarks.harness.cells import Cell
-from tfmp.core.gradients import reductions
+from tfmp.core.gradients import sums
 
 _WRAPPERS = ("bare", "Keras 3", "tfmp")
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options.folder.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
-    with mock.patch.object(reductions, "_has_accelerator", return_value=not options.for_cpu):
+    with mock.patch.object(sums, "_has_accelerator", return_value=not options.for_cpu):
         for exported in _exported(options.shapes):
             (options.folder / exported.entry["file"]).write_bytes(exported.module)
             entries.append(exported.entry)

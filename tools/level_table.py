@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 
-from tfmp.hosts.keras.layers import HALF
-from tfmp.mixed_precision.levels.keras_policies import policy_of
-from tfmp.mixed_precision.levels.level import level_of
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
+from tfmp.mixed_precision.levels.level import level_of, policy_of
 
 #: What Keras computes in float32 under its mixed policies, and returns in half precision.
 _FLOAT32_INSIDE = ("BatchNormalization", "LayerNormalization")
@@ -62,11 +61,12 @@ def _cell(keras: ModuleType, layer: type, level: str) -> str:
     if name in _HOLD_LAYERS:
         return "as its layers"
     nearest = {
-        half: policy_of(keras, layer, {"interpolation": "nearest"}, level_of(f"{level}-{half}")) for half in HALF
+        half: policy_of(keras, layer, {"interpolation": "nearest"}, level_of(f"{level}-{half}"))
+        for half in HALF_TYPES_BY_NAME
     }
     if set(nearest.values()) == {"float32"}:
         return "float32"
-    for half in HALF:
+    for half in HALF_TYPES_BY_NAME:
         if nearest[half] == "float32":
             return f"float32 instead of {half}"
     if policy_of(keras, layer, {}, level_of(level)) == "float32":

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.gradients.origins import Change
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import tensorflow as tf
 
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.grad_scaler.call_order import CallOrder, on_replica
 
 
@@ -35,7 +35,7 @@ def test_optimizer_is_named_by_its_type_and_its_name(optimizer: object, named: s
 
 
 def test_step_finds_the_check_of_unscale_until_update() -> None:
-    calls, seen = CallOrder(), EarlierCheck(LocalCheck(tf.constant(True)))
+    calls, seen = CallOrder(), EarlierCheck(LocalResult(tf.constant(True)))
     calls.note_unscale("sgd", seen, None)
     assert calls.validate_step("sgd") is seen
     assert calls.validate_step("adam") is None
@@ -47,7 +47,7 @@ def test_step_finds_the_check_of_unscale_until_update() -> None:
 @pytest.mark.parametrize("stepped", ["sgd", "adam"])
 def test_what_unscale_found_is_used_by_a_step_of_its_optimizer_only(stepped: str) -> None:
     calls = CallOrder()
-    calls.note_unscale("sgd", EarlierCheck(LocalCheck(tf.constant(True))), None)
+    calls.note_unscale("sgd", EarlierCheck(LocalResult(tf.constant(True))), None)
     calls.note_step(stepped, None)
     with tf.Graph().as_default():
         if stepped == "sgd":
@@ -59,7 +59,7 @@ def test_what_unscale_found_is_used_by_a_step_of_its_optimizer_only(stepped: str
 
 def test_step_in_another_function_does_not_use_what_unscale_found() -> None:
     calls = CallOrder()
-    calls.note_unscale("sgd", EarlierCheck(LocalCheck(tf.constant(True))), None)
+    calls.note_unscale("sgd", EarlierCheck(LocalResult(tf.constant(True))), None)
     with tf.Graph().as_default():
         calls.note_step("sgd", None)
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
@@ -97,7 +97,7 @@ def test_update_on_a_replica_forgets_the_calls_of_this_replica_only(
     calls, found = CallOrder(), {}
 
     def unscale_and_step() -> None:
-        calls.note_unscale("sgd", EarlierCheck(LocalCheck(tf.constant(True))), None)
+        calls.note_unscale("sgd", EarlierCheck(LocalResult(tf.constant(True))), None)
         calls.note_step("sgd", None)
 
     def end_on_the_second() -> None:
@@ -121,7 +121,7 @@ def test_update_on_a_replica_forgets_the_calls_of_this_replica_only(
 def test_what_unscale_found_is_forgotten_with_the_function_that_was_traced() -> None:
     calls = CallOrder()
     traced = tf.function(
-        lambda: calls.note_unscale("sgd", EarlierCheck(LocalCheck(tf.constant(True))), None)
+        lambda: calls.note_unscale("sgd", EarlierCheck(LocalResult(tf.constant(True))), None)
     ).get_concrete_function()
     with pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
         calls.validate_step("sgd")

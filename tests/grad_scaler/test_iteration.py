@@ -5,8 +5,8 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
+from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.update import StepResult
 from tfmp.grad_scaler.iteration import Iteration
 
 
@@ -31,13 +31,15 @@ def test_end_adjusts_by_what_was_kept_and_begins_the_next_iteration(needs_max_ab
     iteration, adjust = _iteration(needs_max_abs), _Adjust()
     for applied, max_abs in [(True, 3.0), (False, 2.0)]:
         result = StepResult(tf.constant(applied), tf.constant(max_abs))
-        iteration.keep(result, [], SingleProcess(), of_step=True)
-    iteration.calls.note_step("sgd", None)
+        iteration.note_steps(["adam" if applied else "sgd"], result, [None], SingleProcess())
     iteration.end(adjust)
     assert int(iteration.pending.get("results")) == 0
     iteration.calls.validate_step("sgd")
-    # A step that Python has seen certainly counts; one of a function that was traced before shows in what was found.
-    iteration.keep(StepResult(tf.constant(True), tf.constant(0.0)), [], SingleProcess(), of_step=False)
+    # A step that Python has seen certainly counts. Gradients that were unscaled for a step that was dropped do not.
+    earlier = EarlierCheck(LocalResult(tf.constant(True)))
+    result = StepResult(tf.constant(True), tf.constant(0.0))
+    iteration.note_unscale("sgd", earlier, result, None, SingleProcess())
+    assert iteration.calls.validate_step("sgd") is earlier
     iteration.end(adjust)
     assert adjust.calls == [(False, largest, None), (True, None if largest is None else 0, False)]
 
@@ -47,7 +49,7 @@ def test_end_that_may_be_empty_counts_only_what_was_found(is_noted: bool) -> Non
     iteration, adjust = _iteration(), _Adjust()
     if is_noted:
         iteration.calls.note_step("sgd", None)
-    iteration.end(adjust, may_be_empty=True)
+    iteration.end(adjust, sets_scale=True)
     assert adjust.calls == [(True, None, False)]
 
 
@@ -60,8 +62,7 @@ def test_iteration_that_is_given_up_counts_its_overflow_and_forgets_its_calls() 
     iteration, adjust = _iteration(), _Adjust()
     iteration.give_up(adjust)
     for applied in (True, False):
-        iteration.calls.note_step("sgd", None)
-        iteration.keep(StepResult(tf.constant(applied)), [], SingleProcess(), of_step=True)
+        iteration.note_steps(["sgd"], StepResult(tf.constant(applied)), [None], SingleProcess())
         iteration.give_up(adjust)
         iteration.calls.validate_step("sgd")
     assert adjust.calls == [(True, None, False), (False, None, True)]

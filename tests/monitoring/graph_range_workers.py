@@ -1,4 +1,4 @@
-"""Trains under Horovod with a hook that looks at ranges, and prints what each worker's hook has found.
+"""Trains under Horovod with a hook that records ranges, and prints what each worker's hook has found.
 
     PYTHONPATH=. horovodrun -np 2 python tests/monitoring/graph_range_workers.py
 
@@ -18,12 +18,12 @@ tf1 = tf.compat.v1
 
 
 def _found(hook: tfmp.LossScaleLoggingHook) -> dict[str, Any]:
-    look = hook.ranges.last
+    recording = hook.ranges.last
     kinds = {
         kind: {name: each.to_dict() for name, each in histograms.items()}
-        for kind, histograms in look.histograms.items()
+        for kind, histograms in recording.histograms.items()
     }
-    return {"step": look.step, "loss_scale": look.loss_scale, **kinds}
+    return {"step": recording.step, "loss_scale": recording.loss_scale, **kinds}
 
 
 def _train(rank: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The callback's looks at the ranges of gradients, weights and activations, in the `fit` of every Keras there is."""
+"""The ranges of gradients, weights and activations that the callback records, in the `fit` of every Keras there is."""
 
 import importlib
 import importlib.util
@@ -45,7 +45,7 @@ def _fit(model: Any, targets: Any, *callbacks: Any, **settings: Any) -> dict[str
 
 
 def _found(callback: tfmp.LossScaleCallback) -> dict[str, dict[str, dict[str, int]]]:
-    """Return what the last look found, by kinds and names; those of variables without the name of the model."""
+    """Return what the last recording found, by kinds and names; those of variables without the name of the model."""
     return {
         kind: {"/".join(name.split("/")[-2:]): found.to_dict() for name, found in histograms.items()}
         for kind, histograms in callback.ranges.last.histograms.items()
@@ -56,8 +56,8 @@ def _steps(callback: tfmp.LossScaleCallback) -> list[int]:
     return callback.ranges.to_dict()["step"]
 
 
-class _Looks(tfmp.LossScaleCallback):
-    """Keeps what each look finds of the gradients."""
+class _Recordings(tfmp.LossScaleCallback):
+    """Keeps what each recording finds of the gradients."""
 
     def __init__(self, every_n_steps: int, **settings: Any) -> None:
         super().__init__(ranges_every_n_steps=every_n_steps, **settings)
@@ -111,21 +111,21 @@ def test_logs_have_no_shares_unless_asked_for(keras: ModuleType) -> None:
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4]), (7, [])])
 def test_looks_come_every_n_steps_over_epochs(keras: ModuleType, every: int, expected: list[int]) -> None:
-    callback = _Looks(every)
+    callback = _Recordings(every)
     _fit(_model(keras), [1, 2, 4], callback, epochs=2)
     assert _steps(callback) == expected
     assert callback.found == [{str((step - 1) % 3): 1} for step in expected]
 
 
 def test_looks_at_steps_of_one_execution_are_at_its_first_step(keras: ModuleType) -> None:
-    callback = _Looks(4)
+    callback = _Recordings(4)
     _fit(_model(keras, steps_per_execution=2), 2.0 ** np.arange(1, 13), callback)
     assert callback.found == [{"5": 1}, {"9": 1}]
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
 def test_each_execution_of_n_steps_or_more_is_looked_at(keras: ModuleType, every: int) -> None:
-    callback = _Looks(every)
+    callback = _Recordings(every)
     _fit(_model(keras, steps_per_execution=4), np.ones([24]), callback)
     # Whether the first one is looked at is not said.
     assert np.diff(_steps(callback)).tolist() in ([4] * 4, [4] * 5)
@@ -133,14 +133,14 @@ def test_each_execution_of_n_steps_or_more_is_looked_at(keras: ModuleType, every
 
 @pytest.mark.essential
 def test_model_that_was_fitted_before_without_looks_is_looked_at(keras: ModuleType) -> None:
-    model, callback = _model(keras), _Looks(2)
+    model, callback = _model(keras), _Recordings(2)
     _fit(model, [1, 1])
     _fit(model, [1, 1], tfmp.LossScaleCallback())
     _fit(model, [8, 4, 2], callback)
     # `fit` counts from its beginning, and the number is that of the optimizer's steps.
     assert (_steps(callback), callback.found) == ([6], [{"2": 1}])
     # One more callback, and one more `fit` with the same one.
-    other = _Looks(1)
+    other = _Recordings(1)
     _fit(model, [2], other, callback)
     _fit(model, [2, 4], callback)
     assert (_steps(other), other.found) == ([8], [{"1": 1}])
@@ -160,7 +160,7 @@ def test_step_has_its_loss_scale_and_its_weights(keras: ModuleType) -> None:
 
 
 def test_windows_are_looked_at_where_they_end(keras: ModuleType) -> None:
-    callback = _Looks(1)
+    callback = _Recordings(1)
     _fit(_model(keras, accumulation_steps=2), [1, 3, 8, 24, 1], callback)
     assert (_steps(callback), callback.found) == ([1, 2], [{"1": 1}, {"4": 1}])
 
@@ -170,7 +170,7 @@ def test_gradients_of_both_replicas_are_looked_at(
 ) -> None:
     with two_replicas.scope():
         model = _model(keras)
-    callback = _Looks(2)
+    callback = _Recordings(2)
     history = _fit(model, [1, 1, 0, 0, 1, 1, _LOST, _LOST], callback, batch_size=2)
     (found,) = callback.ranges.last.histograms["gradients"].values()
     assert (_steps(callback), callback.found[0], found.total) == ([2, 4], {"zero": 2}, 2)
@@ -180,7 +180,7 @@ def test_gradients_of_both_replicas_are_looked_at(
 def test_batch_is_run_on_one_replica(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         model = _model(keras)
-    callback = _Looks(2, ranges_batch=(np.full([4, 1], 2, np.float32), np.ones([4, 1], np.float32)))
+    callback = _Recordings(2, ranges_batch=(np.full([4, 1], 2, np.float32), np.ones([4, 1], np.float32)))
     history = _fit(model, [1, 1, 0, 0], callback, batch_size=2)
     assert _found(callback) == {
         "gradients": {"last/kernel": {"zero": 2}},
@@ -313,7 +313,7 @@ def test_model_without_a_loss_is_refused_for_a_batch(keras: ModuleType) -> None:
 
     model = OwnStep([keras.Input([1]), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
     model.compile(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), tfmp.FixedLossScaleManager(8)))
-    callback = _Looks(1)
+    callback = _Recordings(1)
     _fit(model, [1], callback)
     assert callback.found == [{"0": 1}]
     ones = np.ones([1, 1], np.float32)
@@ -325,7 +325,7 @@ def test_model_that_is_built_by_its_first_step_is_looked_at(keras: ModuleType) -
     model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="last")])
     opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), tfmp.FixedLossScaleManager(8))
     model.compile(opt, loss=lambda target, output: target * output, jit_compile=False)
-    callback = _Looks(1)
+    callback = _Recordings(1)
     _fit(model, [1, 4], callback)
     assert (_steps(callback), callback.found) == ([1, 2], [{"0": 1}, {"2": 1}])
 

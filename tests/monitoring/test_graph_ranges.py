@@ -1,4 +1,4 @@
-"""The hook's looks at the ranges of gradients, weights and probes, fetched together with a step."""
+"""The hook's recordings of the ranges of gradients, weights and probes, fetched together with a step."""
 
 import itertools
 import math
@@ -49,7 +49,7 @@ def _run(hook: tf1.train.SessionRunHook, train_op: Any, steps: int) -> None:
 
 
 def _found(hook: tfmp.LossScaleLoggingHook) -> _KINDS:
-    """Return what the last look has found, by kinds and names."""
+    """Return what the last recording has found, by kinds and names."""
     return {
         kind: {name: found.to_dict() for name, found in histograms.items()}
         for kind, histograms in hook.ranges.last.histograms.items()
@@ -84,7 +84,7 @@ class _Runs(tf1.train.SessionRunHook):
 @pytest.mark.usefixtures("graph")
 @pytest.mark.parametrize("reports", [1, 3, 100])
 def test_look_is_a_part_of_every_nth_call(reports: int) -> None:
-    # A look in a call of its own would take the next value of the input.
+    # A recording in a call of its own would take the next value of the input.
     train_op = _train_op(_next([1, 0], [2, 0], [4, 0], [8, 0], [16, 0]))
     hook = tfmp.LossScaleLoggingHook(every_n_steps=reports, ranges_every_n_steps=2)
     runs = _Runs(hook)

@@ -1,5 +1,6 @@
 """Behavior that only the front-ends for Keras 2 have: that of Keras 2.15 and that of tf_keras."""
 
+import importlib
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -111,6 +112,13 @@ def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherit
             getattr(ours, name)
     for name in inherited:
         assert getattr(type(ours), name) is getattr(base, name), name
+
+
+@for_every_keras2
+def test_saved_configuration_names_the_class_where_keras_finds_it_without_tfmp(keras: ModuleType) -> None:
+    opt = wrap(optimizer(keras))
+    saved = keras.saving.serialize_keras_object(opt)
+    assert getattr(importlib.import_module(saved["module"]), saved["class_name"]) is type(opt)
 
 
 @for_every_keras2

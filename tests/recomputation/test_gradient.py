@@ -38,7 +38,7 @@ def test_first_call_may_be_another_function() -> None:
     x = tf.constant(2.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        (y,) = recomputed(_squares, [x], first=lambda inputs: [tf.constant(7.0)])
+        (y,) = recomputed(_squares, [x], first_call=lambda inputs: [tf.constant(7.0)])
     assert (float(y), float(tape.gradient(y, x))) == (7, 4)
 
 

@@ -13,7 +13,7 @@ tf1 = tf.compat.v1
 class NamedWindow:
     """Adds up the gradients of micro-batches in variables that have the names of those in NVIDIA's BERT.
 
-    A window is the group of micro-batches whose gradients make one step. The variables are
+    A window is the group of `length` micro-batches whose gradients make one step. The variables are
 
         local_step      int32       the number of micro-batches in the window so far, including the last one
         batch_finite    bool        whether all gradients added so far were finite; NVIDIA's script reads it
@@ -23,10 +23,6 @@ class NamedWindow:
     remains of an earlier window that overflowed. A checkpoint that was saved within a window restores its sums, and the
     window continues. The class does not use `tfmp.GradientAccumulator`, because that counts in another way and has
     variables of other names, so it could not restore the checkpoints of NVIDIA's script.
-
-    Args:
-        variables: The variables to train. The class creates a sum for each of them.
-        length: The number of micro-batches in a window.
 
     Examples:
         >>> with tf.Graph().as_default(), tf1.Session() as session:
@@ -60,14 +56,9 @@ class NamedWindow:
         The boolean tensor `update_step:0` tells whether it is the last one. Fetch this tensor together with the
         returned op, because fetching it alone also adds the micro-batch.
 
-        Args:
-            grads: A dense gradient for each variable; None if the loss does not depend on a variable.
-            apply_fn: The function that applies the sums. It is called once, while the graph is built, inside a
-                conditional, with the sum for each variable (None where the gradient is None).
-            finite: A boolean scalar tensor: whether all gradients of the micro-batch are finite.
-
-        Returns:
-            The op that adds the gradients and, at the end of a window, applies the sums.
+        The gradients are dense, or None where the loss does not depend on a variable; `finite` tells whether all are.
+        `apply_fn` is called once, while the graph is built, inside a conditional, with the sum for each variable (None
+        where the gradient is None).
         """
         pairs = [(total, grad) for total, grad in zip(self._sums, grads, strict=True) if grad is not None]
         totals, given = [total for total, _ in pairs], [tf.cast(grad, tf.float32) for _, grad in pairs]

@@ -23,23 +23,8 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
     global step. The optimizer then has no variables besides the moments, and checkpoints of NVIDIA's optimizer restore.
     NVIDIA's optimizer uses the global step without adding 1, so the first update of a training is 0 / 0 there.
 
-    In all other respects, such as the float32 copies of half-precision variables, the class is like
+    In all other respects, such as the arguments and the float32 copies of half-precision variables, the class is like
     `AdamWeightDecayOptimizer`.
-
-    Args:
-        learning_rate: A number of at least 0, a floating-point scalar tensor or, in eager code, a variable. In a graph
-            its value can be fetched as `learning_rate:0`.
-        weight_decay_rate: The fraction of a weight that decays in one step if the learning rate is 1; at least 0.
-        beta_1: The fraction of the first moment that each step keeps; at least 0, below 1.
-        beta_2: The fraction of the second moment that each step keeps; at least 0, below 1.
-        epsilon: Added to the square root of the second moment, in the unit of the gradients; above 0.
-        exclude_from_weight_decay: Regular expressions. A variable does not decay if one of them matches anywhere in its
-            name.
-        name: The name of the optimizer.
-
-    Raises:
-        TypeError: A setting is of the wrong type.
-        ValueError: A setting is out of range.
 
     Examples:
         >>> w, global_step = tf.Variable([3.0, 4.0]), tf.Variable(0, dtype=tf.int64)
@@ -76,18 +61,10 @@ class LAMBOptimizer(AdamWeightDecayOptimizer):
     ) -> tf.Operation:
         """Apply the gradients, then add one to the global step.
 
-        Args:
-            grads_and_vars: Pairs of a gradient and its variable, of the same shape. A variable whose gradient is None
-                is not updated.
-            global_step: The number of steps applied so far, an integer variable.
-            name: A name for the returned op.
-            manual_fp16: Accepted for compatibility with the published optimizers, and without effect.
-
-        Returns:
-            The op that applies the gradients; None in eager mode.
+        The arguments are those of `AdamWeightDecayOptimizer.apply_gradients`, but `global_step` must be given.
 
         Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs.
+            TypeError: `grads_and_vars` does not consist of pairs of a gradient and its variable.
             ValueError: `global_step` is None, or all gradients are None.
         """
         if global_step is None:

@@ -12,17 +12,7 @@ tf1 = tf.compat.v1
 def manager_of_mode(
     given: LossScaleManager | None, manual_fp16: bool, use_fp16: bool, init_loss_scale: float
 ) -> LossScaleManager:
-    """Return the loss-scale manager of a mode. If neither mode is chosen, its scale is fixed at 1.
-
-    Args:
-        given: The manager that the script passed, which replaces that of the mode; or None.
-        manual_fp16: Whether the model itself computes in float16.
-        use_fp16: Whether TensorFlow rewrites the graph to float16.
-        init_loss_scale: The loss scale at the start of training, in both modes.
-
-    Raises:
-        TypeError: `init_loss_scale` is not a number.
-        ValueError: `init_loss_scale` is out of range, or both modes are chosen.
+    """Return the manager that the script gave, if any, else that of the mode; without a mode its scale is fixed at 1.
 
     Examples:
         >>> float(manager_of_mode(None, manual_fp16=True, use_fp16=False, init_loss_scale=2.0**10).get_loss_scale())
@@ -44,8 +34,7 @@ def manager_of_mode(
 def enable_float16_rewrite(optimizer: tf.compat.v1.train.Optimizer) -> None:
     """Make TensorFlow rewrite all graphs of this process to float16 when they run on GPUs.
 
-    Args:
-        optimizer: Any optimizer. It is not changed.
+    The optimizer, which may be any, is not changed.
     """
     # TensorFlow has no other public switch for the rewrite. The function also returns a wrapper of the optimizer, which
     # is not needed here. With a fixed scale this wrapper creates no variable.
@@ -53,18 +42,7 @@ def enable_float16_rewrite(optimizer: tf.compat.v1.train.Optimizer) -> None:
 
 
 def refuse_unsupported_setup(hvd: ModuleType | None, runs: int) -> None:
-    """Raise an error if the step cannot be built in the present set-up.
-
-    Args:
-        hvd: The module `horovod.tensorflow`, or None.
-        runs: The number of runs whose gradients are accumulated for one step.
-
-    Raises:
-        RuntimeError: TensorFlow executes eagerly.
-        TypeError: `hvd` is not a module of Horovod.
-        NotImplementedError: Gradients are to be accumulated under a `tf.distribute` strategy.
-        ValueError: Horovod is not initialized.
-    """
+    """Raise an error if a step of so many runs cannot be built in the present set-up."""
     if tf.executing_eagerly():
         raise RuntimeError(
             "a BERT training step is built into a graph, but TensorFlow executes eagerly: call this in Estimator's "
@@ -91,9 +69,6 @@ def refuse_second_training() -> None:
     """Raise an error if the graph already holds a step that trains its variables.
 
     A second step would have moments of its own, which differ from those of the first.
-
-    Raises:
-        ValueError: The graph already holds such a step.
     """
     # All replicas of a strategy pass this check before one of them creates the moments, so no replica sees another's.
     made = [variable.op.name for variable in tf1.global_variables() if variable.op.name.endswith("/adam_m")]

@@ -54,46 +54,16 @@ def create_optimizer(
 ) -> tf.Operation:
     """Build the op that trains all trainable variables of the graph, with the signature of NVIDIA's BERT.
 
-    The op is `build_training(...).train_op`. See `build_training` for what one run of it does, and for the tensors that
-    can be fetched by name.
+    The op is `build_training(...).train_op`. The arguments and the errors are those of `build_training`, which also
+    tells what one run of the op does, and which tensors can be fetched by name. The op increments the global step, so
+    the script must not do that.
 
-    A step whose gradients are not finite is skipped and not counted. This holds in float32 too, where the original
-    scripts would make all weights NaN.
+    A step whose gradients are not finite is skipped and not counted, in float32 too, where the original scripts would
+    make all weights NaN.
 
     Gradients are clipped by their true global norm. The original scripts compute the norm of a sparse gradient, such as
     that of `tf.gather`, from its rows one by one, unless `manual_fp16` or Horovod made it dense before. If a batch
     contains a row several times, the result differs from the norm of the summed gradient.
-
-    Args:
-        loss: The unscaled loss, a floating-point scalar tensor.
-        init_lr: The learning rate at the end of the warm-up; at least 0.
-        num_train_steps: The number of steps of the whole training, after which the rate is 0; at least 1. With gradient
-            accumulation, one step takes `num_accumulation_steps` runs.
-        num_warmup_steps: The number of steps of the warm-up; 0 or None for no warm-up.
-        hvd: The initialized module `horovod.tensorflow`, if several processes train together. tfmp averages the
-            gradients over the processes, so do not use `hvd.DistributedOptimizer` in addition.
-        manual_fp16: Set this if the model itself casts to float16. The loss is then scaled; the scale doubles after
-            1000 finite steps and is halved at every second overflow.
-        use_fp16: Set this to let TensorFlow rewrite the graph to float16. The loss is then scaled; the scale doubles
-            after 1000 finite steps and is halved at every overflow. The rewrite acts on GPUs only. It is a setting of
-            the whole process, and lasts until
-            `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()` is called.
-        num_accumulation_steps: The number of runs whose gradients are accumulated for one step; at least 1. If it is
-            more than 1, each run processes one micro-batch.
-        optimizer_type: "adam" or "lamb", in upper or lower case.
-        allreduce_post_accumulation: If True, the processes exchange gradients once for each step and not at each run.
-            Each process then clips its own gradients.
-        init_loss_scale: The loss scale at the start of training, in both float16 modes; at least 1.
-
-    Returns:
-        The op that trains. It increments the global step, so the script must not do that.
-
-    Raises:
-        TypeError: A setting is of the wrong type.
-        ValueError: A setting is out of range; or both float16 modes are chosen; or Horovod is not initialized; or the
-            graph already holds an op that trains its variables.
-        NotImplementedError: Gradients are to be accumulated under a `tf.distribute` strategy.
-        RuntimeError: TensorFlow executes eagerly.
 
     Examples:
         >>> import tfmp.bert as optimization
@@ -181,13 +151,19 @@ def build_training(
         init_lr: The learning rate at the end of the warm-up; at least 0.
         num_train_steps: The number of steps of the whole training, after which the rate is 0; at least 1.
         num_warmup_steps: The number of steps of the warm-up; 0 or None for no warm-up.
-        hvd: The initialized module `horovod.tensorflow`, if several processes train together.
-        manual_fp16: Whether to scale the loss of a model that itself casts to float16. See `create_optimizer`.
-        use_fp16: Whether to scale the loss and let TensorFlow rewrite the graph to float16. See `create_optimizer`.
-        num_accumulation_steps: The number of runs in a window; at least 1.
+        hvd: The initialized module `horovod.tensorflow`, if several processes train together. tfmp averages the
+            gradients over the processes, so do not use `hvd.DistributedOptimizer` in addition.
+        manual_fp16: Set this if the model itself casts to float16. The loss is then scaled; the scale doubles after
+            1000 finite steps and is halved at every second overflow.
+        use_fp16: Set this to let TensorFlow rewrite the graph to float16. The loss is then scaled; the scale doubles
+            after 1000 finite steps and is halved at every overflow. The rewrite acts on GPUs only. It is a setting of
+            the whole process, and lasts until
+            `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite()` is called.
+        num_accumulation_steps: The number of runs in a window; at least 1. If it is more than 1, each run processes one
+            micro-batch.
         optimizer_type: "adam" or "lamb", in upper or lower case.
-        allreduce_post_accumulation: Whether to average over the processes the sums of each window, in place of the
-            gradients of each run.
+        allreduce_post_accumulation: If True, the processes exchange the sums of each window, in place of the gradients
+            of each run. Each process then clips its own gradients.
         init_loss_scale: The loss scale at the start of training, in both float16 modes; at least 1.
         start_rate: The rate from which the decay starts at step 0, as in `warm_up_then_decay`; at least 0. By default,
             with Adam the rate at which the decay meets the end of the warm-up, and with LAMB `init_lr`.
@@ -260,17 +236,16 @@ def build_training(
 
 
 class _Kind(NamedTuple):
-    """An optimizer type, with the schedule that the published scripts use for it.
-
-    Attributes:
-        make: The class of the optimizer.
-        power: The power of the learning rate's decay.
-        meets_warm_up: Whether the decay starts from the rate at which it meets the end of the warm-up. If False, it
-            starts from `init_lr`.
-    """
+    """An optimizer type, with the schedule that the published scripts use for it."""
 
     make: type[AdamWeightDecayOptimizer]
+    #: The power of the learning rate's decay.
+    #: The power of the learning rate's decay.
     power: float
+    #: Whether the decay starts from the rate at which it meets the end of the warm-up. If False, it starts from
+    #: `init_lr`.
+    #: Whether the decay starts from the rate at which it meets the end of the warm-up. If False, it starts from
+    #: `init_lr`.
     meets_warm_up: bool
 
 

@@ -12,46 +12,33 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 
 class SavedObject(NamedTuple):
-    """An object in a checkpoint that `tf.train.Checkpoint` wrote.
+    """An object in a checkpoint that `tf.train.Checkpoint` wrote."""
 
-    Attributes:
-        children: For each attribute of the object that is itself saved: the attribute's name, and the position of its
-            value in `SavedRun.objects`.
-        key: The key of the object's value in `SavedRun.scalars`; None if the object is not a scalar variable.
-    """
-
+    #: For each attribute of the object that is itself saved, the position of its value in `SavedRun.objects`.
     children: Mapping[str, int]
+    #: The key of the object's value in `SavedRun.scalars`; None if the object is not a scalar variable.
     key: str | None
 
 
 class SavedRun(NamedTuple):
-    """The content of a checkpoint, a SavedModel or a file of Keras.
+    """The content of a checkpoint, a SavedModel or a file of Keras."""
 
-    Attributes:
-        path: The path of the file, or the prefix of the checkpoint.
-        keys: The keys of all saved values.
-        scalars: The saved scalars, by their keys.
-        objects: The saved objects if `tf.train.Checkpoint` wrote the checkpoint, otherwise None.
-        optimizer: The optimizer's configuration if Keras saved it in the file, otherwise None.
-    """
-
+    #: The path of the file, or the prefix of the checkpoint.
     path: str
+    #: The keys of all saved values.
     keys: list[str]
     scalars: Mapping[str, np.generic]
+    #: The saved objects if `tf.train.Checkpoint` wrote the checkpoint, otherwise None.
     objects: list[SavedObject] | None = None
+    #: The optimizer's configuration if Keras saved it in the file, otherwise None.
     optimizer: Mapping[str, Any] | None = None
 
 
 def read_saved_run(path: str) -> SavedRun:
     """Read a checkpoint, a SavedModel or a file of Keras.
 
-    Args:
-        path: The prefix of a checkpoint; a directory that holds checkpoints (the latest is read) or a SavedModel; or a
-            file whose name ends in `.keras` or `.h5`.
-
-    Raises:
-        FileNotFoundError: There is no such checkpoint, SavedModel or file.
-        ValueError: The checkpoint, SavedModel or file cannot be read.
+    The path is the prefix of a checkpoint; a directory that holds checkpoints (the latest is read) or a SavedModel; or
+    a file whose name ends in `.keras`, `.h5` or `.hdf5`.
     """
     if PurePosixPath(path).suffix in {".keras", ".h5", ".hdf5"}:
         if not tf.io.gfile.exists(path):
@@ -71,12 +58,7 @@ def read_saved_run(path: str) -> SavedRun:
 def open_checkpoint(path: str) -> Any:  # noqa: ANN401 - TensorFlow's reader
     """Return TensorFlow's reader for a checkpoint.
 
-    Args:
-        path: The prefix of a checkpoint, or a directory that holds checkpoints (the latest is read) or a SavedModel.
-
-    Raises:
-        FileNotFoundError: There is no such checkpoint.
-        ValueError: The checkpoint cannot be read.
+    The path is the prefix of a checkpoint, or a directory that holds checkpoints (the latest is read) or a SavedModel.
     """
     prefix = _checkpoint_prefix(path)
     try:

@@ -26,30 +26,19 @@ from tfmp.checkpoints.files import SavedObject, SavedRun
 
 
 class FoundScale(NamedTuple):
-    """Where a loss scale and its counters are stored among the saved values.
+    """The keys of a loss scale and of its counters among the saved values."""
 
-    Attributes:
-        writer: The name of the system that saved the scale, for messages and for the user.
-        scale: The key of the loss scale.
-        good: The key of the number of finite steps.
-        bad: The key of the number of overflowed steps; None if the system does not count them.
-    """
-
+    #: The name of the system that saved the scale, for messages and for the user.
     writer: str
     scale: str
+    #: The number of finite steps.
     good: str
+    #: The number of overflowed steps; None if the system does not count them.
     bad: str | None
 
 
 def find_scales(run: SavedRun) -> list[FoundScale]:
     """Return where the loss scales of a saved run are stored.
-
-    Args:
-        run: The content of the checkpoint or file.
-
-    Raises:
-        ValueError: The checkpoint holds the variables of several managers of different classes, and their names do not
-            tell which counters belong to which scale.
 
     Examples:
         >>> scalars = {"loss_scale": np.float32(8), "good_steps": np.int32(2), "bad_steps": np.int32(0)}
@@ -100,7 +89,7 @@ def _in_objects(objects: Sequence[SavedObject]) -> list[FoundScale]:
 
 
 def _is_held_by_keras(objects: Sequence[SavedObject], scale: int) -> bool:
-    """Return True if an optimizer of Keras holds the scale. Such an optimizer also holds a counter of its steps."""
+    """Return whether an optimizer of Keras holds the scale. Such an optimizer also holds a counter of its steps."""
     return any(
         holder.children.get("loss_scale") == scale and not {"_iterations", "iter"}.isdisjoint(holder.children)
         for holder in objects

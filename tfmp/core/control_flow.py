@@ -12,13 +12,7 @@ from tfmp.types import ApplyGradients, Done, Gradients
 def conditional_update(
     flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients | None = None
 ) -> Done:
-    """Call one of two functions with gradients, depending on a boolean tensor.
-
-    Args:
-        flag: A boolean scalar.
-        grads: The gradients with which the function is called.
-        if_true: Called if the flag is True; changes variables.
-        if_false: Called if the flag is False; by default nothing is called then.
+    """Call one of two functions with the gradients, depending on a boolean tensor.
 
     Examples:
         >>> total = tf.Variable(0.0)

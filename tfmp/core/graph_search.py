@@ -12,9 +12,7 @@ _MOST_OPS = 50_000
 def ancestors(ops: Iterable[tf.Operation], *, along_control: bool = False) -> Iterator[tf.Operation]:
     """Yield ops of a graph and all ops of that graph that they depend on, those nearest to the given ones first.
 
-    Args:
-        ops: The ops to begin with.
-        along_control: True to follow control inputs too, not only tensors.
+    Control inputs are followed only if `along_control` is True.
     """
     queue = deque(dict.fromkeys(ops))
     seen = set(queue)
@@ -28,14 +26,7 @@ def ancestors(ops: Iterable[tf.Operation], *, along_control: bool = False) -> It
 
 
 def with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) -> list[tf.Operation] | None:
-    """Return what `ancestors` yields, as a list.
-
-    Args:
-        ops: The ops to begin with.
-        excluded: The names of ops that must not be among them.
-
-    Returns:
-        The ops; None if there are more than 50,000, or if one of the `excluded` ones is among them.
+    """Return what `ancestors` yields, or None if there are more than 50,000 ops or one has a name in `excluded`.
 
     Examples:
         >>> with tf.Graph().as_default():

@@ -16,12 +16,6 @@ _MOST_CHARACTERS = 200
 def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
     """Return gradients as a list, which can be read several times, unlike a generator.
 
-    Args:
-        grads: Any ordered iterable of gradients and None.
-
-    Raises:
-        TypeError: `grads` is not an ordered iterable, or it contains something else, such as pairs.
-
     Examples:
         >>> [float(grad) for grad in gradients(tf.constant(value) for value in (1.0, 2.0))]
         [1.0, 2.0]
@@ -43,14 +37,7 @@ def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
 
 
 def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> None:
-    """Refuse gradients of a loss that depends on none of the variables.
-
-    Args:
-        grads: The gradients.
-        names: The names of the variables, for the error.
-
-    Raises:
-        ValueError: Every gradient is None.
+    """Refuse gradients of a loss that depends on none of the variables; the error lists the variables' names.
 
     Examples:
         >>> refuse_all_none([None], ["kernel"])
@@ -66,19 +53,7 @@ def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> Non
 def refuse_complex(grads: Iterable[Gradient], names: Sequence[str] = ()) -> None:
     """Refuse complex gradients: they are neither finite nor infinite to TensorFlow, which compares real numbers only.
 
-    Args:
-        grads: The gradients.
-        names: The names of the variables, for the error; by default the gradients are numbered.
-
-    Raises:
-        TypeError: A gradient is complex.
-
-    Examples:
-        >>> refuse_complex([None, tf.constant(1j)], ["kernel", "phase"])
-        Traceback (most recent call last):
-            ...
-        TypeError: the gradient of phase is of type complex128, and loss scaling is for real numbers: train the real and
-        the imaginary part as two variables, and join them by tf.complex(real, imaginary).
+    The error has the name of the variable; without names, the number of the gradient.
     """
     for index, grad in enumerate(grads):
         dtype = tf.as_dtype(getattr(grad, "dtype", tf.float32))
@@ -91,21 +66,7 @@ def refuse_complex(grads: Iterable[Gradient], names: Sequence[str] = ()) -> None
 
 
 def refuse_other_number(grads: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Refuse a list of gradients that does not have one entry for each variable.
-
-    Args:
-        grads: The gradients.
-        variables: The variables, or anything of which there is one for each variable.
-
-    Raises:
-        ValueError: The numbers differ.
-
-    Examples:
-        >>> refuse_other_number([None], ["kernel", "bias"])
-        Traceback (most recent call last):
-            ...
-        ValueError: there are 1 gradients for 2 variables: pass one for each, None where the loss does not depend on it.
-    """
+    """Refuse a list of gradients that does not have one entry for each variable."""
     if len(grads) != len(variables):
         raise ValueError(
             f"there are {len(grads)} gradients for {len(variables)} variables: pass one for each, None where the loss "
@@ -114,22 +75,7 @@ def refuse_other_number(grads: Sequence[Gradient], variables: Sequence[Any]) -> 
 
 
 def variables(name: str, given: Iterable[Any]) -> list[Any]:
-    """Return variables as a list.
-
-    Args:
-        name: The name of the argument, for the error message.
-        given: Any ordered iterable of TensorFlow or Keras variables.
-
-    Raises:
-        TypeError: `given` is not an ordered iterable, or it contains something that is not a variable.
-
-    Examples:
-        >>> variables("var_list", ["kernel"])
-        Traceback (most recent call last):
-            ...
-        TypeError: var_list must be a list of variables, and it holds 'kernel' of type str: pass the variables
-        themselves, alone.
-    """
+    """Return TensorFlow or Keras variables as a list; `name` is that of the argument, for the error message."""
     advice = "pass [variable] for a single one" if _is_array(given) else "pass the variables to train"
     listed = items(name, given, "a list of variables", advice)
     for variable in listed:
@@ -142,21 +88,7 @@ def variables(name: str, given: Iterable[Any]) -> list[Any]:
 
 
 def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
-    """Return pairs of a gradient and its variable as a list of tuples.
-
-    Args:
-        grads_and_vars: Any ordered iterable of pairs, such as `zip(grads, variables)`.
-
-    Raises:
-        TypeError: `grads_and_vars` is not an ordered iterable, or it contains something that is not such a pair.
-
-    Examples:
-        >>> pairs([None])
-        Traceback (most recent call last):
-            ...
-        TypeError: grads_and_vars must be pairs of a gradient and its variable, and it holds None of type NoneType:
-        pass zip(grads, variables).
-    """
+    """Return pairs of a gradient and its variable as a list of tuples."""
     what, advice = "pairs of a gradient and its variable", "pass zip(grads, variables)"
     listed = items("grads_and_vars", grads_and_vars, what, advice)
     for pair in listed:
@@ -167,15 +99,9 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
 
 
 def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
-    """Return names as a list. A single string is refused, because its letters would be used as names.
+    """Return strings or compiled regular expressions as a list. A single string is refused: its letters would be names.
 
-    Args:
-        name: The name of the argument, for the error message.
-        given: Any ordered iterable of strings or compiled regular expressions.
-        of: The noun for the names in the error message, such as "names" or "regular expressions".
-
-    Raises:
-        TypeError: `given` is a string or not an ordered iterable, or it contains something else.
+    `of` is the noun for the names in the error message, such as "names" or "regular expressions".
 
     Examples:
         >>> names("var_names", "bias")
@@ -194,17 +120,10 @@ def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
 
 
 def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
-    """Return the elements of an ordered iterable as a list.
+    """Return the elements of an ordered iterable as a list; sets are refused, because they have no order.
 
-    Args:
-        name: The name of the argument, for the error message.
-        given: The object that the user passed.
-        what: A description of the right argument, for the error message.
-        advice: What the user should do, for the error message.
-
-    Raises:
-        TypeError: `given` is not iterable or has no order, such as a set. Strings, dicts, tensors and arrays are
-            refused too: iterating over them would silently give letters, keys or rows.
+    Strings, dicts, tensors and arrays are refused too: iterating over them would silently give letters, keys or rows.
+    The error says `what` the right argument is, and gives the user `advice`.
     """
     # `set` and `frozenset` instead of `collections.abc.Set`: the keys and items of a dict are a `Set`, but ordered.
     is_other = isinstance(given, str | bytes | Mapping | set | frozenset) or _is_array(given)

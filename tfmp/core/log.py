@@ -8,10 +8,6 @@ def visible_logger() -> logging.Logger:
 
     A user who adds a monitor wants to read its reports. So the level of the logger becomes INFO unless the program has
     set one. If no handler would receive the messages, they go to standard error.
-
-    Examples:
-        >>> visible_logger().name
-        'tfmp'
     """
     logger = logging.getLogger("tfmp")
     if logger.level == logging.NOTSET:

@@ -50,18 +50,8 @@ def with_library(line: str) -> str:
     """Return a line of the user's script, and the library's method that the script called there, if it was one.
 
     A library such as transformers or tensorflow-recommenders has training steps of its own. What is wrong in them is
-    not wrong in the user's line, so a message must name both.
-
-    Args:
-        line: The line of the user's script, in the form `train.py:41`.
-
-    Returns:
-        The line; if the code that calls this package is a library's, as in `train.py:41, in
-        recommenders.models.Model.train_step (models.py:71)`.
-
-    Examples:
-        >>> with_library("train.py:41")
-        'train.py:41'
+    not wrong in the user's line, so a message must name both, as in `train.py:41, in
+    recommenders.models.Model.train_step (models.py:71)`.
     """
     # The code of the library is still running, whereas an op records neither classes nor modules.
     frame = next((frame for frame in _frames() if _is_outside(frame.f_code.co_filename)), None)
@@ -71,13 +61,7 @@ def with_library(line: str) -> str:
 
 
 def line_of_op(op: tf.Operation) -> str | None:
-    """Return the line of the user's script that made an op, or None if there is no such line.
-
-    Examples:
-        >>> with tf.Graph().as_default():
-        ...     line_of_op(tf.constant(1.0).op)
-        '<doctest tfmp.core.script_lines.line_of_op[0]>:2'
-    """
+    """Return the line of the user's script that made an op, or None if there is no such line."""
     site = _innermost_of_user(_sites_of(op))
     return None if site is None else str(site)
 
@@ -87,13 +71,6 @@ def line_of_gradients(grads: Iterable[Any]) -> str:
 
     Eager tensors do not record where they were made. For them the result is the line that is being executed, and also
     for an op that only a library's lines made.
-
-    Args:
-        grads: Gradients of a graph or of eager mode; some may be None.
-
-    Examples:
-        >>> line_of_gradients([None, tf.constant(1.0)])
-        '<doctest tfmp.core.script_lines.line_of_gradients[0]>:1'
     """
     op = next(iter(ops_of(grads)), None)
     made = [] if op is None else _sites_of(op)
@@ -123,23 +100,17 @@ def made_by_clipping(op: tf.Operation) -> bool:
 
 
 def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
-    """Return the ops whose outputs the gradients are. Eager tensors and None have no op and are left out.
-
-    Args:
-        grads: Gradients of a graph or of eager mode; some may be None.
-    """
+    """Return the ops whose outputs the gradients are. Eager tensors and None have no op and are left out."""
     values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
     return [value.op for value in values if tf.is_symbolic_tensor(value)]
 
 
 def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
-    """Return the op by which `tf.gradients` or this package made the gradients.
+    """Return the op by which `tf.gradients` or this package made the gradients, or None if the search finds neither.
 
     The search goes from the gradients back along the inputs of the ops. It passes over ops that the script added after
-    differentiating, such as clipping, whether the clipping is TensorFlow's or this package's.
-
-    Returns:
-        The op; None if the search finds neither, for example with gradients of a `tf.GradientTape`.
+    differentiating, such as clipping, whether the clipping is TensorFlow's or this package's. It finds no op for
+    gradients of a `tf.GradientTape`, for example.
     """
     # The first is the one closest to the gradients.
     for op in itertools.islice(ancestors(ops_of(grads)), _MOST_OPS):

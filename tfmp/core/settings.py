@@ -17,11 +17,7 @@ LOWEST_LOSS_SCALE = 2.0**-126
 
 
 def is_number(value: object) -> bool:
-    """Return whether a setting is a number. A bool does not count, although it is an `int` in Python.
-
-    Args:
-        value: The object that the user passed. NumPy scalars are numbers too.
-    """
+    """Return whether a setting is a number of Python or NumPy. A bool does not count, although it is an `int`."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -97,14 +93,7 @@ def loss_scale_bounds(
 ) -> tuple[np.float32, np.float32, np.float32]:
     """Return a manager's first, lowest and highest scale as float32 numbers, after checking their order.
 
-    Args:
-        init_loss_scale: The first scale.
-        min_loss_scale: The lowest scale, at least 2**-126. The reciprocal of a smaller number can be infinite.
-        max_loss_scale: The highest scale.
-
-    Raises:
-        TypeError: An argument is not a number.
-        ValueError: An argument is out of range, or the first scale is not within the bounds.
+    The lowest scale must be at least 2**-126: the reciprocal of a smaller number can be infinite.
 
     Examples:
         >>> loss_scale_bounds(0.5, 1, 1024)
@@ -130,9 +119,7 @@ def loss_scale_bounds(
 def not_default(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings whose values differ from the defaults of a function's or a class's parameters.
 
-    Args:
-        function: What takes the settings.
-        given: The settings by their names. The default of one that is no parameter is None.
+    The default of a setting that is not a parameter is None.
 
     Examples:
         >>> def train(scale=8, steps=10): ...

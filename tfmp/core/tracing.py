@@ -19,18 +19,8 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
     """Return the function such that AutoGraph converts neither it nor the functions that it calls.
 
     When a `tf.function` traces a step, AutoGraph converts the source code of every function that the step calls. This
-    takes most of the time of the trace. The code of this package does not need it, because it uses `tf.cond` instead
-    of `if` on tensors.
-
-    Args:
-        function: A function that uses no `if`, `while` or `for` on tensors.
-
-    Examples:
-        >>> @without_autograph
-        ... def kind_of(value):
-        ...     return "positive" if value is not None else "none"
-        >>> kind_of(1)
-        'positive'
+    takes most of the time of the trace. The code of this package does not need it, because it uses `tf.cond` instead of
+    `if` on tensors.
     """
     unconverted: Callable[Parameters, Returned] = tf.autograph.experimental.do_not_convert(function)
     return unconverted
@@ -51,14 +41,7 @@ def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Para
 
 
 def within_xla() -> bool:
-    """Return whether the running code is being traced for a `tf.function(jit_compile=True)`, directly or nested in one.
-
-    Examples:
-        >>> within_xla()
-        False
-        >>> bool(tf.function(lambda: tf.constant(within_xla()), jit_compile=True)())
-        True
-    """
+    """Return whether the running code is traced for a `tf.function(jit_compile=True)`, directly or nested in one."""
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
@@ -77,10 +60,7 @@ def place_of_ops() -> tuple[object, object]:
     """Return where ops are being added: a graph, and the branch or loop of TF1's control flow within it.
 
     A tensor can be used again in the place where it was computed. Within one graph, TensorFlow 1 runs the ops of a
-    branch only if the branch is taken. In eager code there is one place.
-
-    Returns:
-        A pair that equals another one if the place is the same.
+    branch only if the branch is taken. In eager code there is one place. Two pairs are equal if the place is the same.
 
     Examples:
         >>> place_of_ops() == place_of_ops()
@@ -101,15 +81,6 @@ def ops_are_watched() -> bool:
 
     `tf.debugging.enable_check_numerics` and `tf.debugging.experimental.enable_dump_debug_info` do so. XLA cannot
     compile the ops that they add, so nothing should be compiled while they are enabled.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> tf.debugging.enable_check_numerics()
-        >>> ops_are_watched()
-        True
-        >>> tf.debugging.disable_check_numerics()
-        >>> ops_are_watched()
-        False
     """
     return bool(op_callbacks.should_invoke_op_callbacks())
 

@@ -13,19 +13,7 @@ from tfmp.types import Gradient, GradsAndVars
 
 
 def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:  # noqa: ANN401
-    """Return pairs of gradients and variables as a list, or raise an error if a step with them is not possible.
-
-    Args:
-        optimizer: The object that the user passed as the optimizer.
-        grads_and_vars: The object that the user passed as its pairs.
-
-    Raises:
-        TypeError: The optimizer is not an optimizer, or the pairs are not pairs.
-        ValueError: The optimizer scales losses or averages gradients itself; or there are no pairs; or every gradient
-            is None.
-        NotImplementedError: The "gradient" of a variable is its next value; or a Keras optimizer is to step in a TF1
-            graph.
-    """
+    """Return pairs of gradients and variables as a list, or raise an error if a step with them is not possible."""
     validate_optimizer(optimizer)
     pairs = lists.pairs(grads_and_vars)
     if not pairs:
@@ -40,16 +28,7 @@ def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[
 
 
 def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
-    """Raise an error if `GradScaler` cannot step with an optimizer.
-
-    Args:
-        optimizer: The object that the user passed as the optimizer.
-
-    Raises:
-        TypeError: The object is not an optimizer.
-        ValueError: The optimizer scales losses or averages gradients itself.
-        NotImplementedError: The optimizer is one of Keras, and the step is built in a TF1 graph.
-    """
+    """Raise an error if `GradScaler` cannot step with what the user passed as the optimizer."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, ScaledGradientsOptimizer) and not hasattr(optimizer, "apply_gradients"):
         raise TypeError(
@@ -73,15 +52,7 @@ def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
 
 
 def validated_steps(steps: Iterable[tuple[Any, GradsAndVars]]) -> list[tuple[Any, GradsAndVars]]:
-    """Return pairs of an optimizer and its `grads_and_vars` as a list, or raise an error if they are not such pairs.
-
-    Args:
-        steps: The object that the user passed to `step_all`.
-
-    Raises:
-        TypeError: The object is not an iterable of pairs.
-        ValueError: There are no pairs.
-    """
+    """Return pairs of an optimizer and its `grads_and_vars` as a list, or raise an error if they are not such pairs."""
     what, advice = "pairs of an optimizer and its grads_and_vars", "pass [(optimizer, zip(grads, variables)), ...]"
     listed = lists.items("steps", steps, what, advice)
     if not listed:
@@ -93,16 +64,9 @@ def validated_steps(steps: Iterable[tuple[Any, GradsAndVars]]) -> list[tuple[Any
 
 
 def validate_kwargs(optimizers: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise an error if one of the optimizers does not take the keyword arguments.
+    """Raise an error if one of the optimizers that step together does not take the keyword arguments of each.
 
     Otherwise some optimizers would step before the call of that one fails.
-
-    Args:
-        optimizers: The optimizers that step together.
-        kwargs: The keyword arguments that are passed to each optimizer.
-
-    Raises:
-        TypeError: There are keyword arguments, and one optimizer does not take them.
     """
     given = ", ".join(kwargs)
     for optimizer in optimizers:
@@ -117,7 +81,7 @@ def validate_kwargs(optimizers: Sequence[Any], kwargs: Mapping[str, Any]) -> Non
 
 
 def refuse_in_graph(verb: str) -> None:
-    """Raise an error if a method that needs the values of variables is called where they have none yet."""
+    """Raise an error if a method that needs the values of variables is called in a graph, where they have none yet."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "

@@ -6,19 +6,16 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.overflow.local_check import EarlierCheck
+from tfmp.core.overflow.results import EarlierCheck
 from tfmp.types import Done
 
 
 class _Call(NamedTuple):
-    """A call that was made for an optimizer.
+    """A call that was made for an optimizer."""
 
-    Attributes:
-        optimizer: The optimizer. This reference keeps it alive, so that no other object can get its identity.
-        replica: The number of the replica on which the call was made; None outside of replicas.
-    """
-
+    #: This reference keeps the optimizer alive, so that no other object can get its identity.
     optimizer: object
+    #: The number of the replica on which the call was made; None outside of replicas.
     replica: int | None
 
     def is_for(self, optimizer: object) -> bool:
@@ -26,18 +23,14 @@ class _Call(NamedTuple):
 
 
 class _Unscaled(NamedTuple):
-    """A call of `unscale`.
-
-    Attributes:
-        call: The optimizer and the replica.
-        context: Where the call was made: a weak reference to the graph, or for eager code to the `CallOrder` itself.
-        known: The result of checking the gradients.
-        used_by_step: True if `step` was called with the gradients.
-    """
+    """A call of `unscale`."""
 
     call: _Call
+    #: Where the call was made.
     context: "weakref.ref[_Context]"
-    known: EarlierCheck
+    #: The result of checking the gradients.
+    earlier: EarlierCheck
+    #: True if `step` was called with the gradients.
     used_by_step: bool = False
 
     def is_in(self, contexts: "Sequence[_Context]") -> bool:
@@ -62,9 +55,8 @@ class CallOrder:
     noticed: calling a function that contains `step` twice, and passing unscaled gradients to a function that was traced
     with scaled ones, which divides them again.
 
-    Args:
-        is_strict: False for a scaler that is not enabled: calls may then be repeated, but `unscale` and `step` must
-            still be in the same function, or both in eager code.
+    `is_strict` is False for a scaler that is not enabled: calls may then be repeated, but `unscale` and `step` must
+    still be in the same function, or both in eager code.
 
     Examples:
         >>> calls = CallOrder()
@@ -84,14 +76,7 @@ class CallOrder:
         self._ops: weakref.WeakKeyDictionary[_Context, list[tf.Operation]] = weakref.WeakKeyDictionary()
 
     def validate_unscale(self, optimizer: object) -> None:
-        """Raise an error if `unscale` must not be called now.
-
-        Args:
-            optimizer: The optimizer for which `unscale` was called.
-
-        Raises:
-            RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
-        """
+        """Raise an error if `unscale` must not be called now for this optimizer."""
         self._refuse_after_step("unscale", optimizer)
         contexts = list(self._enclosing_contexts())
         if self._is_strict and any(each.is_in(contexts) for each in self._unscaled_for(optimizer)):
@@ -101,32 +86,18 @@ class CallOrder:
                 "abandon() first if an exception ended the iteration before."
             )
 
-    def note_unscale(self, optimizer: object, known: EarlierCheck, op: Done) -> None:
-        """Record a call of `unscale`.
-
-        Args:
-            optimizer: The optimizer for which `unscale` was called.
-            known: The result of checking its gradients.
-            op: The op that keeps this result for `update`; None in eager mode, or if nothing is kept.
-        """
-        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), known))
+    def note_unscale(self, optimizer: object, earlier: EarlierCheck, op: Done) -> None:
+        """Record a call of `unscale`, the result of checking its gradients, and the op that keeps it for `update`."""
+        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), earlier))
         self._note_op(op)
 
     def validate_step(self, optimizer: object) -> EarlierCheck | None:
-        """Raise an error if `step` must not be called now; else return what `unscale` found, None if it was not called.
-
-        Args:
-            optimizer: The optimizer for which `step` was called.
-
-        Raises:
-            RuntimeError: `unscale` was called in another `tf.function`, or in eager code while `step` is in a function;
-                or `step` was already called for this optimizer since the last update.
-        """
+        """Raise an error if `step` must not be called now; else return what `unscale` found, if it was called."""
         self._refuse_after_step("step", optimizer)
         contexts, called = list(self._enclosing_contexts()), self._unscaled_for(optimizer)
         for each in called:
             if each.is_in(contexts):
-                return each.known
+                return each.earlier
         # If a step has already used the unscaled gradients, that `unscale` belongs to another branch of a conditional
         # or to another function, and is not a mistake.
         if any(each.context() is not None and not each.used_by_step for each in called):
@@ -138,11 +109,7 @@ class CallOrder:
         return None
 
     def refuse_conditional(self, verb: str) -> None:
-        """Raise an error if `unscale` or `step` is built where `update` could not run it.
-
-        Raises:
-            NotImplementedError: The call is built in a conditional or a `tf.function` inside a TF1 graph.
-        """
+        """Raise an error in a conditional or `tf.function` of a TF1 graph, where `update` could not run the call."""
         with tf.init_scope():
             in_eager_program = tf.executing_eagerly()
         graph = tf.compat.v1.get_default_graph()
@@ -155,12 +122,7 @@ class CallOrder:
             )
 
     def note_step(self, optimizer: object, op: Done) -> None:
-        """Record a call of `step`.
-
-        Args:
-            optimizer: The optimizer for which `step` was called.
-            op: The op of the step; None in eager mode.
-        """
+        """Record a call of `step` and its op."""
         # The record of `unscale` stays until the update: another branch of a conditional may step with the same
         # gradients.
         contexts = list(self._enclosing_contexts())
@@ -177,9 +139,9 @@ class CallOrder:
             self._ops.setdefault(self._context(), []).append(op)
 
     def ops(self) -> Sequence[tf.Operation]:
-        """Return the ops of the calls since the last update, which `update` must run in a TF1 graph; empty elsewhere.
+        """Return the ops of the calls since the last update, which `update` must run in a TF1 graph.
 
-        In eager code and in a `tf.function`, the calls run in the order of the program.
+        There are none in eager code and in a `tf.function`, where the calls run in the order of the program.
         """
         return self._ops.get(self._context(), [])
 
@@ -235,7 +197,7 @@ class CallOrder:
         return self if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def _enclosing_contexts(self) -> Iterator["_Context"]:
-        """Yield the current context and all graphs around it: for a branch of a conditional, its function's graph."""
+        """Yield the current context, then all graphs around it, such as the function around a conditional's branch."""
         context = self._context()
         while context is not None:
             yield context
@@ -247,12 +209,7 @@ _Context: TypeAlias = tf.Graph | CallOrder
 
 
 def on_replica() -> bool:
-    """Return True if the running code is called on each replica of a `tf.distribute` strategy.
-
-    Examples:
-        >>> on_replica()
-        False
-    """
+    """Return True if the running code is called on each replica of a `tf.distribute` strategy."""
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 

@@ -1,4 +1,4 @@
-"""An iteration of a training loop: what was called since the last update of the loss scale, and what was found."""
+"""An iteration of a training loop: the calls since the last update of the loss scale, and their results."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution
+from tfmp.core.overflow.results import EarlierCheck, StepResult
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.update import StepResult
 from tfmp.core.storage.state_variables import NotCheckpointed
 from tfmp.grad_scaler.call_order import CallOrder, on_replica
-from tfmp.grad_scaler.pending_update import PendingUpdate
+from tfmp.grad_scaler.pending_results import PendingResults
 from tfmp.types import Done
 
 #: Adjusts the loss scale by a result, and counts it as a step: if a boolean scalar says so, or always if that is None.
@@ -19,13 +19,11 @@ Adjust: TypeAlias = Callable[[StepResult, tf.Tensor | None], Done]
 
 
 class Iteration(NotCheckpointed):
-    """Holds the calls of an iteration in their order, and what they found; `end` and `give_up` begin the next one.
+    """Holds the calls of an iteration and their results; `end`, `end_unchecked` and `give_up` begin the next one.
 
-    Python knows only the calls that it runs itself: those of a `tf.function` while it is traced. Every other call shows
-    in what it found, which is kept on the device.
-
-    `needs_max_abs` says whether `Adjust` needs the largest magnitude of the gradients, and `is_strict` whether calls
-    out of order are errors.
+    `calls` are those that Python has run: the calls in a `tf.function` are recorded only while it is traced. `pending`
+    combines the results on the device, also those of later runs of the function. `needs_max_abs` is True if `Adjust`
+    needs the largest magnitude of the gradients, and `is_strict` if calls out of order are errors.
     """
 
     def __init__(self, scaler: LossScaler, *, needs_max_abs: bool, is_strict: bool) -> None:
@@ -33,31 +31,60 @@ class Iteration(NotCheckpointed):
         self._scaler = scaler
         self._needs_max_abs = needs_max_abs
         self.calls = CallOrder(is_strict)
-        self.pending = PendingUpdate()
+        self.pending = PendingResults()
 
-    def keep(
-        self, result: StepResult, before: Sequence[tf.Operation], distribution: Distribution, *, of_step: bool
+    def note_unscale(
+        self,
+        optimizer: object,
+        earlier: EarlierCheck,
+        result: StepResult | None,
+        done: Done,
+        distribution: Distribution,
+    ) -> None:
+        """Record a call of `unscale`, and keep its result, which `update` needs if the user drops the step."""
+        op = self._op_of_call(result, [done], distribution, of_step=False)
+        self.calls.note_unscale(optimizer, earlier, op)
+
+    def note_steps(
+        self, optimizers: Sequence[object], result: StepResult | None, done: Sequence[Done], distribution: Distribution
     ) -> Done:
-        """Keep what `step`, or `unscale`, has found, after the ops that must run before that."""
+        """Record the steps of optimizers that step together, keep their result, and return the op of all calls."""
+        op = self._op_of_call(result, done, distribution, of_step=True)
+        for optimizer in optimizers:
+            self.calls.note_step(optimizer, op)
+        return op
 
-        def add() -> Done:
+    def _op_of_call(
+        self, result: StepResult | None, done: Sequence[Done], distribution: Distribution, *, of_step: bool
+    ) -> Done:
+        """Return the op that runs a call and those before it, and then keeps its result, unless that is None."""
+        before = [op for op in [*done, *self.calls.ops()] if op is not None]
+        if result is None:
+            return tf.group(*before)
+
+        def keep() -> Done:
             with tf.control_dependencies(before):
                 return self.pending.add(result, of_step=of_step)
 
-        return distribution.once(add)
+        return tf.group(*before, distribution.once(keep))
 
-    def end(self, adjust: Adjust, *, may_be_empty: bool = False) -> Done:
-        """Adjust the loss scale when all calls have run; raise an error if there was none, unless `may_be_empty`."""
+    def end(self, adjust: Adjust, *, sets_scale: bool = False) -> Done:
+        """Adjust the loss scale when all calls have run.
+
+        There must have been a call, unless the user `sets_scale`: then `adjust` only counts a step, if there was one.
+        """
         calls, has_steps = list(self.calls.ops()), self.calls.has_steps
-        is_known = may_be_empty or has_steps or self.calls.has_unscaled
-        checks = [] if is_known else self._refuse_if_nothing_found()
+        has_calls = has_steps or self.calls.has_unscaled
+        checks = [] if has_calls or sets_scale else self._refuse_if_nothing_found()
 
         def move() -> Done:
             with tf.control_dependencies([*calls, *checks]):
                 findings = self.pending.read()
                 result = self.pending.result(findings, with_max_abs=self._needs_max_abs)
-                adjusted = adjust(result, None if has_steps and not may_be_empty else findings.is_step)
-            with tf.control_dependencies([*findings, *_known(adjusted)]):
+                # A step that Python has seen is certain, and needs no conditional.
+                is_step = None if has_steps and not sets_scale else findings.is_step
+                adjusted = adjust(result, is_step)
+            with tf.control_dependencies([*findings, *_as_list(adjusted)]):
                 return self.pending.clear(findings)
 
         moved = self._once(move)
@@ -71,7 +98,7 @@ class Iteration(NotCheckpointed):
         return tf.group(*calls)
 
     def give_up(self, adjust: Adjust) -> Done:
-        """Adjust the loss scale if there was any result, without waiting for the calls; an overflow is a step."""
+        """Adjust the loss scale by the results so far, without running the calls; count an overflow as a step."""
         self.calls.end()
 
         def forget() -> Done:
@@ -80,7 +107,7 @@ class Iteration(NotCheckpointed):
             adjusted = conditional_update(
                 findings.results > 0, [], lambda _: adjust(result, tf.logical_not(result.applied))
             )
-            with tf.control_dependencies([*findings, *_known(adjusted)]):
+            with tf.control_dependencies([*findings, *_as_list(adjusted)]):
                 return self.pending.clear(findings)
 
         return self._once(forget)
@@ -89,10 +116,10 @@ class Iteration(NotCheckpointed):
         return self._scaler.distribution().once(function) if on_replica() else function()
 
     def _refuse_if_nothing_found(self) -> list[tf.Operation]:
-        """Raise an error if there was neither `unscale` nor `step` since the last update; return the check in a graph.
+        """Raise an error if there is no result since the last update; in a graph, return the op that checks this.
 
-        Python knows of no such call in the current graph or in eager code. Calls elsewhere, as in a `tf.function` that
-        was traced earlier, show only in the number of results on the device.
+        This is for an update before which Python recorded no call. Calls in a `tf.function` that was traced earlier
+        show only in the number of results on the device.
         """
         message = "update was called, and no optimizer has stepped since the last update: call step first."
         if not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function:
@@ -105,5 +132,5 @@ class Iteration(NotCheckpointed):
         return []
 
 
-def _known(done: Done) -> list[tf.Operation]:
+def _as_list(done: Done) -> list[tf.Operation]:
     return [] if done is None else [done]

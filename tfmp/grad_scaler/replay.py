@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers import FixedLossScaleManager
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.grad_scaler.call_order import on_replica
 from tfmp.grad_scaler.scaler import GradScaler
 
@@ -77,16 +77,13 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_repl
 
 
 class _Counts(NamedTuple):
-    """The numbers of updates that a scaler has counted; int64 scalars.
+    """The numbers of updates that a scaler has counted; int64 scalars."""
 
-    Attributes:
-        applied: The number of updates before which all steps were applied.
-        skipped: The number of all other updates.
-        partial: The number of updates before which some steps were applied and others skipped.
-    """
-
+    #: The number of updates before which all steps were applied.
     applied: tf.Tensor
+    #: The number of all other updates.
     skipped: tf.Tensor
+    #: The number of updates before which some steps were applied and others skipped.
     partial: tf.Tensor
 
     @classmethod
@@ -98,16 +95,13 @@ class _Counts(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """The result of one attempt; bool scalars.
+    """The result of one attempt; bool scalars."""
 
-    Attributes:
-        skipped: True if a step was skipped and none was applied.
-        optimizers_differ: True if one optimizer stepped and another did not.
-        updates_differ: True if there were several updates, one after an applied step and one after a skipped step.
-    """
-
+    #: True if a step was skipped and none was applied.
     skipped: tf.Tensor
+    #: True if one optimizer stepped and another did not.
     optimizers_differ: tf.Tensor
+    #: True if there were several updates, one after an applied step and one after a skipped step.
     updates_differ: tf.Tensor
 
     @classmethod
@@ -118,7 +112,7 @@ class _Attempt(NamedTuple):
         return cls(tf.logical_and(skipped, tf.logical_not(is_partial)), optimizers_differ, updates_differ)
 
     def checks(self) -> list[tuple[tf.Tensor, str]]:
-        """Return pairs of a flag that must not be True and the error message for it."""
+        """Return each flag that must not be True, with its error message."""
         return [
             (
                 self.optimizers_differ,

@@ -40,7 +40,8 @@ class ScaledGradientsOptimizer(Protocol):
             grads_and_vars: Pairs of a gradient and its variable; no gradient is None.
             loss_scale: The number by which to divide the gradients, a float32 scalar; 1 if `GradScaler.unscale` has
                 unscaled them already, or if scaling is not enabled.
-            finite: A boolean scalar: are the gradients finite on every replica? If it is False, no variable may change.
+            finite: A boolean scalar, True if the gradients are finite on every replica. If it is False, no variable may
+                change.
 
         Returns:
             The op that does this; None in eager mode.
@@ -51,10 +52,6 @@ class ScaledGradientsAdapter(OptimizerAdapter):
     """The adapter for a `ScaledGradientsOptimizer`.
 
     Such an optimizer is called at every step, so it is called outside of the conditional that applies or skips a step.
-
-    Args:
-        optimizer: The optimizer.
-        variables: The variables that it trains, in the order of the gradients.
     """
 
     def apply(self, grads: Gradients) -> Done:
@@ -63,14 +60,5 @@ class ScaledGradientsAdapter(OptimizerAdapter):
         return tf.no_op()
 
     def apply_scaled(self, grads: Gradients, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
-        """Call the optimizer, which applies the gradients or skips them.
-
-        Args:
-            grads: The gradients that were passed to the step.
-            loss_scale: The number by which the optimizer divides the gradients.
-            finite: A boolean scalar: are the gradients finite on every replica?
-
-        Returns:
-            The op that does this; None in eager mode.
-        """
+        """Call the optimizer, which applies the gradients that were passed to the step, or skips them."""
         return self.optimizer.apply_scaled_gradients(self._without_none(grads), loss_scale, finite)

@@ -34,11 +34,6 @@ class ScaledLosses:
 
     * the gradients, or values that they depend on, come from another function or from Python code;
     * the user read the scale, and may have multiplied the loss by it without calling `scale`.
-
-    Examples:
-        >>> losses = ScaledLosses()
-        >>> losses.note(tf.constant(3.0) * 8.0)
-        >>> losses.warn_if_not_scaled([tf.constant(8.0)])  # without the line above this would log a warning
     """
 
     def __init__(self) -> None:
@@ -49,11 +44,7 @@ class ScaledLosses:
         self._ancestors_of_scales: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
 
     def note(self, scaled: tf.Tensor) -> None:
-        """Remember that a loss was scaled.
-
-        Args:
-            scaled: The scaled loss, the output of an op that multiplies the loss by the scale in this order.
-        """
+        """Remember a scaled loss, the output of an op that multiplies the loss by the scale in this order."""
         self._any = True
         if not tf.is_symbolic_tensor(scaled):
             # An eager tensor does not record the ops that it was computed by.
@@ -71,11 +62,7 @@ class ScaledLosses:
         self._scale_was_read = True
 
     def warn_if_not_scaled(self, grads: Gradients) -> None:
-        """Log one warning, with the line of the script, if the gradients are certainly not those of a scaled loss.
-
-        Args:
-            grads: The gradients that are about to be unscaled.
-        """
+        """Log one warning, with the line of the script, if the gradients are certainly not those of a scaled loss."""
         if self._warned or self._scale_was_read:
             return
         ops = script_lines.ops_of(grads)
@@ -109,7 +96,7 @@ class ScaledLosses:
 
 
 def _may_be_computed_elsewhere(ops: Sequence[tf.Operation]) -> bool:
-    """Return whether the gradients may have been computed outside the graph of the ops, for example by a caller."""
+    """Return True if the gradients may have been computed outside the graph of the ops, for example by a caller."""
     ancestors = with_ancestors(ops)
     if ancestors is None:
         return True

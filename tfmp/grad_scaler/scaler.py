@@ -7,16 +7,15 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.adapters import OptimizerAdapter, names_of
+from tfmp.core.adapters import names_of
 from tfmp.core.control_flow import conditional_update
-from tfmp.core.distribute import Distribution
+from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
 from tfmp.core.step.early_check import check_early
+from tfmp.core.step.properties import StepProperties
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.status import StepProperties
-from tfmp.core.step.update import StepResult
 from tfmp.core.step.window import drain
 from tfmp.core.tracing import without_autograph
 from tfmp.grad_scaler.arguments import (
@@ -27,8 +26,8 @@ from tfmp.grad_scaler.arguments import (
     validated_steps,
 )
 from tfmp.grad_scaler.iteration import Iteration
-from tfmp.grad_scaler.optimizer_step import OptimizerStep, adapter_of, make_variables, update_together
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
+from tfmp.grad_scaler.step_parts import StepPart, adapter_of, make_variables, update_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -156,7 +155,7 @@ class GradScaler(StepProperties, tf.Module):
         """Make an optimizer's own variables, such as momenta, before a `tf.function` is traced.
 
         Usually `step` makes them. But a `tf.function` can make variables only in its first trace. So call this method
-        if an optimizer does not step in the first trace, such as that of a generator which is not trained in the first
+        if an optimizer does not step in the first trace, for example because its generator is not trained in the first
         iterations.
 
         Args:
@@ -226,9 +225,9 @@ class GradScaler(StepProperties, tf.Module):
     ) -> list[Gradient]:
         """Divide gradients by the loss scale, to clip or inspect them before `step`.
 
-        Pass the result, changed or not, to `step`, which does not divide it again. Whether the gradients are finite is
-        checked here, so clipping them afterwards cannot hide an overflow from `step`. If you drop the step, for example
-        because the norm of the gradients is too large, `update` adjusts the loss scale by what was found here.
+        Pass the result, changed or not, to `step`, which does not divide it again. The gradients are checked for
+        overflow here, so clipping them afterwards cannot hide an overflow from `step`. If you drop the step, for
+        example because the norm of the gradients is too large, `update` adjusts the loss scale by this check.
 
         Args:
             optimizer: The optimizer with which `step` will be called.
@@ -257,32 +256,24 @@ class GradScaler(StepProperties, tf.Module):
             (5.0, [1.5, 2.0])
         """
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
-        calls = self._iteration.calls
-        calls.refuse_conditional("unscale")
-        calls.validate_unscale(optimizer)
+        self._iteration.calls.refuse_conditional("unscale")
+        self._iteration.calls.validate_unscale(optimizer)
+        emptied: Done = None
         if isinstance(given, GradientAccumulator):
-            unscaled_grads, known, emptied = self._mean_of_window(given)
-            calls.note_unscale(optimizer, known, self._keep_early(known, emptied))
+            unscaled_grads, earlier, emptied = self._mean_of_window(given)
         else:
-            unscaled_grads, known = self._unscaled_grads(given)
-            calls.note_unscale(optimizer, known, self._keep_early(known))
+            unscaled_grads, earlier = self._unscaled_grads(given)
+        distribution = self._distribution()
+        result = self._scaler.agree_early(earlier, distribution) if self._enabled else None
+        self._iteration.note_unscale(optimizer, earlier, result, emptied, distribution)
         return unscaled_grads
 
-    def _keep_early(self, known: EarlierCheck, emptied: Done = None) -> Done:
-        """Keep what `unscale` found, which `update` needs if the user drops the step."""
-        before = [op for op in [emptied, *self._iteration.calls.ops()] if op is not None]
-        distribution = self._distribution() if self._enabled else None
-        if distribution is None:
-            return tf.group(*before)
-        result = self._scaler.agree_early(known, distribution)
-        return tf.group(*before, self._iteration.keep(result, before, distribution, of_step=False))
-
     def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], EarlierCheck]:
-        """Unscale gradients and check them."""
+        """Return the unscaled gradients and the result of checking them."""
         lists.refuse_all_none(grads)
         distribution = self._distribution()
-        if not self._enabled or distribution is None:
-            return self._averaged(grads, distribution), EarlierCheck(LocalCheck(tf.constant(True)))
+        if not self._enabled:
+            return self._averaged(grads, distribution), EarlierCheck(LocalResult(tf.constant(True)))
         self._losses.warn_if_not_scaled(grads)
         facts = self._scaler.facts(distribution)
         unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution), facts.loss_scale)
@@ -296,9 +287,9 @@ class GradScaler(StepProperties, tf.Module):
         mean = self._averaged(grads, distribution)
         if not self._enabled:
             return mean, window, emptied
-        check = check_early(mean, self._scaler.facts(distribution), of_micro_batches=True)
-        found = window.found._replace(usable=tf.logical_and(window.found.usable, check.usable))
-        return mean, window._replace(found=found, checked=mean), emptied
+        of_mean = check_early(mean, self._scaler.facts(distribution), of_micro_batches=True)
+        result = window.result._replace(usable=tf.logical_and(window.result.usable, of_mean.usable))
+        return mean, window._replace(result=result, checked=mean), emptied
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -330,7 +321,7 @@ class GradScaler(StepProperties, tf.Module):
     def step_all(self, steps: Iterable[tuple[Any, GradsAndVars]], **kwargs: Any) -> tf.Operation:  # noqa: ANN401
         """Apply the gradients of several optimizers if all of them are finite; otherwise skip the step of each.
 
-        If you call `step` for each optimizer instead, an optimizer steps if its own gradients are finite.
+        If you call `step` for each optimizer instead, each of them steps if its own gradients are finite.
 
         Args:
             steps: Pairs of an optimizer and its `grads_and_vars`, as for `step`.
@@ -358,37 +349,27 @@ class GradScaler(StepProperties, tf.Module):
         self._iteration.calls.refuse_conditional("step")
         pairs = [(optimizer, validated_pairs(optimizer, given)) for optimizer, given in validated_steps(steps)]
         optimizers = [optimizer for optimizer, _ in pairs]
-        distribution = self._distribution()
-        taken = []
-        for optimizer, own in pairs:
-            grads, variables = zip(*own, strict=True)
-            if self._enabled:
-                lists.refuse_complex(grads, names_of(variables))
-            adapter = adapter_of(optimizer, variables, kwargs, self._compilers)
-            taken.append(self._step_of(adapter, list(grads), distribution))
         if len(set(map(id, optimizers))) < len(optimizers):
             raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
         validate_kwargs(optimizers, kwargs)
-        for step in taken:
-            make_variables(step.adapter)
+        distribution = self._distribution()
+        parts = [self._part(optimizer, own, kwargs, distribution) for optimizer, own in pairs]
+        for part in parts:
+            make_variables(part.adapter)
         # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
         # its micro-batches, and an overflow may drop the whole window.
-        checks = self._enabled or any(step.is_of_window for step in taken)
-        if checks:
-            op = self._run(taken, distribution or self._scaler.distribution())
-        else:
-            op = tf.group(*(step.apply_unchecked() for step in taken))
-        for optimizer in optimizers:
-            self._iteration.calls.note_step(optimizer, op)
-        return op
+        if self._enabled or any(part.is_of_window for part in parts):
+            return self._run(parts, self._scaler.distribution())
+        done = [part.apply_unchecked() for part in parts]
+        return self._iteration.note_steps(optimizers, None, done, distribution)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
         """Adjust the loss scale according to what `unscale` and `step` have found since the last update.
 
         The manager counts the iteration as one step, which was applied if all of its steps were applied. If you left
-        out the steps after `unscale`, an overflow counts as a skipped step, as if you had called `step`. Finite
-        gradients count for the growth of the scale, as in torch.amp, but not as a step.
+        out the steps after `unscale`, an overflow counts as a skipped step, as if you had called `step`. If there was
+        no overflow, the iteration counts toward the growth of the scale, as in torch.amp, but not as a step.
 
         Args:
             new_scale: Set the loss scale to this number or float32 scalar, instead of adjusting it.
@@ -414,7 +395,7 @@ class GradScaler(StepProperties, tf.Module):
             return self._iteration.end_unchecked()
         if new_scale is None:
             return self._iteration.end(self._scaler.advance)
-        return self._iteration.end(lambda result, is_step: self._set(new_scale, result, is_step), may_be_empty=True)
+        return self._iteration.end(lambda result, is_step: self._set(new_scale, result, is_step), sets_scale=True)
 
     def abandon(self) -> tf.Operation:
         """Give up an iteration that was ended by an exception.
@@ -423,10 +404,10 @@ class GradScaler(StepProperties, tf.Module):
         `tf.function` or `session.run` raised. Otherwise the next iteration may fail because `unscale` or `step` was
         already called, and their results would count in the next update.
 
-        What `unscale` and `step` found until then is true of the loss scale all the same, and adjusts it as `update`
-        does. If it was forgotten, a scale that is too high would stay so if each overflow led to an exception. An
-        overflow is counted as a skipped step. Steps that were applied are not counted; the variables that they changed
-        stay changed. If there was neither `unscale` nor `step`, nothing changes.
+        The loss scale is still adjusted, as in `update`, by what `unscale` and `step` found before the exception.
+        Otherwise, a scale that is too high would never fall if each overflow led to an exception. An overflow is
+        counted as a skipped step. Steps that were applied are not counted; the variables that they changed stay
+        changed. If there was neither `unscale` nor `step`, nothing changes.
 
         Returns:
             The op that does this; None in eager mode.
@@ -491,38 +472,55 @@ class GradScaler(StepProperties, tf.Module):
         shown = {"enabled": self._enabled, "is_distributed": self._is_distributed}
         return [f"{name}={value!r}" for name, value in settings.not_default(GradScaler, shown).items()]
 
-    def _distribution(self) -> Distribution | None:
-        """Return how replicas act together; None where nothing asks, so that a disabled scaler works everywhere."""
-        return self._scaler.distribution() if self._enabled or self._is_distributed else None
+    def _distribution(self) -> Distribution:
+        """Return how replicas act together; as if alone if nothing asks, so that a disabled scaler works anywhere."""
+        return self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
 
-    def _averaged(self, grads: Gradients, distribution: Distribution | None) -> list[Gradient]:
+    def _averaged(self, grads: Gradients, distribution: Distribution) -> list[Gradient]:
         """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
-        if not self._is_distributed or distribution is None:
+        if not self._is_distributed:
             return list(grads)
         names = [f"gradient {index}" for index in range(len(grads))]
         return self._scaler.worker_average.mean(grads, names, distribution)
 
-    def _step_of(self, adapter: OptimizerAdapter, grads: Gradients, distribution: Distribution | None) -> OptimizerStep:
-        known = self._iteration.calls.validate_step(adapter.optimizer)
-        if known is not None:
-            return OptimizerStep(adapter, grads, known)
+    def _part(
+        self,
+        optimizer: Any,  # noqa: ANN401 - of any host
+        pairs: Sequence[tuple[Gradient, Any]],
+        kwargs: Mapping[str, Any],
+        distribution: Distribution,
+    ) -> StepPart:
+        """Return the part of an optimizer in a step, with averaged gradients."""
+        grads, variables = zip(*pairs, strict=True)
+        if self._enabled:
+            lists.refuse_complex(grads, names_of(variables))
+        adapter = adapter_of(optimizer, variables, kwargs, self._compilers)
+        earlier = self._iteration.calls.validate_step(optimizer)
+        if earlier is not None:
+            return StepPart(adapter, list(grads), earlier)
         if self._enabled:
             self._losses.warn_if_not_scaled(grads)
-        return OptimizerStep(adapter, self._averaged(grads, distribution), None)
+        return StepPart(adapter, self._averaged(grads, distribution), None)
 
-    def _run(self, steps: Sequence[OptimizerStep], distribution: Distribution) -> Done:
+    def _run(self, parts: Sequence[StepPart], distribution: Distribution) -> Done:
         """Run the steps of several optimizers together, and keep the result for `update`."""
         facts = self._scaler.facts(distribution)
         loss_scale = facts.loss_scale if self._enabled else tf.constant(1.0)
+        done, result = self._scaler.run(update_together(self._all_unscaled(parts, loss_scale), facts))
+        # An optimizer that skips steps by itself is called outside of the conditional.
+        own_steps = [part.apply_scaled(loss_scale, result.applied) for part in parts]
+        optimizers = [part.adapter.optimizer for part in parts]
+        kept = result if self._enabled else None
+        return self._iteration.note_steps(optimizers, kept, [done, *own_steps], distribution)
 
-        def unscale(grads: Gradients) -> Gradients:
-            return self._scaler.unscale(grads, loss_scale) if self._enabled else grads
-
-        done, result = self._scaler.run(update_together(steps, facts, unscale))
-        scaled = [each.apply_scaled(loss_scale, result.applied) for each in steps]
-        before = [op for op in [done, *scaled, *self._iteration.calls.ops()] if op is not None]
-        kept = [self._iteration.keep(result, before, distribution, of_step=True)] if self._enabled else []
-        return tf.group(*before, *kept)
+    def _all_unscaled(self, parts: Sequence[StepPart], loss_scale: tf.Tensor) -> Sequence[StepPart]:
+        """Unscale the gradients of the other optimizers, if the user has unscaled those of one."""
+        if not self._enabled or all(part.earlier is None for part in parts):
+            return parts
+        return [
+            part._replace(given=self._scaler.unscale(part.given, loss_scale)) if part.earlier is None else part
+            for part in parts
+        ]
 
     def _set(self, new_scale: float | tf.Tensor, result: StepResult, is_step: tf.Tensor | None) -> Done:
         has_set = self.manager.set_loss_scale(new_scale)

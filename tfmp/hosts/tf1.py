@@ -14,11 +14,8 @@ from tfmp.types import Done, Gradients
 class StepCounter:
     """Increments a global step by exactly one per step, whether or not the optimizer increments it.
 
-    Not every optimizer of TensorFlow 1 increments the global step that it is given: BERT's, for example, does not.
-
-    Args:
-        global_step: The variable.
-        distribution: How the replicas act together: one of them increments the variable for all.
+    Not every optimizer of TensorFlow 1 increments the global step that it is given: BERT's, for example, does not. Of
+    several replicas, one increments the variable for all.
     """
 
     def __init__(self, global_step: tf.Variable, distribution: Distribution) -> None:
@@ -26,11 +23,7 @@ class StepCounter:
         self._distribution = distribution
 
     def count(self, apply: Callable[[tf.Variable], Any]) -> Done:
-        """Call a function that applies gradients, and increment the global step if the function did not.
-
-        Args:
-            apply: Applies the gradients; called with the global step.
-        """
+        """Call `apply` with the global step, to apply gradients, and increment the global step if it did not."""
         # The target is computed before the optimizer runs, because the optimizer may increment the variable.
         target = self._global_step.read_value() + 1
         with tf.control_dependencies([target]):
@@ -55,7 +48,7 @@ class TF1Adapter(OptimizerAdapter):
             if `kwargs` contains it.
         name_scope: The full name, with a slash at its end, of the scope in which the optimizer makes its variables; by
             default the current scope.
-        leaves_out_none: Whether the optimizer gets no pair whose gradient is None. By default it gets all pairs, as it
+        leaves_out_none: True if the optimizer gets no pair whose gradient is None. By default it gets all pairs, as it
             does without a wrapper.
         average: Averages gradients over Horovod's workers; None if they are averaged already.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
+from tfmp.core.dtypes import HALF_TYPES
 
 #: The types between which levels and getters cast; float64 stays as it is.
 FLOAT32_OR_HALF = (tf.float32, *HALF_TYPES)

@@ -13,15 +13,15 @@ from tfmp.core.log import visible_logger
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.script_lines import line_of_call
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.fit_ranges import FitRanges
-from tfmp.monitoring.fit_summaries import FitSummaries
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
+from tfmp.monitoring.summaries import FitSummaries
 from tfmp.optimizers.base import LossScaleOptimizer
-from tfmp.ranges.history import RangeHistory, history_of
+from tfmp.ranges.history import RangeHistory
 
 # TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback
 # derived from the base class of one Keras works in the `fit` of another Keras too: `fit` only calls its methods.
@@ -76,14 +76,14 @@ class LossScaleCallback(keras.callbacks.Callback):
             raises `LossScaleStuckError`.
         stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
             step.
-        ranges_every_n_steps: The number of steps between two looks at the powers of two of gradients and weights; by
-            default there are none. A look counts the gradients of one step on the device; other steps only look at a
-            flag. Each look adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs (the shares of
-            gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits), NaN before
-            the first look (so where the progress bar shows means, see above, they stay NaN until the next epoch). It
-            also writes these and TensorBoard histograms, whose horizontal axis is the exponent, to
+        ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients and weights;
+            by default there are none. A recording counts the gradients of one step on the device; other steps only read
+            a flag. Each recording adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs (the
+            shares of gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits), NaN
+            before the first recording (so where the progress bar shows means, see above, they stay NaN until the next
+            epoch). It also writes these and TensorBoard histograms, whose horizontal axis is the exponent, to
             `summary_dir`. See the property `ranges`.
-        ranges_batch: Inputs and labels, as `fit` takes them. With them, each look also runs this batch forward and
+        ranges_batch: Inputs and labels, as `fit` takes them. With them, each recording also runs this batch forward and
             backward, in the types and at the loss scale of the training, to count activations and their gradients.
             The shares are then those of the gradients for weights and for activations together. The model must be
             compiled with a loss.
@@ -121,7 +121,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         super().__init__()
         if scaler is not None and not isinstance(scaler, StepProperties):
             raise TypeError(
-                "scaler must be a tfmp.GradScaler or a tfmp.LossScaleOptimizer, got "
+                f"scaler must be a tfmp.GradScaler or a tfmp.LossScaleOptimizer, got "
                 f"{scaler!r} of type {type(scaler).__name__}."
             )
         self._scaler = scaler
@@ -142,12 +142,14 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     @property
     def ranges(self) -> RangeHistory:
-        """What the looks at powers of two have found; `callback.ranges.plot("ranges.png")` draws it.
+        """The recorded powers of two; `callback.ranges.plot("ranges.png")` draws it.
 
         Raises:
             ValueError: `ranges_every_n_steps` was not given.
         """
-        return history_of(self._ranges, "LossScaleCallback")
+        if self._ranges is None:
+            raise ValueError("no ranges are looked at: pass ranges_every_n_steps to LossScaleCallback.")
+        return self._ranges.history
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch.
@@ -182,7 +184,7 @@ class LossScaleCallback(keras.callbacks.Callback):
             _logger.warning("%s", _advice(self.model, opt, line_of_call()))
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ask the step that comes for the ranges of its gradients, if it is one to look at.
+        """Request the ranges of the coming step's gradients, if it is a step to record.
 
         Args:
             batch: The index of the batch in its epoch.
@@ -202,7 +204,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         # Counted by the index, because with `steps_per_execution` Keras calls this method for some batches only.
         before = self._batches if self._batches <= batch else 0
         self._batches = batch + 1
-        self._look_at_ranges(self._batches - before)
+        self._record_ranges(self._batches - before)
         # Keras 2 passes tensors in a dictionary of its own. It would use that dictionary as the epoch's logs if it held
         # more than the metrics, so nothing may be added to it.
         if not any(isinstance(value, tf.Tensor) for value in (logs or {}).values()):
@@ -247,12 +249,12 @@ class LossScaleCallback(keras.callbacks.Callback):
             if self._ranges is not None:
                 logs.update(self._ranges.scalars())
 
-    def _look_at_ranges(self, steps: int) -> None:
+    def _record_ranges(self, steps: int) -> None:
         if self._ranges is None or self._opt is None:
             return
-        look = self._ranges.after_steps(steps)
-        if look is not None:
-            self._summaries.write(self._summary_step(), look.scalars(), look.tagged())
+        recording = self._ranges.after_steps(steps)
+        if recording is not None:
+            self._summaries.write(self._summary_step(), recording.scalars(), recording.tagged())
 
     def _report(self, logs: dict[str, Any] | None) -> None:
         if self._opt is None:

@@ -11,19 +11,16 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
-from tfmp.ranges.history import RangeHistory, RangeLook, histograms_by_name
+from tfmp.ranges.history import RangeHistory, RangeRecording, histograms_by_name
 from tfmp.ranges.probes import probes_of_graph
 from tfmp.types import Gradient
 
 
 class GraphRanges:
-    """The looks of one hook, at the steps of one manager.
+    """The recordings of one hook, of the steps of one manager.
 
-    The gradients are the tensors of the step itself. So a look is a part of the `session.run` call that takes the step,
-    and other calls compute nothing more.
-
-    Args:
-        every_n_steps: The number of steps between two looks.
+    The gradients are the tensors of the step itself. So a recording is a part of the `session.run` call that takes the
+    step, and other calls compute nothing more.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -31,14 +28,7 @@ class GraphRanges:
         self.history = RangeHistory()
 
     def begin(self, manager: LossScaleManager) -> None:
-        """Add the ops that count to the current graph.
-
-        Args:
-            manager: The manager of the steps to look at.
-
-        Raises:
-            ValueError: The graph has no gradients of such steps that can be fetched.
-        """
+        """Add the ops that count to the current graph, for the steps of a manager."""
         self._next = self._every_n_steps
         # Under Estimator each replica makes a manager of its own, of which the first one alone takes steps.
         others = [each for each in managers_of_graph() if each is not manager]
@@ -66,11 +56,7 @@ class GraphRanges:
             self._fetches = _summed_over_workers(counts)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step is one to look at. A call that takes no step is not, and the next one is then due.
-
-        Args:
-            step: The number of the step, from 1.
-        """
+        """Return whether a step, numbered from 1, is one to record. If its call takes no step, the next one is."""
         return step >= self._next
 
     def fetches(self, session: tf.compat.v1.Session) -> tuple[Mapping[str, tf.Tensor], Mapping[tf.Tensor, float]]:
@@ -79,13 +65,11 @@ class GraphRanges:
         self._scale = float(session.run(self._manager_scale))
         return self._fetches, {self._fed_scale: self._scale}
 
-    def look(self, call: int, step: int, fetched: Mapping[str, Any]) -> RangeLook:
-        """Return what a step shows.
+    def record(self, call: int, step: int, fetched: Mapping[str, Any]) -> RangeRecording:
+        """Return the recording of a step, from the values of what `fetches` returned.
 
-        Args:
-            call: The number of the `session.run` call that took the step, from 1.
-            step: The number of the step among the attempted ones, from 1.
-            fetched: The values of what `fetches` returned.
+        `call` is the number of the `session.run` call that took the step, and `step` is its number among the attempted
+        ones, both from 1.
         """
         self._next = (call // self._every_n_steps + 1) * self._every_n_steps
         histograms = {
@@ -94,9 +78,9 @@ class GraphRanges:
         if "activation_gradients" in histograms:
             scaled = histograms["activation_gradients"]
             histograms["activation_gradients"] = {name: each.times(1 / self._scale) for name, each in scaled.items()}
-        look = RangeLook(step, self._scale, histograms)
-        self.history._add(look)
-        return look
+        recording = RangeRecording(step, self._scale, histograms)
+        self.history._add(recording)
+        return recording
 
 
 def _probe_kinds(others: Sequence[LossScaleManager], loss_scale: tf.Tensor) -> dict[str, list[tuple[str, Gradient]]]:

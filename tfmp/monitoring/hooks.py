@@ -11,14 +11,14 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.monitors.graph_records import managers_of_graph, overflow_reports_of_graph
 from tfmp.core.overflow.overflow_counts import OverflowReport
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.monitoring.graph_ranges import GraphRanges
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
-from tfmp.ranges import tensorboard
-from tfmp.ranges.history import RangeHistory, history_of
+from tfmp.monitoring.summaries import summary_value
+from tfmp.ranges.history import RangeHistory
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
@@ -58,13 +58,12 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             step.
         loss: The unscaled loss, a tensor or its name. By default the hook takes all losses that were scaled in the
             graph, for example by `compute_gradients`.
-
-        ranges_every_n_steps: The number of steps between two looks at the powers of two of gradients, weights and
-            probes (`tfmp.ranges.probe`); by default there are none. A look is fetched in the `session.run` call
+        ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients, weights and
+            probes (`tfmp.ranges.probe`); by default there are none. A recording is fetched in the `session.run` call
             that takes the step. It writes TensorBoard histograms, whose horizontal axis is the exponent, and the shares
             of gradients that are 0, become 0 or lose bits in float16 at the present loss scale, to `summary_dir`. Under
             Horovod the counts are those of all workers. If the hook reports on several managers, the steps of the first
-            one are looked at. See the property `ranges`.
+            one are recorded. See the property `ranges`.
 
     Raises:
         TypeError: `manager` is not a manager and does not hold one.
@@ -113,12 +112,14 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
     @property
     def ranges(self) -> RangeHistory:
-        """What the looks at powers of two have found; `hook.ranges.plot("ranges.png")` draws it.
+        """The recorded powers of two; `hook.ranges.plot("ranges.png")` draws it.
 
         Raises:
             ValueError: `ranges_every_n_steps` was not given.
         """
-        return history_of(self._ranges, "LossScaleLoggingHook")
+        if self._ranges is None:
+            raise ValueError("no ranges are looked at: pass ranges_every_n_steps to LossScaleLoggingHook.")
+        return self._ranges.history
 
     def begin(self) -> None:
         """Add the operations that the reports fetch to the graph, before the session finalizes it."""
@@ -160,17 +161,17 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._due = False
 
     def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> tf.compat.v1.train.SessionRunArgs | None:
-        """Add what a report or a look at ranges needs to the fetches, if this call takes a step to report or look at.
+        """Add what a report or a recording of ranges needs to the fetches, if this call takes a step for one of them.
 
         Args:
             run_context: The `session.run` call that is about to begin.
         """
         self._due = self._timer.should_trigger_for_step(self._steps + 1)
         losses = [self._losses.for_manager(manager) for manager in self._managers] if self._due else []
-        looks = self._ranges is not None and self._ranges.is_due(self._steps + 1)
-        if not ((any(losses) or looks) and self._losses.can_join(run_context.original_args.fetches)):
+        ranges_due = self._ranges is not None and self._ranges.is_due(self._steps + 1)
+        if not ((any(losses) or ranges_due) and self._losses.can_join(run_context.original_args.fetches)):
             return None
-        ranges, fed = self._ranges.fetches(run_context.session) if looks and self._ranges else ({}, {})
+        ranges, fed = self._ranges.fetches(run_context.session) if ranges_due and self._ranges else ({}, {})
         return tf.compat.v1.train.SessionRunArgs({"losses": losses, "ranges": ranges}, feed_dict=fed)
 
     def after_run(
@@ -185,7 +186,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._steps += 1
         results = run_values.results or {"losses": None, "ranges": {}}
         if self._ranges is not None and results["ranges"]:
-            self._look(run_context.session, self._ranges, results["ranges"])
+            self._record_ranges(run_context.session, self._ranges, results["ranges"])
         if not self._due:
             return
         try:
@@ -242,24 +243,20 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         ]
         return any(stops)
 
-    def _look(self, session: tf.compat.v1.Session, ranges: GraphRanges, fetched: Mapping[str, Any]) -> None:
+    def _record_ranges(self, session: tf.compat.v1.Session, ranges: GraphRanges, fetched: Mapping[str, Any]) -> None:
         status, global_step = session.run([self._fetches["statuses"][0], self._fetches["global_step"]])
-        look = ranges.look(self._steps, int(status.applied_steps + status.skipped_steps), fetched)
+        recording = ranges.record(self._steps, int(status.applied_steps + status.skipped_steps), fetched)
         if self._writer is None:
             return
-        values = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in look.scalars().items()]
-        values += [tensorboard.summary_value(tag, histogram) for tag, histogram in look.tagged()]
+        values = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in recording.scalars().items()]
+        values += [summary_value(tag, histogram) for tag, histogram in recording.tagged()]
         self._writer.add_summary(tf.compat.v1.Summary(value=values), global_step[0] if global_step else self._steps)
 
     def _with_values(self, fetched: list[Any]) -> list[OverflowReport]:
         return [OverflowReport(report.names, *counts) for report, counts in zip(self._overflows, fetched, strict=True)]
 
     def _warn_if_counted_twice(self, ahead: int) -> None:
-        """Warn, once, if the global step grew by more than the number of applied steps since the first report.
-
-        Args:
-            ahead: The global step minus the number of applied steps.
-        """
+        """Warn, once, if the global step minus the applied steps (`ahead`) has grown since the first report."""
         if self._ahead is None:
             self._ahead = ahead
         elif ahead > self._ahead and not self._warned:

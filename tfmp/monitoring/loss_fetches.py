@@ -14,13 +14,8 @@ from tfmp.core.monitors.graph_records import losses_of_graph
 class LossFetches:
     """The unscaled losses of the current graph, as fetches for the `session.run` call that takes a step.
 
-    Args:
-        managers: The loss-scale managers that the hook reports on.
-        loss: The loss of all these managers, a tensor or its name. By default each manager has the losses that were
-            scaled by it in the graph.
-
-    Raises:
-        ValueError: `loss` is not a tensor of the graph, or the graph does not allow fetching it.
+    `managers` are those that the hook reports on, and `loss` is the loss of all of them, a tensor or its name. By
+    default each manager has the losses that were scaled by it in the graph.
 
     Examples:
         >>> with tf.Graph().as_default():
@@ -69,15 +64,7 @@ class LossFetches:
 
 
 def flat_loss_values(fetched: Sequence[np.ndarray]) -> list[float]:
-    """Return the fetched losses as one flat list of numbers.
-
-    Args:
-        fetched: The values of the losses. A loss need not be a scalar: it may hold a value for each example.
-
-    Examples:
-        >>> flat_loss_values([np.float32(2), np.float32([3, 4])])
-        [2.0, 3.0, 4.0]
-    """
+    """Return the fetched losses as one flat list of numbers. A loss may hold a value for each example."""
     return [float(value) for loss in fetched for value in np.ravel(loss)]
 
 

@@ -15,11 +15,7 @@ class OverflowMessages:
     overflowed long ago is therefore not named again each time the gradients of the other network overflow.
 
     The counts in the reports must be NumPy arrays. A list of reports may grow between two calls, but it must keep its
-    order.
-
-    Args:
-        reports: The reports at the start of training. The overflows that they have counted are left out of all
-            messages.
+    order. The overflows that were counted at the start of training are left out of all messages.
 
     Examples:
         >>> messages = OverflowMessages()
@@ -38,13 +34,7 @@ class OverflowMessages:
         self._steps_shown = dict(self._steps_at_start)
 
     def new_overflows(self, reports: Sequence[OverflowReport]) -> list[str]:
-        """Return a sentence for each report that counted an overflow since the previous call.
-
-        The sentence names the variables whose gradients overflowed at the last skipped step.
-
-        Args:
-            reports: The reports of all optimizers, in the order of the previous call.
-        """
+        """Return the `last_overflow_sentence` of each report that counted an overflow since the previous call."""
         before, self._steps_shown = self._steps_shown, _steps_by_position(reports)
         changed = [
             report
@@ -55,13 +45,7 @@ class OverflowMessages:
         return [sentence for sentence in sentences if sentence is not None]
 
     def summary_tables(self, reports: Sequence[OverflowReport]) -> list[str]:
-        """Return a table for each report, which shows how often each variable overflowed since training started.
-
-        A report that counted no overflow since then has no table.
-
-        Args:
-            reports: The reports of all optimizers, in the order of the previous call.
-        """
+        """Return the `overflow_table` since training started of each report that counted an overflow since then."""
         steps_since_start = [
             np.subtract(report.steps, _steps_or_zeros(self._steps_at_start, position, report))
             for position, report in enumerate(reports)
@@ -83,15 +67,10 @@ def _steps_or_zeros(steps: dict[int, list[int]], position: int, report: Overflow
 
 
 def last_overflow_sentence(names: list[str], last: np.ndarray, at_most: int = 4) -> str | None:
-    """Return a sentence that names the variables whose gradients overflowed at the last skipped step.
+    """Return a sentence that names the variables whose gradients overflowed at the last skipped step; None if none did.
 
-    Args:
-        names: The name of each variable.
-        last: How many elements of each gradient were infinite, NaN and saturated; of shape `[len(names), 3]`.
-        at_most: How many variables to name. The variables with the largest counts come first.
-
-    Returns:
-        The sentence; None if no gradient overflowed.
+    `last` has shape `[len(names), 3]`: how many elements of each gradient were infinite, NaN and saturated. The
+    variables with the largest counts come first.
 
     Examples:
         >>> last_overflow_sentence(["kernel", "scale", "bias"], np.array([[0, 12, 0], [0, 0, 0], [3, 1, 0]]))
@@ -108,23 +87,10 @@ def last_overflow_sentence(names: list[str], last: np.ndarray, at_most: int = 4)
 
 
 def overflow_table(names: list[str], last: np.ndarray, steps: np.ndarray, at_most: int = 20) -> str | None:
-    """Return a table of the variables whose gradients overflowed, the most frequent first.
+    """Return a table of the variables whose gradients overflowed, the most frequent first; None if none did.
 
-    Args:
-        names: The name of each variable.
-        last: How many elements of each gradient were infinite, NaN and saturated at the last skipped step; of shape
-            `[len(names), 3]`.
-        steps: In how many skipped steps the gradient of each variable overflowed; of shape `[len(names)]`.
-        at_most: How many rows to show.
-
-    Returns:
-        The table; None if no gradient overflowed.
-
-    Examples:
-        >>> print(overflow_table(["kernel", "bias"], np.array([[0, 12, 0], [0, 0, 0]]), np.array([3, 10])))
-        variable  skipped steps  at the last one
-        bias                 10
-        kernel                3  12 nan
+    `last` is that of `last_overflow_sentence`. `steps` has shape `[len(names)]`: in how many skipped steps the gradient
+    of each variable overflowed.
     """
     order = [index for index in np.argsort(-np.asarray(steps), kind="stable") if steps[index]]
     if not order:

@@ -14,16 +14,10 @@ _RESTORING = ("saver.py", "saveable_object_util.py", "checkpoint/restore.py", "f
 
 
 def lines_that_assign(variable: tf.Variable) -> list[str]:
-    """Return the lines of the script that assign to a variable.
+    """Return the lines of the script that assign to a variable of a graph, each in the form `train.py:41`.
 
-    Assignments by tfmp, by a `Saver` and by the variable's initializer are left out.
-
-    Args:
-        variable: A variable of a graph, for example the global step.
-
-    Returns:
-        The lines, each in the form `train.py:41`. An assignment inside a conditional of control flow v2 is not found,
-        because it is part of another graph.
+    Assignments by tfmp, by a `Saver` and by the variable's initializer are left out. An assignment inside a conditional
+    of control flow v2 is not found, because it is part of another graph.
 
     Examples:
         >>> with tf.Graph().as_default():

@@ -65,14 +65,6 @@ def why_stuck(
         skips_at_floor: The number of steps in a row that are known to have been skipped while the scale was at its
             floor.
         loss: The unscaled loss of the last step; None if it is not known.
-
-    Examples:
-        >>> status = LossScaleStatus(1.0, False, False, 40, 30, 10, 10)
-        >>> why_stuck(status, lowest_loss_scale=1.0, skips_per_backoff=2, stuck_after=64, skips_at_floor=3)
-        'the loss scale is at its floor, 1, and 3 steps in a row overflowed all the same: the gradients are too large
-         for float16 by themselves; let the scale fall below 1: pass {"min_loss_scale": 2**-20} as the loss-scale
-         manager, or min_loss_scale=2**-20 to the manager that you make; if that does not help, lower the learning rate,
-         or look for bad data or an unstable layer.'
     """
     if status.last_step_applied:
         return None
@@ -116,16 +108,7 @@ def _why_at_floor(floor: float) -> str:
 
 
 def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - the strategy class of TensorFlow 1 or 2
-    """Return True if several processes, each with its own replicas, take every training step together.
-
-    Args:
-        strategy: The `tf.distribute` strategy of the training; the default strategy if the script uses none.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> several_processes(tf.distribute.get_strategy())
-        False
-    """
+    """Return True if several processes, each with its own replicas, take every training step together."""
     horovod = running_horovod()
     if horovod is not None and horovod.size() > 1:
         return True
@@ -137,15 +120,11 @@ def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - the strategy cla
 
 
 class _AtFloor(NamedTuple):
-    """The first status, within a streak of skipped steps, that found the scale at its floor.
+    """The first status, within a streak of skipped steps, that found the scale at its floor."""
 
-    Attributes:
-        applied_steps: The number of applied steps in that status. It identifies the streak, because an applied step
-            ends it.
-        skips: The number of skipped steps in a row in that status.
-    """
-
+    #: The number of applied steps. It identifies the streak, because an applied step ends it.
     applied_steps: int
+    #: The number of skipped steps in a row.
     skips: int
 
 
@@ -160,14 +139,8 @@ class StuckWatch:
     the others waiting for it forever. The status is the same on all processes, so it may decide. A loss belongs to one
     process alone, so it causes a warning but does not stop the training.
 
-    Args:
-        on_stuck: "warn" logs a warning; "stop" logs it and makes `wants_stop` return True; "raise" makes `wants_stop`
-            raise `LossScaleStuckError`.
-        stuck_after: The number of back-offs in a row, without an applied step, after which training is stuck.
-
-    Raises:
-        TypeError: `stuck_after` is not a number.
-        ValueError: An argument is out of range.
+    `on_stuck` is "warn", which logs a warning; "stop", which logs it and makes `wants_stop` return True; or "raise",
+    which makes `wants_stop` raise `LossScaleStuckError`. `stuck_after` is that of `why_stuck`.
 
     Examples:
         >>> import tfmp
@@ -198,8 +171,7 @@ class StuckWatch:
     def start(self, *, several: bool = False) -> None:
         """Forget all earlier reports, because a new training run begins.
 
-        Args:
-            several: Whether several processes take each step together.
+        `several` tells whether several processes take each step together.
         """
         self._several = several
         self._reported.clear()
@@ -216,14 +188,8 @@ class StuckWatch:
     ) -> bool:
         """Return True if training is stuck and should stop; log the reason once.
 
-        Args:
-            manager: The manager that `status` belongs to.
-            status: The status after the last step, with Python numbers as fields.
-            losses: The unscaled losses of the last step; empty if they are not known.
-            at_end: Whether training is over. If so, the watch only warns, whatever `on_stuck` says.
-
-        Raises:
-            LossScaleStuckError: Training is stuck, and `on_stuck` is "raise".
+        The status, with Python numbers as fields, and the unscaled losses, if they are known, are those of the last
+        step. If training is at its end, the watch only warns, whatever `on_stuck` says.
         """
         loss = next((loss for loss in losses if not math.isfinite(loss)), None)
         floor, per_backoff = manager.lowest_loss_scale, manager.skips_per_backoff

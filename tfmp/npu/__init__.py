@@ -19,9 +19,9 @@ Examples:
 
 from typing import Any
 
+from tfmp.environment import require_tensorflow
 from tfmp.lazy import names_of_stub
 from tfmp.npu.advice import ADVICE
-from tfmp.optional import require_tensorflow
 
 # Of the stub's names, `__dir__` has also the two modules that have the names of the bridge's modules.
 _name_of_stub, __dir__, __all__ = names_of_stub(__name__, __file__)

@@ -76,11 +76,6 @@ class _NoDetector(OverflowDetector):
     ignores_sums = True
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
-        """Return True for any gradients.
-
-        Args:
-            grads: Not used.
-            loss_scale: Not used.
-        """
+        """Return True for any gradients."""
         del grads, loss_scale
         return tf.constant(True)

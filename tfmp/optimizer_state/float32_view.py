@@ -15,16 +15,6 @@ class Float32View:
     It has what the update of an optimizer uses of its variables: arithmetic, the ops of TensorFlow and Keras, and the
     methods that assign. Each assignment stores a rounded value, which is what the next read returns.
 
-    Args:
-        variable: The variable: one of TensorFlow, or one of Keras.
-        rounding: Rounds the values that are assigned.
-
-    Attributes:
-        variable: The variable of TensorFlow.
-        dtype: `tf.float32`.
-        shape: The shape of the variable.
-        name: The name of the variable.
-
     Examples:
         >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), lambda values: tf.cast(values, tf.bfloat16))
         >>> m.assign_add([2.0**-12, 0.5])
@@ -50,27 +40,15 @@ class Float32View:
         return self.value.numpy()
 
     def assign(self, value: tf.Tensor) -> None:
-        """Round a value, and store it.
-
-        Args:
-            value: A value of the variable's shape.
-        """
+        """Round a value, and store it."""
         self.variable.assign(self._rounding(tf.cast(value, tf.float32)))
 
     def assign_add(self, delta: tf.Tensor) -> None:
-        """Add to the value, and store the rounded sum.
-
-        Args:
-            delta: What to add, of the variable's shape.
-        """
+        """Add to the value, and store the rounded sum."""
         self.assign(self.value + tf.cast(delta, tf.float32))
 
     def assign_sub(self, delta: tf.Tensor) -> None:
-        """Subtract from the value, and store the rounded difference.
-
-        Args:
-            delta: What to subtract, of the variable's shape.
-        """
+        """Subtract from the value, and store the rounded difference."""
         self.assign(self.value - tf.cast(delta, tf.float32))
 
     # The optimizers of Keras pass sparse values to the next three. Rounding changes no row that they do not name, since
@@ -81,19 +59,11 @@ class Float32View:
         self.assign(tf.tensor_scatter_nd_update(self.value, rows.indices[:, None], _float32_rows(rows)))
 
     def scatter_add(self, rows: tf.IndexedSlices) -> None:
-        """Add to some rows.
-
-        Args:
-            rows: What to add; rows with the same index are added together.
-        """
+        """Add to some rows; those with the same index are added together."""
         self.assign(tf.tensor_scatter_nd_add(self.value, rows.indices[:, None], _float32_rows(rows)))
 
     def scatter_sub(self, rows: tf.IndexedSlices) -> None:
-        """Subtract from some rows.
-
-        Args:
-            rows: What to subtract; rows with the same index are added together.
-        """
+        """Subtract from some rows; those with the same index are added together."""
         self.assign(tf.tensor_scatter_nd_sub(self.value, rows.indices[:, None], _float32_rows(rows)))
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:

@@ -88,11 +88,7 @@ def half_state(optimizer: _Optimizer, *, rounding: str | None = None, seed: int 
 
 
 def half_state_base(keras: ModuleType) -> type:
-    """Return the base class of all optimizers with half-precision state, importing it.
-
-    Raises:
-        ValueError: It is Keras 2.
-    """
+    """Return the base class of all optimizers with half-precision state, importing it."""
     if is_keras2(keras):
         raise ValueError("tfmp.half_state is for Keras 3: the model was saved by it, and this is Keras 2.")
     found: type = importlib.import_module("tfmp.optimizer_state.keras3").HalfState

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
 from tfmp.optimizer_state.float32_view import Float32View
 from tfmp.optimizer_state.rounding import rounded
-from tfmp.optimizer_state.settings import HALF_TYPES_BY_NAME, HalfSettings, half_settings
+from tfmp.optimizer_state.settings import HalfSettings, half_settings
 from tfmp.optimizer_state.state_bytes import SlotBytes, StateBytes
 from tfmp.types import Gradient
 
@@ -25,11 +26,7 @@ _FIRST_OF_WEIGHTS = 2**24
 
 
 def with_half_state(optimizer: _Optimizer, settings: HalfSettings) -> _Optimizer:
-    """Return an optimizer of Keras 3 as one whose slots are in half precision.
-
-    Raises:
-        ValueError: The optimizer is built already, wraps others, or has half-precision state already.
-    """
+    """Return an optimizer of Keras 3 as one whose slots are in half precision."""
     _validate(optimizer, settings)
     for slot in _not_sound_in_half(optimizer):
         settings = settings.without(slot)
@@ -86,12 +83,7 @@ class HalfState(_NextClass):
     _is_built_here: bool
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots.
-
-        Raises:
-            ValueError: Variables are in half precision, and the optimizer would lose their steps by rounding; or the
-                optimizer has made no slot of a name that was to be in half precision.
-        """
+        """Make the slots, and check that they, and the weights, can be trained in these types."""
         half = [variable for variable in variables if _is_half(variable)]
         if half:
             self._validate_half_weights(half[0])
@@ -168,27 +160,14 @@ class HalfState(_NextClass):
     ) -> Any:  # noqa: ANN401 - a variable of Keras
         """Make a variable, in half precision only where that was asked for; `add_variable_from_reference` calls this.
 
-        Args:
-            shape: The shape.
-            initializer: What it holds first.
-            dtype: The type. Half precision, which the optimizer asks for if a weight has it, becomes float32.
-            *args: What the method of Keras takes.
-            **kwargs: More of what the method of Keras takes.
+        Half precision that the optimizer asks for itself, because a weight has it, becomes float32.
         """
         if dtype is not None and keras.backend.standardize_dtype(dtype) in HALF_TYPES_BY_NAME:
             dtype = "float32"
         return super().add_variable(shape, initializer, self._slot_dtype or dtype, *args, **kwargs)
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Update the variables.
-
-        Args:
-            grads: The gradients. Those in half precision are clipped and applied in float32.
-            trainable_variables: The variables; by default those that the optimizer was built with.
-
-        Raises:
-            ValueError: The optimizer was built by the object that was passed to `tfmp.half_state`.
-        """
+        """Update the variables; gradients in half precision are clipped and applied in float32."""
         if self.built and not self._is_built_here:
             raise ValueError(
                 "the optimizer has slots in float32: the one that was passed to tfmp.half_state was built itself. Use "
@@ -197,13 +176,7 @@ class HalfState(_NextClass):
         super().apply([arithmetic.map_values(arithmetic.widen, grad) for grad in grads], trainable_variables)
 
     def update_step(self, gradient: Gradient, variable: tf.Variable, learning_rate: Any) -> None:  # noqa: ANN401 - a number
-        """Update a variable and its slots.
-
-        Args:
-            gradient: The gradient.
-            variable: The variable; one in half precision is updated as if it were in float32.
-            learning_rate: The learning rate.
-        """
+        """Update a variable and its slots; a variable in half precision as if it were in float32."""
         # TensorFlow would read the slots ahead of the gradients, and keep them in float32 until then.
         with tf.control_dependencies(arithmetic.values_of([gradient])):
             super().update_step(gradient, self._decayed(variable, learning_rate), learning_rate)
@@ -261,12 +234,7 @@ class HalfState(_NextClass):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
-        """Make an optimizer from a configuration that `get_config` returned.
-
-        Args:
-            config: The configuration.
-            custom_objects: Classes by their names, for those in the configuration that Keras does not know.
-        """
+        """Make an optimizer from a configuration that `get_config` returned."""
         optimizer = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
         settings = half_settings(config["slots"], config["rounding"], config["seed"])
         return with_half_state(optimizer, settings)

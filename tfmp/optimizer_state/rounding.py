@@ -18,13 +18,7 @@ def rounded(values: tf.Tensor, dtype: tf.DType, seed: Sequence[tf.Tensor | int] 
     in the mean, where rounding to the nearest value would lose each of them. A value that the type has stays as it is
     in both ways. Finite values beyond the range of the type become its largest value.
 
-    Args:
-        values: A float32 tensor of any shape.
-        dtype: `tf.float16` or `tf.bfloat16`.
-        seed: Integers or integer scalars, from which the random numbers follow; None rounds to the nearest value.
-
-    Returns:
-        A tensor of the type, of the same shape.
+    The random numbers follow from the integers or integer scalars of `seed`; None rounds to the nearest value.
 
     Examples:
         >>> x = tf.fill([10000], 1.0 + 0.25 * 2.0**-10)

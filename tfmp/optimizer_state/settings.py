@@ -6,12 +6,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.gradients import arithmetic
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 
 ROUNDINGS = ("nearest", "stochastic")
-
-#: The half-precision types by name.
-HALF_TYPES_BY_NAME = {dtype.name: dtype for dtype in arithmetic.HALF_TYPES}
 
 #: The slots that follow the gradients themselves. Each step replaces a tenth of them or so, so that what rounding to
 #: the nearest value does to them is soon replaced, too.
@@ -44,18 +41,13 @@ _REFUSED = {
 
 
 class HalfSettings(NamedTuple):
-    """What of an optimizer's state is in half precision.
+    """What of an optimizer's state is in half precision."""
 
-    Attributes:
-        dtypes: The types of the slots in half precision, by the names of the slots.
-        rounding: "nearest" or "stochastic".
-        seed: Where the random numbers of stochastic rounding start from.
-        by_default: True if the user named no slots: an optimizer then need not have all those in `dtypes`.
-    """
-
+    #: The types of the slots in half precision, by the names of the slots.
     dtypes: dict[str, str]
     rounding: str
     seed: int
+    #: True if the user named no slots: an optimizer then need not have all those in `dtypes`.
     by_default: bool = False
 
     @property
@@ -75,15 +67,8 @@ class HalfSettings(NamedTuple):
 def half_settings(slots: Mapping[str, str] | None, rounding: str | None, seed: int) -> HalfSettings:
     """Return the settings, or raise an error if the training would not be sound with them.
 
-    Args:
-        slots: The types by the names of the slots; None for all slots that can be in half precision.
-        rounding: "nearest" or "stochastic"; by default "nearest", or "stochastic" if there are no slots.
-        seed: A whole number, 0 or more.
-
-    Raises:
-        TypeError: The seed is not a number.
-        ValueError: A value is not among those above; there are neither slots nor stochastic rounding; or a slot cannot
-            be kept in the type with that rounding.
+    `slots` are the types by the names of the slots, or None for all slots that can be in half precision. `rounding` is
+    "nearest" by default, or "stochastic" if `slots` is None.
 
     Examples:
         >>> half_settings({"velocity": "bfloat16"}, "nearest", 0)

@@ -4,14 +4,7 @@ from typing import NamedTuple
 
 
 class SlotBytes(NamedTuple):
-    """The memory of a kind of slot.
-
-    Attributes:
-        slot: The name of the slot, such as "momentum".
-        dtype: The type that it is stored in.
-        bytes: The bytes of all its variables.
-        float32_bytes: The bytes that they would take in float32.
-    """
+    """The memory of all variables of a kind of slot, such as "momentum"."""
 
     slot: str
     dtype: str
@@ -22,8 +15,7 @@ class SlotBytes(NamedTuple):
 class StateBytes(NamedTuple):
     """The memory of an optimizer's slots, which `str` shows as a table.
 
-    Attributes:
-        slots: The kinds of slots, in the order in which the optimizer made them.
+    The kinds of slots are in the order in which the optimizer made them.
 
     Examples:
         >>> momentum = SlotBytes("momentum", "bfloat16", 2048, 4096)

@@ -1,8 +1,6 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
@@ -10,9 +8,9 @@ import tensorflow as tf
 from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.settings import not_default
-from tfmp.core.step.status import StepProperties
+from tfmp.core.step.properties import StepProperties
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
+from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 if TYPE_CHECKING:
@@ -20,50 +18,67 @@ if TYPE_CHECKING:
 
 
 class LossScaleOptimizer(StepProperties):
-    """Wraps an optimizer: scales the loss, and applies only gradients that are finite on every replica.
+    """Wraps an optimizer: scales the loss, and skips each step in which a gradient overflowed.
 
-    Constructing it gives the front-end for the wrapped optimizer's type, which is also an optimizer of that
-    framework: around a `tf.compat.v1.train.Optimizer` it is one, around a Keras optimizer it is a Keras optimizer.
-    Replace the optimizer by it and change nothing else.
+    The wrapper is an optimizer of the same framework as the one inside it: around a `tf.compat.v1.train.Optimizer` it
+    is one too, around a Keras optimizer it is an optimizer of that Keras. Replace your optimizer by the wrapper and
+    change nothing else.
 
-    On a step that overflows nothing changes but the loss scale: not weights, slots or `global_step`.
+    In each step the loss is multiplied by the loss scale, and the gradients are divided by it, in float32. If they are
+    finite on every replica, the wrapped optimizer applies them. If not, the step is skipped: only the loss scale
+    changes. Weights, slots and the count of steps (`global_step` or `iterations`) stay as they are, so that schedules
+    and bias corrections do not advance.
+
+    Around a Keras optimizer this class takes the place of Keras' own `LossScaleOptimizer`: `fit` scales the loss with
+    it, and under the policy `mixed_float16` `compile` does not wrap it again.
 
     Args:
-        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras.
-        loss_scale_manager: Decides the scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of Keras
-            and TensorFlow (from 2**15, halved at each overflow, doubled after 2000 finite steps in a row); a number for
-            a fixed scale; or any other value of `tfmp.get_loss_scale_manager`.
-        is_distributed: Whether Horovod's processes train together. If so, they agree on each step, and tfmp
-            averages the gradients, unless the wrapped optimizer is one of Horovod's, which averages them itself. The
-            replicas of a `tf.distribute` strategy are found, and agree, with either value. If it is True and there is
-            neither Horovod nor a strategy, building a step is an error.
+        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras. Its own
+            clipping, weight decay and moving averages see unscaled gradients.
+        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of
+            Keras and TensorFlow, which starts at 2**15, halves the scale at each overflow and doubles it after 2000
+            finite steps in a row; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager`
+            accepts. For Keras the manager keeps its state in variables of the wrapper, which Keras saves,
+            so every optimizer needs a manager of its own.
+        is_distributed: Whether Horovod's processes train together. With True they agree on each step, and
+            their gradients are averaged, unless Horovod's own optimizer averages them. The replicas of a
+            `tf.distribute` strategy agree with either value. True is refused when the first step is built if there are
+            neither processes of Horovod nor replicas. Keras 3 does not support Horovod.
         inner_optimizer: Another name of `opt`, which Keras' own wrapper has.
-        sparse_as_dense: For TF1: make every `IndexedSlices` that `compute_gradients` finds dense, as tf.contrib did. By
-            default they stay sparse: Momentum and Adam then treat them as they do without a wrapper.
-        overflow_detector: What counts as overflow; a `tfmp.NonFiniteDetector` unless given.
-        aggregation_dtype: The type that scaled gradients travel in between Horovod's workers, `"float16"`:
-            half the bytes. By default they travel in their own type. Not for Keras 3.
-        jit_compile: For Keras: whether XLA compiles unscaling, clipping and update into one program, which makes a
-            step faster than it is without a wrapper. By default "auto": where that pays.
-        iterations_include_skipped_steps: For Keras 2: let skipped steps move `iterations`, as its own wrapper does.
-        accumulation_steps: Micro-batches in a window. Each call takes the gradients of one; they are added up in
-            float32, and the step is taken with their mean, on the call that ends the window. With 1 each call takes a
-            step.
-        overflow_drops: What an overflow in a micro-batch drops. `"window"`: the step is skipped. `"micro_batch"`: only
-            that micro-batch is dropped, on its own replica; the step uses the mean of the others, and is skipped if
-            there are none. In both cases the manager learns of the overflow when the window ends.
-        micro_batches_per_epoch: After how many micro-batches a window ends though it is not full: the number of those
-            in an epoch, or in the whole training. Counting then begins anew. By default windows end when full.
+        sparse_as_dense: For TF1: whether `compute_gradients` makes every `IndexedSlices` dense, as tf.contrib did. By
+            default sparse gradients stay sparse, and Momentum and Adam treat them as they do without a wrapper.
+        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
+            not saved with a model.
+        aggregation_dtype: For TF1 and Keras 2: the type in which scaled gradients travel between Horovod's workers:
+            "float16", which halves the bytes, or None for their own type.
+        jit_compile: For Keras: whether XLA compiles unscaling, clipping and the update into one program, which makes a
+            step faster than it is without a wrapper. "auto" compiles where that saves time: if the variables are large
+            and only Keras' own code updates them. True compiles wherever it is possible, False never does.
+        iterations_include_skipped_steps: For Keras 2: whether skipped steps also count in `iterations`, as with Keras'
+            own wrapper. Use it to continue a run that was started with that wrapper and whose schedule depends on the
+            count.
+        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
+            of one micro-batch, which are summed in float32, and the call that ends the window applies their mean;
+            `global_step` or `iterations` counts windows. With 1, the default, each call is a step of its own.
+        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
+            only that micro-batch, on its own replica, is left out of the mean; the step is skipped if none is left.
+            With either value the manager learns of the overflow when the window ends.
+        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full: those in
+            an epoch, or in the whole training. Counting then starts again. By default windows end when full.
         dynamic: For Keras 2, as in its own wrapper: False makes `initial_scale` a fixed scale.
-        initial_scale: For Keras, as in its own wrapper: the scale that "dynamic" starts from.
-        dynamic_growth_steps: For Keras, as in its own wrapper: after how many finite steps "dynamic" doubles the scale.
-        name: For Keras: the optimizer's name.
+        initial_scale: For Keras: the scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own
+            wrapper too.
+        dynamic_growth_steps: For Keras: the number of finite steps in a row after which "dynamic" doubles the scale,
+            2000 by default; an argument of Keras' own wrapper too.
+        name: For Keras: the wrapper's name.
 
     Raises:
-        TypeError: `opt` is no optimizer, or of a kind that tfmp does not wrap; `loss_scale_manager` describes no
-            manager; a number is none; or an argument is not for this kind of optimizer.
-        ValueError: `opt` is wrapped already; or `aggregation_dtype` cannot be used here; or `opt` is one of Horovod's
-            that does not average the gradients of each step; or a setting is out of range.
+        TypeError: `opt` is not an optimizer, or is of a kind that tfmp does not wrap; `loss_scale_manager` does not
+            describe a manager; another argument has the wrong type, or is not for this kind of optimizer.
+        ValueError: `opt` is wrapped already, or is made by Horovod and does not average the gradients of each step; the
+            manager keeps its state in another optimizer already; `aggregation_dtype` cannot be used here; a setting is
+            out of range, contradicts another one, or belongs to the wrapped optimizer; or Keras does not run on
+            TensorFlow, or runs with TensorFlow 2's behaviour disabled.
         ImportError: The optimizer is of a Keras that is too old.
 
     Examples:
@@ -78,7 +93,8 @@ class LossScaleOptimizer(StepProperties):
         >>> w.numpy(), int(opt.skipped_steps)
         (array([0.5, 1.5], dtype=float32), 1)
 
-    Source: tf.contrib.mixed_precision.LossScaleOptimizer.
+    Source: `tf.contrib.mixed_precision.LossScaleOptimizer`, and the wrappers of this name in `tf.keras.mixed_precision`
+    and `keras.optimizers`.
     """
 
     _public_name = "LossScaleOptimizer"
@@ -96,7 +112,7 @@ class LossScaleOptimizer(StepProperties):
 
         @property
         def iterations(self) -> tf.Variable:
-            """For Keras: the count of applied steps."""
+            """For Keras: the wrapped optimizer's count of applied steps."""
 
         @property
         def learning_rate(self) -> Any:  # noqa: ANN401 - a schedule's is a tensor
@@ -107,15 +123,15 @@ class LossScaleOptimizer(StepProperties):
 
         @property
         def initial_scale(self) -> float:
-            """For Keras: the scale that the manager started from."""
+            """For Keras: the loss scale that the manager started from."""
 
         @property
         def dynamic_growth_steps(self) -> int | None:
-            """For Keras: after how many finite steps in a row the scale grows."""
+            """For Keras: after how many finite steps in a row the loss scale grows; None for a fixed scale."""
 
         @property
         def dynamic(self) -> bool:
-            """For Keras: whether the scale changes."""
+            """For Keras: whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`."""
 
         def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
             """For TF1: return a slot of the wrapped optimizer."""
@@ -127,19 +143,20 @@ class LossScaleOptimizer(StepProperties):
             """For TF1: return the name of the wrapped optimizer."""
 
         def set_weights(self, weights: Sequence[Any]) -> None:
-            """For Keras: set the values of `variables`."""
+            """For Keras: set the values of `variables`, or those of the wrapped optimizer's variables alone."""
 
         def build(self, var_list: Sequence[Any]) -> None:
             """For Keras: make the variables of the wrapped optimizer."""
 
         def get_config(self) -> dict[str, Any]:
-            """For Keras: return what `from_config` makes the optimizer of again."""
+            """For Keras: return the configuration, for `from_config`; the overflow detector is not part of it."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the front-end's arguments
-        """Make an object of the front-end for the optimizer that is wrapped."""
+        """Make an object of the front-end for the kind of optimizer that is wrapped."""
         if cls is LossScaleOptimizer:
-            opt, inner_optimizer = args[0] if args else kwargs.get("opt"), kwargs.get("inner_optimizer")
-            return cast("Self", super().__new__(_front_end_for(optimizer_of(opt, inner_optimizer))))
+            opt = optimizer_of(args[0] if args else kwargs.get("opt"), kwargs.get("inner_optimizer"))
+            refuse_wrapped(opt)
+            return cast("Self", super().__new__(front_end_for(opt)))
         return super().__new__(cls)
 
     def __init__(
@@ -181,15 +198,15 @@ class LossScaleOptimizer(StepProperties):
     # AttributeError.
 
     def minimize(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's
-        """Take one step down the gradient of a loss: scale it, differentiate, unscale, and apply if all is finite.
+        """Take one step: scale the loss, compute its gradients, unscale them, and apply them if they are finite.
 
         TF1:   `minimize(loss, global_step=None, var_list=None, ...)`
         Keras: `minimize(loss, var_list, tape=None)`
 
         Args:
-            loss: The loss, of a floating-point type. Eagerly a function that returns it; for Keras also the loss
+            loss: The loss, of a floating-point type. In eager code a function that returns it; for Keras also the loss
                 itself, with the `tf.GradientTape` that recorded it.
-            *args: The host's further arguments.
+            *args: The framework's further arguments.
             **kwargs: The same, by their names.
 
         Returns:
@@ -198,45 +215,66 @@ class LossScaleOptimizer(StepProperties):
         return super().minimize(loss, *args, **kwargs)  # type: ignore[misc] # the host's base class has it
 
     def compute_gradients(self, loss: Loss, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:  # noqa: ANN401
-        """Return the gradients of a loss in true magnitude, with their variables; the loss is scaled in between.
+        """Compute the unscaled gradients of a loss, which can then be clipped and applied.
 
         TF1:   `compute_gradients(loss, var_list=None, ...)`
         Keras: `compute_gradients(loss, var_list, tape=None)`
 
+        The loss is scaled, the wrapped optimizer computes the gradients, and the gradients are divided by the loss
+        scale. They are in float32, or in float64 if the gradient is, whatever the type of the variable.
+
+        Values that overflowed are infinite or NaN. Clip by `tfmp.clip_by_value`, `tfmp.clip_by_norm` or
+        `tfmp.clip_by_global_norm`, which keep such values visible. `tf.clip_by_value` turns infinity into a finite
+        number, so that the step is applied in spite of the overflow.
+
         Args:
             loss: As in `minimize`.
-            *args: The host's further arguments.
+            *args: The framework's further arguments.
             **kwargs: The same, by their names.
 
         Returns:
-            Pairs of a gradient and its variable, for `apply_gradients`. Clip in between by `tfmp.clip_by_global_norm`
-            and the like, which hide no overflow.
+            Pairs of an unscaled gradient and its variable, for `apply_gradients`. The gradient is None if the loss does
+            not depend on the variable, and an `IndexedSlices` if it is sparse.
         """
         return super().compute_gradients(loss, *args, **kwargs)  # type: ignore[misc] # the host's base class has it
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Apply gradients if they are finite on every replica, and move the loss scale.
+        """Apply the gradients if they are finite on every replica, and update the loss scale.
 
         TF1:   `apply_gradients(grads_and_vars, global_step=None, name=None)`
         Keras: `apply_gradients(grads_and_vars, ...)`
 
+        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
+        added to the current window, and the call that ends the window applies their mean.
+
         Args:
-            grads_and_vars: Pairs of a gradient and its variable. TF1: as `compute_gradients` returned them. Keras:
-                scaled after `scale_loss`, unscaled after `get_unscaled_gradients` and `compute_gradients`.
-            *args: The host's further arguments.
+            grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. TF1: pairs as
+                `compute_gradients` returns them. Keras: scaled gradients if `scale_loss` was called for the loss;
+                unscaled gradients if `get_unscaled_gradients` or `compute_gradients` returned them.
+            *args: The framework's further arguments.
             **kwargs: The same, by their names.
 
         Returns:
-            TF1: the op of the whole step, None in eager code. Keras: a count of steps.
+            TF1: the op of the whole step, None in eager code. Keras: `iterations`.
+
+        Raises:
+            TypeError: `grads_and_vars` does not consist of such pairs, or a gradient is complex.
+            ValueError: Every gradient is None; or is_distributed=True, but neither Horovod nor a strategy distributes
+                the training.
+            RuntimeError: A strategy is active, and the call is not made on its replicas.
+            NotImplementedError: The active `tf.distribute` strategy is not supported.
         """
         return super().apply_gradients(grads_and_vars, *args, **kwargs)  # type: ignore[misc] # the host's base class
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """For Keras: multiply a loss by the loss scale; `apply_gradients` and `apply` then unscale the gradients.
+        """For Keras: multiply a loss by the loss scale.
+
+        Differentiate the scaled loss, and pass its gradients to `apply_gradients` or `apply`, which unscale them. If
+        you need unscaled gradients before, call `get_unscaled_gradients`; they are then applied as they are.
 
         Args:
-            loss: The loss, of a floating-point type.
+            loss: The loss, a tensor of a floating-point type.
 
         Returns:
             The scaled loss, in float32 or float64.
@@ -244,43 +282,63 @@ class LossScaleOptimizer(StepProperties):
         raise NotImplementedError
 
     def get_scaled_loss(self, loss: Loss) -> Loss:
-        """For Keras: multiply a loss by the loss scale, for a loop that calls `get_unscaled_gradients`.
+        """For Keras: multiply a loss by the loss scale, in a loop that unscales the gradients itself.
+
+        Differentiate the scaled loss, pass its gradients to `get_unscaled_gradients`, and pass the unscaled gradients
+        to `apply_gradients`.
 
         Args:
-            loss: The loss, of a floating-point type, or a function that returns it.
+            loss: The loss, a tensor of a floating-point type, or a function that returns it.
 
         Returns:
-            The scaled loss, in float32 or float64, or a function that returns it.
+            The scaled loss, in float32 or float64. If `loss` is a function, a function that returns the scaled loss.
         """
         raise NotImplementedError
 
     def get_unscaled_gradients(self, grads: Gradients) -> list[Gradient]:
-        """For Keras: divide gradients by the loss scale; `apply_gradients` then takes what this returned.
+        """For Keras: divide the gradients of a scaled loss by the loss scale.
+
+        Pass the unscaled gradients to `apply_gradients`. You can inspect or clip them first, for example by
+        `tfmp.clip_by_global_norm`.
 
         Args:
-            grads: The gradients of what `get_scaled_loss` returned; None stays None.
+            grads: The gradients of the loss that `get_scaled_loss` or `scale_loss` returned. An entry may be None, and
+                stays None.
 
         Returns:
             The gradients in true magnitude, in float32 or float64.
+
+        Raises:
+            TypeError: `grads` is not a list of gradients, or a gradient is complex.
         """
         raise NotImplementedError
 
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Any] | None = None) -> Any:  # noqa: ANN401
-        """For Keras 3: as `apply_gradients`, with gradients and variables in two lists.
+        """For Keras 3: do as `apply_gradients`, with gradients and variables in two lists.
 
         Args:
             grads: The gradients, one for each variable.
             trainable_variables: The variables; by default those that the optimizer was built with.
+
+        Raises:
+            TypeError: `grads` is not a list of gradients, or one is complex; or `trainable_variables` is not a list of
+                variables.
+            ValueError: Every gradient is None; the numbers of gradients and variables differ; or the optimizer is not
+                built and `trainable_variables` is missing.
         """
         raise NotImplementedError
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "LossScaleOptimizer":
-        """For Keras: make an optimizer from what `get_config` returned, that of Keras' own wrapper included.
+        """For Keras: make an optimizer from a configuration that `get_config` returned.
 
         Args:
-            config: The configuration.
-            custom_objects: Classes that are not registered with Keras, by their names.
+            config: The configuration, of this class or of Keras' own `LossScaleOptimizer`.
+            custom_objects: The classes that the configuration names and that are not registered with Keras, by their
+                names.
+
+        Returns:
+            The new optimizer, which is not built.
 
         Raises:
             ValueError: It is the configuration of something else.
@@ -293,26 +351,27 @@ class LossScaleOptimizer(StepProperties):
         """
         if cls is not LossScaleOptimizer:
             raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
-        return _front_end_of_config(config).from_config(config, custom_objects)
+        return front_end_of_config(config).from_config(config, custom_objects)
 
     @classmethod
     def from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
-        """Take the place of Keras' own `LossScaleOptimizer`, and go on where it stopped.
+        """For Keras: wrap the optimizer inside Keras' own `LossScaleOptimizer`, and continue from its loss scale.
 
-        For a model that was saved with it: load the model, then take over. Keras 2's own wrapper saves its scale with
-        `tf.train.Checkpoint` only, and starts anew from the initial scale otherwise; so does this.
+        Use it for a model that was saved with Keras' own wrapper: load the model, then replace its optimizer by what
+        this method returns. The state of the loss scale is continued if it was loaded: Keras 2's own wrapper saves it
+        with `tf.train.Checkpoint` only, and otherwise starts again from the initial scale.
 
         Args:
             optimizer: A `keras.mixed_precision.LossScaleOptimizer`, of any Keras.
 
         Returns:
             A `tfmp.LossScaleOptimizer` around the same inner optimizer, with a manager that follows the same rule from
-            the same scale and count of finite steps. The scale is brought within 1 and the largest float32, and
-            in Keras 2 skipped steps go on moving `iterations`.
+            the same scale and the same count of finite steps. A scale below 1, or above the largest float32, becomes
+            the nearest of these two. In Keras 2 skipped steps still count in `iterations`.
 
         Raises:
-            TypeError: It is no such optimizer.
-            ValueError: It is a `tfmp.LossScaleOptimizer` already.
+            TypeError: `optimizer` is not such a wrapper.
+            ValueError: `optimizer` is a `tfmp.LossScaleOptimizer` already.
 
         Examples:
             >>> import keras, tfmp
@@ -327,7 +386,8 @@ class LossScaleOptimizer(StepProperties):
                 f"optimizer must be a keras.mixed_precision.LossScaleOptimizer, got {optimizer!r} of type "
                 f"{type(optimizer).__name__}: wrap any other by tfmp.LossScaleOptimizer(optimizer)."
             )
-        return _front_end_for(optimizer.inner_optimizer)._from_keras(optimizer)
+        refuse_wrapped(optimizer.inner_optimizer)
+        return front_end_for(optimizer.inner_optimizer)._from_keras(optimizer)
 
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
@@ -339,13 +399,7 @@ def validated_aggregation_dtype(
 ) -> tf.DType | None:
     """Return the dtype in which gradients are sent between Horovod's workers; None for their own dtype.
 
-    Args:
-        dtype: The user's `aggregation_dtype`.
-        is_distributed: The user's `is_distributed`; without it no gradients are sent.
-        horovod_averages: Whether an optimizer of Horovod sends the gradients.
-
-    Raises:
-        ValueError: The dtype is not float16; or tfmp does not send the gradients.
+    `horovod_averages` says that an optimizer of Horovod sends the gradients.
     """
     if dtype is None:
         return None
@@ -363,27 +417,9 @@ def validated_aggregation_dtype(
 
 
 def settings_to_show(opt: object, settings: Mapping[str, Any]) -> list[str]:
-    """Return what the `repr` of a wrapper shows: the type of the wrapped optimizer, and settings that are no defaults.
-
-    Args:
-        opt: The wrapped optimizer.
-        settings: The settings, by the names of the constructor's arguments.
-    """
+    """Return what the `repr` of a wrapper shows: the wrapped optimizer's type, and settings that are no defaults."""
     shown = not_default(LossScaleOptimizer, settings)
     return [type(opt).__name__, *(f"{name}={value!r}" for name, value in shown.items())]
-
-
-def refuse_wrapped(opt: object) -> None:
-    """Raise an error if an optimizer is wrapped already.
-
-    Args:
-        opt: The optimizer to wrap.
-
-    Raises:
-        ValueError: `opt` is a `LossScaleOptimizer`.
-    """
-    if isinstance(opt, LossScaleOptimizer):
-        raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")
 
 
 def optimizer_of(opt: Any, inner_optimizer: Any) -> Any:  # noqa: ANN401 - of any host
@@ -393,55 +429,7 @@ def optimizer_of(opt: Any, inner_optimizer: Any) -> Any:  # noqa: ANN401 - of an
     return inner_optimizer if opt is None else opt
 
 
-def _front_end_for(opt: object) -> type[LossScaleOptimizer]:
-    refuse_wrapped(opt)
-    if isinstance(opt, tf.compat.v1.train.Optimizer):
-        from tfmp.optimizers.v1 import LossScaleOptimizerV1
-
-        return LossScaleOptimizerV1
-    keras = keras_of(opt, "optimizers.Optimizer")
-    if keras is not None:
-        return front_end_of(keras)
-    advice = ": take it from keras.optimizers, without legacy" if ".legacy." in type(opt).__module__ else ""
-    raise TypeError(
-        "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
-        f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}{advice}."
-    )
-
-
-def _front_end_of_config(config: Mapping[str, Any]) -> type[LossScaleOptimizer]:
-    if "inner_optimizer" not in config:
-        raise ValueError(
-            "config must be what get_config of a LossScaleOptimizer of tfmp or Keras returned, with an "
-            f"inner_optimizer, got {', '.join(config) or 'nothing'}."
-        )
-    # tf_keras writes "keras" for its name too; what tells them apart is a setting that all optimizers of Keras 2 have.
-    of_keras2 = "is_legacy_optimizer" in config["inner_optimizer"]["config"]
-    keras = importlib.import_module("keras")
-    if of_keras2 and not is_keras2(keras):
-        keras = importlib.import_module("tf_keras")
-    return front_end_of(keras)
-
-
-def front_end_of(keras: ModuleType) -> type[LossScaleOptimizer]:
-    """Return the front-end for the optimizers of a Keras, importing it.
-
-    Args:
-        keras: The package `keras` or `tf_keras`.
-
-    Raises:
-        ImportError: It is too old.
-    """
-    match module_for(keras):
-        case "tf_keras":
-            from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras
-
-            return LossScaleOptimizerTfKeras
-        case "keras215":
-            from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215
-
-            return LossScaleOptimizerKeras215
-        case "keras3":
-            from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3
-
-            return LossScaleOptimizerKeras3
+def refuse_wrapped(opt: object) -> None:
+    """Raise `ValueError` if an optimizer is wrapped already."""
+    if isinstance(opt, LossScaleOptimizer):
+        raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")

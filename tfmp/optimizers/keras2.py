@@ -1,6 +1,7 @@
 """The base class of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
 
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,16 +19,17 @@ from tfmp.hosts.keras.adapters import Keras2Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import optimizer_of, validated_aggregation_dtype
-from tfmp.optimizers.keras import (
-    LossScaleOptimizerKeras,
-    continue_at,
+from tfmp.optimizers.keras.accumulation import variables_of_each_replica
+from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
-    nearest_allowed,
+    refuse_other_arguments,
     validate_inner_optimizer,
     warn_of_methods_never_called,
 )
+from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.keras.files import StateInFiles, register_managers
+from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.optimizers.keras2_tape import ScalingTape
-from tfmp.optimizers.keras_accumulation import variables_of_each_replica
 from tfmp.types import Gradient, Gradients, Loss
 
 
@@ -35,50 +37,15 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer.
 
     `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of a subclass, which adds the base classes of
-    `keras` or of `tf_keras`. It replaces Keras' own `LossScaleOptimizer`: `compile` does not wrap it again under the
-    policy `mixed_float16`, and `fit` scales the loss with it. A skipped step does not change `iterations`, so learning
-    rate schedules and bias corrections do not advance; with Keras' own wrapper they do.
+    `keras` or of `tf_keras`. The arguments are documented there. What differs for Keras 2:
 
-    Args:
-        inner_optimizer: The optimizer to wrap. Its clipping, weight decay and moving averages see unscaled gradients.
-        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of Keras' own
-            wrapper; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager` accepts. The
-            manager keeps its state in variables of this optimizer, which Keras saves, so every optimizer needs a
-            manager of its own.
-        is_distributed: Whether Horovod's workers train together. With True they agree on each step, and their gradients
-            are averaged unless Horovod's own optimizer does that. The replicas of a `tf.distribute` strategy agree with
-            either value. Where there are neither workers nor replicas, True is refused when the first step is built.
-        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
-            not saved with a model.
-        aggregation_dtype: The type in which gradients travel between Horovod's workers: "float16", which halves the
-            bytes, or None for their own type.
-        jit_compile: Whether XLA compiles unscaling, clipping and the update into one program: "auto", where that saves
-            time; True, always; False, never. The optimizer's own `jit_compile` is another setting: it compiles the
-            update of each variable.
-        iterations_include_skipped_steps: Whether skipped steps also count in `iterations`, as with Keras' own wrapper.
-            Use it to continue a run that was started with that wrapper and whose schedule depends on the count.
-        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
-            of one micro-batch, and the call that ends the window applies their mean. `iterations` counts windows. With
-            1, the default, each call is a step of its own.
-        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
-            only that micro-batch is left out of the mean, and the step is skipped if no micro-batch is left.
-        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full, such as
-            the number of steps in an epoch of `fit`; counting then starts again. By default windows end when full.
-        dynamic: Whether the scale may change. With False it is fixed at `initial_scale`. An argument of Keras' own
-            wrapper too.
-        initial_scale: The scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own wrapper too.
-        dynamic_growth_steps: The number of finite steps in a row after which "dynamic" doubles the scale, 2000 by
-            default; an argument of Keras' own wrapper too.
-        name: The optimizer's name.
-        **others: None. Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the
-            defaults that every optimizer has.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument is unknown, or is a setting of the inner optimizer; the manager keeps its state in
-            another optimizer already; TensorFlow 2's behaviour is disabled; `aggregation_dtype` cannot be used here; a
-            setting is out of range; two settings contradict each other; or the inner optimizer is made by Horovod and
-            does not average the gradients of each step.
+    * A skipped step does not change `iterations`, so learning rate schedules and bias corrections do not advance; with
+      Keras' own wrapper they do, and here with `iterations_include_skipped_steps=True`.
+    * The argument `jit_compile` is not the wrapped optimizer's setting of that name, which compiles the update of each
+      variable.
+    * `dynamic=False`, an argument of Keras' own wrapper, fixes the scale at `initial_scale`.
+    * Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the defaults that every
+      optimizer has.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface this class keeps.
     """
@@ -108,7 +75,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     ) -> None:
         inner_optimizer = optimizer_of(opt, inner_optimizer)
         validate_inner_optimizer(self._keras, inner_optimizer)
-        self._refuse_other_arguments(inner_optimizer, others)
+        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         if not dynamic:
             loss_scale_manager = _fixed(loss_scale_manager, initial_scale, dynamic_growth_steps)
@@ -204,28 +171,16 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[tf.Variable] | Callable[[], Any], tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, tf.Variable]]:
-        """Compute the unscaled gradients of a loss.
+        """As in `tfmp.LossScaleOptimizer`; `var_list` may also be a function that returns the variables.
 
-        The loss is scaled, the inner optimizer computes the gradients, and the gradients are divided by the loss scale.
         If the inner optimizer is of a class of your own that overrides `compute_gradients`, your method gets the loss
         as it is, and gradients in their true magnitude.
-
-        Args:
-            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
-            var_list: The variables to train, or a function that returns them.
-            tape: The tape that recorded the loss; only needed if `loss` is a tensor.
-
-        Returns:
-            Pairs of an unscaled gradient and its variable, for `apply_gradients`.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables, or a gradient is complex.
         """
         if not callable(var_list):
             var_list = lists.variables("var_list", var_list)
         tape = tape or tf.GradientTape()
         if is_foreign(self.inner_optimizer.compute_gradients) and not is_horovods(self.inner_optimizer):
-            self._last_call = "compute_gradients"
+            self._loop.last_call = "compute_gradients"
             own_tape = ScalingTape(tape, self._scaler.scale, self._scaler.unscale)
             return list(self.inner_optimizer.compute_gradients(loss, var_list, tape=own_tape))
         with tape:
@@ -234,7 +189,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         grads, variables = [grad for grad, _ in grads_and_vars], [variable for _, variable in grads_and_vars]
         lists.refuse_complex(grads, names_of(variables))
         unscaled = self.get_unscaled_gradients(grads)
-        self._last_call = "compute_gradients"
+        self._loop.last_call = "compute_gradients"
         return list(zip(unscaled, variables, strict=True))
 
     @without_autograph
@@ -272,11 +227,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     def _averages(self) -> bool:
         """Return whether gradients must still be averaged over Horovod's workers.
 
-        This optimizer may contain Horovod's optimizer, or Horovod may have made a subclass of this one. In both cases
-        Horovod averages the gradients in `compute_gradients`, and nowhere else.
+        This optimizer may contain Horovod's, or be of a subclass that Horovod made of this one. Both average the
+        gradients in `compute_gradients`, and nowhere else.
         """
         of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
-        return not (of_horovod and self._last_call == "compute_gradients")
+        return not (of_horovod and self._loop.last_call == "compute_gradients")
 
     @without_autograph
     def apply_gradients(
@@ -287,27 +242,17 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         *,
         experimental_aggregate_gradients: bool = True,
     ) -> tf.Variable:
-        """Sum gradients over the replicas, and apply the sums if they are finite.
-
-        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
-        added to the current window, and the call that ends the window applies their mean.
+        """As in `tfmp.LossScaleOptimizer`; gradients are first summed over the replicas.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. If the loss was scaled by
-                `scale_loss`, the gradients are unscaled here; otherwise they must be unscaled already.
+            grads_and_vars: Pairs of a gradient and its variable.
             name: The name scope of the inner optimizer's ops.
             skip_gradients_aggregation: Whether the gradients are already summed over the replicas.
-            experimental_aggregate_gradients: False has the same meaning as `skip_gradients_aggregation=True`. This is
-                the argument's older name, with the opposite value.
+            experimental_aggregate_gradients: The older name of this argument, with the opposite value: False means
+                `skip_gradients_aggregation=True`.
 
         Returns:
             `iterations`.
-
-        Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs, or a gradient is complex.
-            ValueError: Every gradient is None.
-            RuntimeError: A strategy is active, and the call is not made on its replicas.
-            NotImplementedError: The active strategy is not supported.
         """
         grads_and_vars = lists.pairs(grads_and_vars)
         if not grads_and_vars:
@@ -320,7 +265,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             self.build(variables)
 
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
-        are_scaled = self._are_scaled(grads, scaled_by_default=False)
+        lists.refuse_all_none(grads)
+        are_scaled = self._loop.are_scaled(grads, by_default=False)
         facts = self._scaler.facts()
 
         def average(grads: Gradients) -> Gradients:
@@ -331,7 +277,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             variables,
             {} if name is None else {"name": name},
             compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
-            sums_first=not is_reduced,
+            aggregates=not is_reduced,
             average=average if not is_reduced and self._averages() else None,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
@@ -343,10 +289,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         return running_horovod() is None and not (is_horovods(self) or is_horovods(self.inner_optimizer))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
-
-        The overflow detector is not part of the configuration.
-        """
+        """As in `tfmp.LossScaleOptimizer`."""
         return {
             **super().get_config(),
             **self._own_settings(),
@@ -399,8 +342,17 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
             return self.add_variable(shape, dtype, tf.zeros, name)
 
 
+def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerKeras2]:
+    """Make the front-end for a package that Keras 2 comes in, and register it there, so that saved models load."""
+    register_managers(keras)
+    bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer)
+    state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
+    front_end = type(name, bases, {"__module__": module, "_keras": keras, "_state_in_files": state_in_files})
+    return keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(front_end)
+
+
 def _fixed(loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None) -> float:
-    """Return the fixed loss scale for `dynamic=False`; raise `ValueError` if other arguments contradict it."""
+    """Return the scale for `dynamic=False`; raise `ValueError` if other arguments contradict it."""
     if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
         raise ValueError(
             "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "

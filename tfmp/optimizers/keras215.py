@@ -2,37 +2,7 @@
 
 import keras
 
-from tfmp.optimizers.keras import register_managers
-from tfmp.optimizers.keras2 import LossScaleOptimizerKeras2
-from tfmp.optimizers.keras_files import StateInFiles
+from tfmp.optimizers.keras2 import with_bases_of
 
-register_managers(keras)
-
-
-class _StateInFiles(StateInFiles, keras.losses.Loss):
-    pass
-
-
-@keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")
-class LossScaleOptimizerKeras215(
-    LossScaleOptimizerKeras2, keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer
-):
-    """The `tfmp.LossScaleOptimizer` around an optimizer of Keras 2.15.
-
-    `LossScaleOptimizerKeras2`, the base class, documents the arguments and methods.
-
-    Examples:
-        >>> import keras, tfmp
-        >>> import tensorflow as tf
-        >>> w = tf.Variable([1.0, 2.0])
-        >>> manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-        >>> opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), manager)
-        >>> for factor in (1.0, float("inf")):
-        ...     opt.minimize(lambda: tf.reduce_sum(w) * factor, [w])
-        ...     print(w.numpy(), float(opt.loss_scale), int(opt.iterations))
-        [0.5 1.5] 1024.0 1
-        [0.5 1.5] 512.0 1
-    """
-
-    _keras = keras
-    _state_in_files = _StateInFiles
+# Saved models hold the names of this module and of the class.
+LossScaleOptimizerKeras215 = with_bases_of(keras, "LossScaleOptimizerKeras215", __name__)

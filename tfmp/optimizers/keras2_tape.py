@@ -14,11 +14,6 @@ class ScalingTape:
     A method that clips gradients, or adds something to them, would do so in the wrong proportion if the gradients were
     scaled.
 
-    Args:
-        tape: The tape that records.
-        scale: Multiplies a loss by the loss scale.
-        unscale: Divides gradients by the loss scale.
-
     Examples:
         >>> w = tf.Variable(3.0)
         >>> tape = ScalingTape(tf.GradientTape(), lambda loss: loss * 8, lambda grads: [grad / 8 for grad in grads])
@@ -49,14 +44,7 @@ class ScalingTape:
         self._tape.__exit__(*raised)
 
     def gradient(self, target: tf.Tensor, sources: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a tape's
-        """Return the gradients of a loss in their true magnitude, in the structure of the sources.
-
-        Args:
-            target: The loss.
-            sources: The variables, or a nested structure of variables.
-            *args: Further arguments of `tf.GradientTape.gradient`.
-            **kwargs: The same, by their names.
-        """
+        """Return the gradients of a loss in their true magnitude, in the structure of the sources."""
         with self._tape:
             scaled = self._scale(target)
         grads = self._tape.gradient(scaled, sources, *args, **kwargs)

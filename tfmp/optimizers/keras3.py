@@ -19,18 +19,17 @@ from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.optimizers.base import optimizer_of
-from tfmp.optimizers.keras import (
-    LossScaleOptimizerKeras,
-    continue_at,
+from tfmp.optimizers.keras.accumulation import variables_of_each_replica
+from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
-    nearest_allowed,
-    register_managers,
+    refuse_other_arguments,
     validate_inner_optimizer,
     warn_of_methods_never_called,
 )
+from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.keras.files import StateInFiles, register_managers
+from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.optimizers.keras3_float8 import follow, refuse_divided_next_values, scales_of_gradients
-from tfmp.optimizers.keras_accumulation import variables_of_each_replica
-from tfmp.optimizers.keras_files import StateInFiles
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -50,48 +49,18 @@ class _StateInFiles(StateInFiles, keras.losses.Loss):
 class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossScaleOptimizer):
     """The `tfmp.LossScaleOptimizer` around a Keras 3 optimizer.
 
-    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of this class. It replaces Keras' own
-    `LossScaleOptimizer`: `compile` does not wrap it again under the policy `mixed_float16`, and `fit` scales the loss
-    with it. Under a `tf.distribute` strategy Keras' own wrapper checks the gradients of the first replica only, so an
-    overflow on another replica reaches the weights; this class checks all replicas.
+    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of this class. The arguments are documented
+    there. What differs for Keras 3:
 
-    Args:
-        inner_optimizer: The optimizer to wrap. Its clipping, weight decay, moving averages and gradient accumulation
-            see unscaled gradients.
-        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of Keras' own
-            wrapper; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager` accepts. The
-            manager keeps its state in variables of this optimizer, which Keras saves, so every optimizer needs a
-            manager of its own.
-        is_distributed: Whether Horovod's processes train together, which is not supported for Keras 3. The replicas of
-            a `tf.distribute` strategy agree on each step with either value; True is refused when the first step is
-            built without a strategy.
-        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
-            not saved with a model.
-        jit_compile: Whether XLA compiles unscaling, clipping and the update into one program. "auto" compiles if the
-            variables are large and only Keras' own code updates them; True compiles in all cases where it is possible;
-            False never compiles. On the replicas of a strategy, each replica runs a program of its own, in a
-            `tf.function` only. If XLA compiles the whole step, the update is a part of that.
-        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
-            of one micro-batch, and the call that ends the window applies their mean. `iterations` counts windows. With
-            1, the default, each call is a step of its own.
-        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
-            only that micro-batch is left out of the mean, and the step is skipped if no micro-batch is left.
-        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full, such as
-            the number of steps in an epoch of `fit`; counting then starts again. By default windows end when full.
-        dynamic: True, as in Keras' own wrapper, which takes no other value either.
-        initial_scale: The scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own wrapper too.
-        dynamic_growth_steps: The number of finite steps in a row after which "dynamic" doubles the scale, 2000 by
-            default; an argument of Keras' own wrapper too.
-        name: The optimizer's name.
-        **others: None. Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the
-            defaults that every optimizer has.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument is unknown, or is a setting of the inner optimizer; the manager keeps its state in
-            another optimizer already; `initial_scale` or `dynamic_growth_steps` is given with a manager other than
-            "dynamic"; both this and the inner optimizer accumulate gradients; a setting is out of range; Keras does not
-            run on the TensorFlow backend; or TensorFlow 2's behaviour is disabled.
+    * Under a `tf.distribute` strategy Keras' own wrapper checks the gradients of the first replica only, so an overflow
+      on another replica reaches the weights; this class checks all replicas.
+    * The gradient accumulation of the inner optimizer also sees unscaled gradients, and cannot be combined with
+      `accumulation_steps` greater than 1.
+    * On the replicas of a strategy, `jit_compile` lets each replica run a program of its own, in a `tf.function` only.
+      If XLA compiles the whole step, the update is a part of that.
+    * `dynamic` must be True, the only value that Keras' own wrapper takes too.
+    * Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the defaults that every
+      optimizer has.
 
     Examples:
         >>> import keras, tfmp
@@ -141,7 +110,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         inner_optimizer = optimizer_of(opt, inner_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _validate(inner_optimizer, accumulation)
-        self._refuse_other_arguments(inner_optimizer, others)
+        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
         _refuse_fixed(dynamic)
         compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
@@ -193,10 +162,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._scaler.prepare(names_of(var_list))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, from which `from_config` makes an optimizer with the same settings.
-
-        The overflow detector is not part of the configuration.
-        """
+        """As in `tfmp.LossScaleOptimizer`."""
         return {**super().get_config(), **self._own_settings()}
 
     def _own_settings(self) -> dict[str, Any]:
@@ -205,39 +171,14 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, keras.Variable]]:
-        """Compute the unscaled gradients of a loss; a method of Keras 2's optimizers.
-
-        The loss is scaled and differentiated, and the gradients are divided by the loss scale.
-
-        Args:
-            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
-            var_list: The variables to train.
-            tape: The tape that recorded the loss; required if `loss` is a tensor.
-
-        Returns:
-            Pairs of an unscaled gradient and its variable, for `apply_gradients`.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables, or a gradient is complex.
-            ValueError: The loss is a tensor, and `tape` is missing.
-        """
+        """As in `tfmp.LossScaleOptimizer`; a method that Keras 3's own optimizers do not have."""
         variables = lists.variables("var_list", var_list)
         grads = self._scaled_gradients(loss, variables, tape)
         lists.refuse_complex(grads, names_of(variables))
         return list(zip(self.get_unscaled_gradients(grads), variables, strict=True))
 
     def minimize(self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None) -> None:
-        """Compute the gradients of a loss and apply them if they are finite; a method of Keras 2's optimizers.
-
-        Args:
-            loss: A function that returns the loss; or the loss itself, with the tape that recorded it.
-            var_list: The variables to train.
-            tape: The tape that recorded the loss; required if `loss` is a tensor.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables.
-            ValueError: The loss is a tensor, and `tape` is missing.
-        """
+        """As in `tfmp.LossScaleOptimizer`; a method that Keras 3's own optimizers do not have."""
         variables = lists.variables("var_list", var_list)
         self.apply_gradients(zip(self._scaled_gradients(loss, variables, tape), variables, strict=True))
 
@@ -270,25 +211,11 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @without_autograph
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
-        """Apply gradients if they are finite on every replica.
-
-        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
-        added to the current window, and the call that ends the window applies their mean.
-
-        Args:
-            grads: The gradients, one for each variable; an entry may be None. They are the gradients of a scaled loss,
-                which are unscaled here, or those that `get_unscaled_gradients` returned.
-            trainable_variables: The variables; by default those that the optimizer was built with.
+        """As in `tfmp.LossScaleOptimizer`.
 
         Raises:
-            TypeError: `grads` is not a list of gradients, or one is complex; or `trainable_variables` is not a list of
-                variables.
-            ValueError: Every gradient is None; the numbers of gradients and variables differ; the optimizer is not
-                built and `trainable_variables` is missing; or `get_unscaled_gradients` was called for a model in
-                float8.
-            RuntimeError: A strategy is active, and the call is not made on its replicas.
-            NotImplementedError: The active strategy is not supported; or is_distributed=True and Horovod runs several
-                processes.
+            ValueError: Also if `get_unscaled_gradients` was called for a model in float8, whose scales it would divide.
+            NotImplementedError: Also if is_distributed=True and Horovod runs several processes.
         """
         self._apply("apply", lists.gradients(grads), trainable_variables)
 
@@ -307,9 +234,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             )
         lists.refuse_other_number(grads, variables)
         lists.refuse_complex(grads, names_of(variables))
-        if self._last_call == "get_unscaled_gradients":
+        if self._loop.last_call == "get_unscaled_gradients":
             refuse_divided_next_values(variables)
-        are_scaled = self._are_scaled(grads, scaled_by_default=True)
+        lists.refuse_all_none(grads)
+        are_scaled = self._loop.are_scaled(grads, by_default=True)
         compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)
         self._step(adapter, grads, facts, are_scaled=are_scaled)
@@ -319,18 +247,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:
-        """Apply gradients if they are finite on every replica, as `apply` does, but take them in pairs.
-
-        Args:
-            grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. The gradients are those of a
-                scaled loss, which are unscaled here, or those that `get_unscaled_gradients` returned.
-
-        Returns:
-            `iterations`.
-
-        Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs.
-        """
+        """As in `tfmp.LossScaleOptimizer`: `apply`, with gradients and variables in pairs."""
         pairs = lists.pairs(grads_and_vars)
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         if type(self).apply is LossScaleOptimizerKeras3.apply:

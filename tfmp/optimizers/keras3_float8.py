@@ -29,15 +29,10 @@ def scales_of_gradients(variables: Iterable[Any]) -> list[Any]:
 
 
 def follow(scales: Iterable[Any], before: tf.Tensor, after: tf.Tensor) -> None:
-    """Change weights that hold the size of scaled gradients as the loss scale has changed.
+    """Change weights that hold the size of scaled gradients as the loss scale has changed in a step.
 
     Keras learns the size from the gradients of two steps before. After the loss scale has doubled, gradients would be
     cut off in two steps.
-
-    Args:
-        scales: The weights.
-        before: The loss scale that the gradients of the last step had.
-        after: The loss scale that the gradients of the next step will have.
     """
     ratio = tf.cast(after, tf.float32) / tf.cast(before, tf.float32)
     for scale in scales:

@@ -43,38 +43,9 @@ _GradsAndVars: TypeAlias = Iterable[tuple[Gradient, tf.Variable]]
 class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     """The `tfmp.LossScaleOptimizer` around a `tf.compat.v1.train.Optimizer`.
 
-    `tfmp.LossScaleOptimizer(opt, manager)` returns an object of this class. Name this class only to subclass it.
-
-    The wrapper works in graphs, in Estimator, and in eager code with a loss that is a function. A step whose gradients
-    are not finite changes only the loss scale: weights, slots and `global_step` stay.
-
-    Args:
-        opt: The optimizer to wrap.
-        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", which starts at 2**15, halves
-            the scale at each overflow and doubles it after 2000 finite steps in a row; a number for a fixed scale; or
-            anything else that `tfmp.get_loss_scale_manager` accepts.
-        is_distributed: Whether Horovod's processes train together. With True the processes agree on each step, and
-            their gradients are averaged unless Horovod's own optimizer does that. The replicas of a `tf.distribute`
-            strategy agree with either value. Where there are neither processes of Horovod nor replicas, True is refused
-            when a step is built.
-        sparse_as_dense: Whether `compute_gradients` makes every `IndexedSlices` dense, as tf.contrib did. By default
-            sparse gradients stay sparse, and Momentum and Adam treat them as they do without a wrapper.
-        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
-        aggregation_dtype: The type in which gradients travel between Horovod's workers: "float16", which halves the
-            bytes, or None for their own type.
-        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
-            of one micro-batch, and the call that ends the window applies their mean. With 1, the default, each call is
-            a step of its own.
-        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
-            only that micro-batch is left out of the mean, and the step is skipped if no micro-batch is left.
-        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full: those in
-            an epoch, or in the whole training. Counting then starts again. By default windows end when full.
-
-    Raises:
-        TypeError: `opt` is not a `tf.compat.v1.train.Optimizer`, or is a `SyncReplicasOptimizer`; or another argument
-            has the wrong type.
-        ValueError: `opt` is a `tfmp.LossScaleOptimizer` already, or is made by Horovod and does not average the
-            gradients of each step; `aggregation_dtype` cannot be used here; or a setting is out of range.
+    `tfmp.LossScaleOptimizer(opt, manager)` returns an object of this class, and the arguments are documented there.
+    Name this class only to subclass it. It works in graphs, in Estimator, and in eager code with a loss that is a
+    function. A `SyncReplicasOptimizer` is refused: wrap the optimizer inside it.
 
     Examples:
         >>> import tfmp
@@ -171,14 +142,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: tf.Tensor | None = None,
     ) -> list[tuple[Gradient, tf.Variable]]:
-        """Compute the unscaled gradients of the loss, which can then be clipped and applied.
-
-        The loss is scaled, the wrapped optimizer computes the gradients, and the gradients are divided by the loss
-        scale. They are in float32, or in float64 if the gradient is, whatever the type of the variable.
-
-        Values that overflowed are infinite or NaN. Clip by `tfmp.clip_by_value`, `tfmp.clip_by_norm` or
-        `tfmp.clip_by_global_norm`, which keep such values visible. `tf.clip_by_value` turns infinity into a finite
-        number, so that the step is applied in spite of the overflow.
+        """As in `tfmp.LossScaleOptimizer`.
 
         With is_distributed=True under Horovod the gradients are the mean over its processes. The exception is
         `accumulation_steps` greater than 1 without Horovod's own optimizer: then `apply_gradients` averages each window
@@ -187,23 +151,14 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         Args:
             loss: The loss, a floating-point tensor; or a function that returns it, which eager execution requires.
             var_list: The variables, as a list, a nested structure or a single variable; by default all trainable ones.
-            gate_gradients: How much of the computation must finish before a gradient is used: `GATE_NONE`, `GATE_OP`
-                or `GATE_GRAPH` of `tf.compat.v1.train.Optimizer`.
-            aggregation_method: How the gradients of a variable that is used several times are summed: a value of
-                `tf.AggregationMethod`.
-            colocate_gradients_with_ops: Whether each gradient is computed on the device of the op it belongs to.
+            gate_gradients: As in `tf.compat.v1.train.Optimizer.compute_gradients`.
+            aggregation_method: As there, a value of `tf.AggregationMethod`.
+            colocate_gradients_with_ops: As there.
             grad_loss: The gradient of the loss, of the loss's shape, that differentiation starts from; by default ones.
 
-        Returns:
-            Pairs of a gradient and its variable. The gradient is None if the loss does not depend on the variable, and
-            an `IndexedSlices` if it is sparse.
-
         Raises:
-            TypeError: The loss is not of a floating-point type, or a gradient is complex.
             ValueError: is_distributed=True, but neither Horovod nor a strategy distributes the training; or
                 `aggregation_dtype` was given, and Horovod's own optimizer averages the gradients.
-            NotImplementedError: The active `tf.distribute` strategy is not supported.
-            RuntimeError: A strategy is active, and the call is not made on its replicas.
         """
         self._origin_known = True
         grads_and_vars = self._opt.compute_gradients(
@@ -233,18 +188,14 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def apply_gradients(
         self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
-        """Apply the gradients if they are finite on every replica, and move the loss scale.
-
-        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
-        added to the current window, and the call that ends the window applies their mean.
+        """As in `tfmp.LossScaleOptimizer`.
 
         Each gradient is cast to the type of its variable before it is checked. If gradients are accumulated, only the
         mean of the window is cast. A wrapped optimizer with a true attribute `takes_float32_gradients`, such as those
         of `tfmp.bert`, gets gradients that are not cast.
 
         Args:
-            grads_and_vars: Pairs of an unscaled gradient and its variable, as `compute_gradients` returns them. A
-                gradient may be None.
+            grads_and_vars: Pairs of an unscaled gradient and its variable, as `compute_gradients` returns them.
             global_step: The step counter. It goes up by exactly one if the step is applied, whether or not the
                 wrapped optimizer advances it, and stays if the step is skipped. It counts windows, not micro-batches.
             name: A name for the wrapped optimizer's op.
@@ -253,15 +204,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             The op of the whole step; None in eager mode.
 
         Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs, a gradient is complex, or `global_step` is not a
-                variable.
-            ValueError: There are no pairs, or every gradient is None; is_distributed=True, but neither Horovod nor a
-                strategy distributes the training; a variable is a reference variable and control flow v2 is enabled,
-                which cannot update it conditionally; or a variable gets a gradient and had none when the `tf.function`
-                that ends the window was traced.
-            RuntimeError: A strategy is active, and the call is not made on its replicas.
-            NotImplementedError: The active `tf.distribute` strategy is not supported; or gradients are accumulated in a
-                graph under a strategy of several workers.
+            TypeError: Also if `global_step` is not a variable.
+            ValueError: Also if there are no pairs; if a variable is a reference variable and control flow v2 is
+                enabled, which cannot update it conditionally; or if a variable gets a gradient and had none when the
+                `tf.function` that ends the window was traced.
+            NotImplementedError: Also if gradients are accumulated in a graph under a strategy of several workers.
         """
         pairs = lists.pairs(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -310,9 +257,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def _averages_when_applying(self) -> bool:
         """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
 
-        That is so with `accumulation_steps`: the workers average once per window, not for every micro-batch. A subclass
-        for a script that accumulates gradients by itself may override this method. Under a strategy nothing is averaged
-        here: the wrapped optimizer sums over the replicas when it applies.
+        That is so with `accumulation_steps`: they average once per window. A subclass for a script that accumulates
+        gradients by itself may override this method. Under a strategy nothing is averaged here: the wrapped optimizer
+        sums over the replicas when it applies.
         """
         return self._accumulators.is_on and not tf.distribute.has_strategy()
 

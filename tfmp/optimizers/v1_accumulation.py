@@ -18,10 +18,7 @@ class Accumulators(tf.Module):
     for a second list of variables start with `accumulation_1`. In eager code a `tf.train.Checkpoint` that is given this
     object holds the variables.
 
-    Args:
-        settings: The settings of the accumulation.
-        detector: Decides which gradients overflowed.
-        keeps_float32: Whether the mean of a window stays in float32 for variables of half precision.
+    The mean of a window stays in float32 for variables of half precision if `keeps_float32` is true.
 
     Examples:
         >>> import tfmp
@@ -51,11 +48,7 @@ class Accumulators(tf.Module):
         return self._settings.accumulation_steps > 1
 
     def of(self, variables: Sequence[tf.Variable]) -> GradientAccumulator:
-        """Return the accumulator for a list of variables; the first call for a list makes it.
-
-        Args:
-            variables: The variables, in the order of their gradients.
-        """
+        """Return the accumulator for a list of variables, in this order; the first call for a list makes it."""
         with tf.init_scope():
             eager = tf.executing_eagerly()
             kept = self._in_eager_code if eager else self._in_graph.get()

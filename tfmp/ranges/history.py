@@ -1,8 +1,8 @@
-"""What monitors saw of the ranges of values during a training."""
+"""The ranges of values that monitors have recorded during a training."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -13,16 +13,16 @@ from tfmp.ranges.histogram import RangeHistogram, RangeShares
 GRADIENTS = ("gradients", "activation_gradients")
 
 
-class RangeLook(NamedTuple):
-    """What was seen at one step.
+class RangeRecording(NamedTuple):
+    """The ranges of values at one step.
 
     Attributes:
-        step: The number of the step among all that were attempted, applied or skipped, from 1. (In TensorBoard, looks
-            stand at the number of applied steps or `global_step`, as all summaries do.)
+        step: The number of the step among all that were attempted, applied or skipped, from 1. (In TensorBoard,
+            recordings stand at the number of applied steps or `global_step`, as all summaries do.)
         loss_scale: The loss scale of that step.
-        histograms: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of
-            the weights) and "weights"; where activations were looked at, too, "activations" and
-            "activation_gradients". Gradients are unscaled.
+        histograms: By kind, and then by the name of a variable, layer or probe. The kinds are "gradients" (those of the
+            weights) and "weights"; where activations were recorded, too, "activations" and "activation_gradients".
+            Gradients are unscaled.
 
     Provisional: a minor version may change it.
     """
@@ -52,9 +52,8 @@ class RangeLook(NamedTuple):
 def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) -> dict[str, RangeHistogram]:
     """Return histograms by the names of variables or probes, without the ":0" of TensorFlow's names.
 
-    Args:
-        names: The names. What has the same name, such as the copies of a variable on replicas, is counted together.
-        counts: A row of `tfmp.ranges.exponent_counts` for each.
+    Each row of counts is for one name. What has the same name, such as the copies of a variable on replicas, is counted
+    together.
     """
     found: dict[str, RangeHistogram] = {}
     for name, row in zip(names, counts, strict=True):
@@ -63,40 +62,17 @@ def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) ->
     return found
 
 
-class Looks(Protocol):
-    """What looks at ranges for a monitor."""
-
-    @property
-    def history(self) -> "RangeHistory":
-        """What was seen."""
-
-
-def history_of(looks: Looks | None, monitor: str) -> "RangeHistory":
-    """Return what a monitor has seen.
-
-    Args:
-        looks: What looks at ranges for it; None if nothing does.
-        monitor: The name of its class.
-
-    Raises:
-        ValueError: Nothing looks at ranges.
-    """
-    if looks is None:
-        raise ValueError(f"no ranges are looked at: pass ranges_every_n_steps to {monitor}.")
-    return looks.history
-
-
 class RangeHistory:
-    """The ranges of values that a callback or a hook has seen, the oldest first.
+    """The ranges of values that a callback or a hook has recorded, the oldest first.
 
     Attributes:
-        last: What was seen last, with its histograms; None before the first look. Of all others the shares are kept.
+        last: The last recording, with its histograms; None before the first one. Of all others the shares are kept.
 
     Examples:
         >>> import tensorflow as tf
         >>> history = RangeHistory()
         >>> kernel = RangeHistogram.of(tf.constant([2.0**-28, 1.0]))
-        >>> history._add(RangeLook(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
+        >>> history._add(RangeRecording(step=100, loss_scale=2.0, histograms={"gradients": {"kernel": kernel}}))
         >>> history.last.scalars()
         {'gradients_zero': 0.0, 'gradients_lost': 0.5, 'gradients_subnormal': 0.0}
 
@@ -104,17 +80,17 @@ class RangeHistory:
     """
 
     def __init__(self) -> None:
-        self.last: RangeLook | None = None
+        self.last: RangeRecording | None = None
         self._steps: list[int] = []
         self._loss_scales: list[float] = []
         self._shares: list[RangeShares] = []
 
-    def _add(self, look: RangeLook) -> None:
-        """Add what was seen."""
-        self.last = look
-        self._steps.append(look.step)
-        self._loss_scales.append(look.loss_scale)
-        self._shares.append(look.shares)
+    def _add(self, recording: RangeRecording) -> None:
+        """Add a recording."""
+        self.last = recording
+        self._steps.append(recording.step)
+        self._loss_scales.append(recording.loss_scale)
+        self._shares.append(recording.shares)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return the steps, the loss scales and the shares of gradients as lists that JSON can hold."""
@@ -122,7 +98,7 @@ class RangeHistory:
         return {"step": list(self._steps), "loss_scale": list(self._loss_scales), **shares}
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the loss scale and the shares of gradients over the steps, and heat maps of the last look below.
+        """Draw the loss scale and the shares of gradients over the steps, and heat maps of the last recording below.
 
         Args:
             path: The file, whose suffix tells its format: .png, .svg or .pdf.
@@ -130,14 +106,14 @@ class RangeHistory:
         Raises:
             ImportError: Matplotlib is not installed.
             OSError: The file cannot be written.
-            ValueError: Nothing was seen yet.
+            ValueError: Nothing was recorded yet.
         """
-        look = self.last
-        if look is None:
+        last = self.last
+        if last is None:
             raise ValueError("there is nothing to draw yet: no step was looked at.")
         maps = {}
-        for kind, histograms in look.histograms.items():
+        for kind, histograms in last.histograms.items():
             in_gradients = kind in GRADIENTS
-            title = kind.replace("_", " ") + (f", loss scale {look.loss_scale:g}" if in_gradients else "")
-            maps[title] = (histograms, look.loss_scale if in_gradients else 1.0)
+            title = kind.replace("_", " ") + (f", loss scale {last.loss_scale:g}" if in_gradients else "")
+            maps[title] = (histograms, last.loss_scale if in_gradients else 1.0)
         plots.heat_maps(path, maps, plots.Course(self._steps, self._loss_scales, self._shares))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfmp.core.gradients.exponents import LOWEST_EXPONENT
-from tfmp.optional import require
+from tfmp.environment import require
 from tfmp.ranges.half_types import FLOAT16
 from tfmp.ranges.histogram import RangeHistogram, RangeShares
 
@@ -20,31 +20,19 @@ _WORDS = ("becomes 0", "subnormal", "float16 keeps all bits", "infinite")
 
 
 class Course(NamedTuple):
-    """What a training did, step by step.
+    """What a training did, step by step."""
 
-    Attributes:
-        steps: The steps at which it was looked at.
-        loss_scales: The loss scale at each of them.
-        shares: What float16 keeps of the gradients at that scale.
-    """
-
+    #: The steps whose ranges were recorded; the other fields have an entry for each of them.
     steps: Sequence[int]
     loss_scales: Sequence[float]
+    #: What float16 keeps of the gradients at that loss scale.
     shares: Sequence[RangeShares]
 
 
 def heat_maps(path: str | os.PathLike[str], maps: Mapping[str, HeatMap], course: Course | None = None) -> None:
-    """Draw one heat map below the other, and above them the course of a training.
+    """Draw one heat map below the other, by their titles, and above them the course of a training.
 
-    Args:
-        path: The file, whose suffix tells its format.
-        maps: The maps by their titles. Names without values are left out.
-        course: The loss scale over steps, if there is any.
-
-    Raises:
-        ImportError: Matplotlib is not installed.
-        OSError: The file cannot be written.
-        ValueError: Matplotlib does not know the suffix.
+    The suffix of the path tells the format. Names without values are left out.
     """
     shown = {
         title: ({name: found for name, found in histograms.items() if found.exponents}, scale)

@@ -11,14 +11,11 @@ from tfmp.core.storage.graph_registry import GraphList
 
 
 class Probe(NamedTuple):
-    """A tensor with a name.
+    """A tensor with a name."""
 
-    Attributes:
-        name: The name. Several probes may have the same, such as those of a layer that is called twice.
-        tensor: The activation. Its gradient is that of all that is computed from it.
-    """
-
+    #: Several probes may have the same, such as those of a layer that is called twice.
     name: str
+    #: The activation. Its gradient is that of all that is computed from it.
     tensor: tf.Tensor
 
 
@@ -87,12 +84,5 @@ def recorded_probes() -> Iterator[list[Probe]]:
 
 
 def probes_of_graph() -> list[Probe]:
-    """Return the probes of the current TF1 graph, in the order of building.
-
-    Examples:
-        >>> with tf.Graph().as_default():
-        ...     _ = probe(tf.constant(1.0), "one")
-        ...     [found.name for found in probes_of_graph()]
-        ['one']
-    """
+    """Return the probes of the current TF1 graph, in the order of building."""
     return _PROBES.items()

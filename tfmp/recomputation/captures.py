@@ -13,11 +13,7 @@ def captured_tensors(
 ) -> list[tf.Tensor]:
     """Return the floating-point tensors that a function used beside its inputs, as the function itself knows them.
 
-    Args:
-        graph: The graph.
-        operations: The ops that the function added to it.
-        inputs: Its arguments.
-        outputs: What it returned.
+    `operations` are the ops that the function added to the graph.
 
     Examples:
         >>> with tf.Graph().as_default() as graph:
@@ -26,36 +22,22 @@ def captured_tensors(
         ...     captured_tensors(graph, [product.op], [a], [product]) == [b]
         True
     """
-    own = {op.name for op in operations}
+    names = {op.name for op in operations}
     # The graph of a function has copies of tensors from outside.
     originals = {copy.name: original for original, copy in getattr(graph, "captures", ())}
-    found = {}
+    captured = {}
     for tensor in (*(tensor for op in operations for tensor in op.inputs), *outputs):
         if not is_differentiable(tensor):
             continue
         original = originals.get(tensor.name, tensor) if _is_of(graph, tensor) else tensor
-        if original is not tensor or not _is_of(graph, tensor) or tensor.op.name not in own:
-            found[original.ref()] = original
-    given = {(originals.get(tensor.name, tensor) if _is_of(graph, tensor) else tensor).ref() for tensor in inputs}
-    return [tensor for reference, tensor in found.items() if reference not in given]
+        if original is not tensor or not _is_of(graph, tensor) or tensor.op.name not in names:
+            captured[original.ref()] = original
+    arguments = {(originals.get(tensor.name, tensor) if _is_of(graph, tensor) else tensor).ref() for tensor in inputs}
+    return [tensor for reference, tensor in captured.items() if reference not in arguments]
 
 
 def refuse_watched(captured: Iterable[tf.Tensor | tf.Variable]) -> None:
-    """Refuse captured tensors and variables that a tape watches, where their gradients would be lost.
-
-    Raises:
-        ValueError: If a tape watches one.
-
-    Examples:
-        >>> x = tf.constant([1.0])
-        >>> refuse_watched([x])
-        >>> with tf.GradientTape() as tape:
-        ...     tape.watch(x)
-        ...     refuse_watched([x])
-        Traceback (most recent call last):
-        ValueError: what is recomputed uses a tensor (float32, shape (1,)) that is not among its arguments, and a tape
-        watches it: its gradient would be None. Pass it as an argument.
-    """
+    """Refuse captured tensors and variables that a tape watches, where their gradients would be lost."""
     for each in captured:
         if is_watched(getattr(each, "handle", each)):
             kind = "variable" if isinstance(each, tf.Variable) else "tensor"

@@ -30,25 +30,17 @@ def recomputed(
     function: TensorFunction,
     inputs: Sequence[tf.Tensor],
     captured: Sequence[tf.Tensor | tf.Variable] = (),
-    first: TensorFunction | None = None,
+    first_call: TensorFunction | None = None,
 ) -> list[tf.Tensor]:
     """Call a function such that its activations are not kept until the gradients are computed.
 
         forward     outputs = function(inputs)           keeps the inputs only
-        backward    again = function(inputs)             now with a tape
-                    gradients of again, with respect to the inputs and to the variables that the function read
+        backward    outputs = function(inputs)           again, now with a tape
+                    gradients of outputs, with respect to the inputs and to the variables that the function read
 
     This is for eager code and `tf.function`, also within XLA. Second derivatives are computed in the same way.
-
-    Args:
-        function: The function.
-        inputs: Its arguments, with respect to which gradients may be asked for.
-        captured: What else the function uses and gradients may be asked for. Trainable variables that the function
-            reads in its first call need not be listed.
-        first: What to call the first time, if not the function itself.
-
-    Returns:
-        The function's results.
+    `captured` is what else the function uses and gradients may be asked for; trainable variables that the function
+    reads in its first call need not be listed. `first_call`, if it is given, is what to call the first time.
 
     Examples:
         >>> x, w = tf.constant(3.0), tf.Variable(2.0)
@@ -67,39 +59,30 @@ def recomputed(
         def gradient(*output_grads: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> object:
             awaited = [densify(grad) for grad in output_grads]
             with tf.GradientTape() as tape:
-                again = _after(awaited, inputs)
-                tape.watch([again, captured, variables])
-                outputs = function(again)
-            grads = all_at_once(tape.gradient(outputs, [*again, *captured, *variables], awaited))
+                late_inputs = _after(awaited, inputs)
+                tape.watch([late_inputs, captured, variables])
+                outputs = function(late_inputs)
+            grads = all_at_once(tape.gradient(outputs, [*late_inputs, *captured, *variables], awaited))
             # TensorFlow expects two lists only if the function read variables.
             return (grads[: len(tensors)], grads[len(tensors) :]) if variables else grads
 
-        return (first or function)(_unwatched(inputs)), gradient
+        return (first_call or function)(_unwatched(inputs)), gradient
 
     values = [tf.convert_to_tensor(each) for each in captured]
     return list(tf.custom_gradient(with_gradient)(*inputs, *values))
 
 
 def recomputed_results(
-    first: Callable[[Sequence[tf.Tensor]], FirstResults],
-    again: TensorFunction,
+    first_call: Callable[[Sequence[tf.Tensor]], FirstResults],
+    second_call: TensorFunction,
     inputs: Sequence[tf.Tensor],
     captured: Sequence[tf.Tensor | tf.Variable] = (),
 ) -> tuple[FirstResults, list[tf.Tensor]]:
-    """Call a function like `recomputed`, and return all that it returned, not only its floating-point tensors.
+    """Call a function like `recomputed`; return all that it returned, and the tensors to put in place of those in it.
 
-    Args:
-        first: The function, called the first time.
-        again: The function, called the second time; returns the floating-point tensors. Tapes keep it until then, so
-            it should not refer to what the first call returned.
-        inputs: As for `recomputed`.
-        captured: As for `recomputed`.
-
-    Raises:
-        ValueError: If a tape watches something else that the first call uses, except for trainable variables.
-
-    Returns:
-        What the first call returned, and the tensors to take in place of its floating-point tensors.
+    `first_call` is what to call the first time. It may use nothing beside its inputs and what is `captured` that a tape
+    watches, except for trainable variables. `second_call` is called the second time, and returns the floating-point
+    tensors only. Tapes keep it until then, so it should not refer to what the first call returned.
 
     Examples:
         >>> from tfmp.recomputation.structure import Differentiable
@@ -112,17 +95,17 @@ def recomputed_results(
 
     def first_tensors(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        known = len(graph.get_operations())
-        returned.append(first(tensors))
+        num_before = len(graph.get_operations())
+        returned.append(first_call(tensors))
         results = returned[0].tensors
         if not tf.executing_eagerly():
-            refuse_watched(captured_tensors(graph, graph.get_operations()[known:], tensors, results))
+            refuse_watched(captured_tensors(graph, graph.get_operations()[num_before:], tensors, results))
         elif any(map(is_watched, results)):
             # The inputs are not, so there is something else: variables, which do no harm, or what only a trace tells.
-            refuse_watched(Trace(lambda inputs: first(inputs).tensors, tensors).captured())
+            refuse_watched(Trace(lambda inputs: first_call(inputs).tensors, tensors).captured())
         return results
 
-    tensors = recomputed(again, inputs, captured, first_tensors)
+    tensors = recomputed(second_call, inputs, captured, first_tensors)
     return returned[0], tensors
 
 
@@ -132,10 +115,6 @@ def all_at_once(grads: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]
     Otherwise the update of one variable could come before the second call has read it for the gradient of another. A
     session does not order them. A `tf.function` does, but Grappler may lose the order: it takes out a control edge
     beside a path through an IdentityN (`all_reduce` and custom gradients add these), and then the IdentityN too.
-
-    Examples:
-        >>> [float(grad) for grad in all_at_once([tf.constant(1.0), tf.constant(2.0)])]
-        [1.0, 2.0]
     """
     return tf.tuple(grads) if any(grad is not None for grad in grads) else grads
 

@@ -31,13 +31,6 @@ def refuse_state(operations: Iterable[tf.Operation], function_name: str) -> None
     Reading a variable or a table, printing and asserting are allowed. All else that TensorFlow declares as stateful is
     refused: stateful random ops, assignments, queues, iterators, Python functions, collectives.
 
-    Args:
-        operations: The ops of a graph that are computed twice.
-        function_name: Whose ops they are, for the message.
-
-    Raises:
-        ValueError: If one of them does not, by its name.
-
     Examples:
         >>> with tf.Graph().as_default() as graph:
         ...     noise = tf.random.normal([2])

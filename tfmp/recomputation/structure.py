@@ -21,9 +21,8 @@ def is_differentiable(value: object) -> TypeGuard[tf.Tensor]:
 class Tensors:
     """The tensors of a structure, and a way to put others in their place.
 
-    Args:
-        structure: Any nest of `tf.nest`, also with `tf.SparseTensor` and other composite tensors.
-        wanted: Tells which values are meant; by default all tensors.
+    The structure may be any nest of `tf.nest`, also with `tf.SparseTensor` and other composite tensors. All tensors are
+    meant, or those for which `wanted` returns true.
 
     Examples:
         >>> found = Tensors({"x": tf.constant(1.0), "n": tf.constant(3), "name": "a"})
@@ -42,11 +41,7 @@ class Tensors:
 
     @without_autograph
     def packed(self, tensors: Sequence[tf.Tensor]) -> Any:  # noqa: ANN401 - of the structure's type
-        """Return the structure with other tensors in place of its own.
-
-        Args:
-            tensors: As many as there are in `tensors`, in their order.
-        """
+        """Return the structure with other tensors in place of its own, in the order of `tensors`."""
         others = iter(tensors)
         leaves = [self._replaced(leaf, components, others) for leaf, components in self._leaves]
         return tf.nest.pack_sequence_as(self.structure, leaves)
@@ -59,19 +54,7 @@ class Tensors:
 
 
 class Differentiable(Tensors):
-    """The floating-point and complex tensors of a structure, and a way to put others in their place.
-
-    Args:
-        structure: Any nest of `tf.nest`, also with `tf.SparseTensor` and other composite tensors.
-
-    Examples:
-        >>> found = Differentiable({"x": tf.constant(1.0), "n": tf.constant(3), "name": "a"})
-        >>> [float(tensor) for tensor in found.tensors]
-        [1.0]
-        >>> packed = found.packed([tf.constant(2.0)])
-        >>> float(packed["x"]), int(packed["n"]), packed["name"]
-        (2.0, 3, 'a')
-    """
+    """The floating-point and complex tensors of a structure, and a way to put others in their place."""
 
     def __init__(self, structure: object) -> None:
         super().__init__(structure, is_differentiable)

@@ -225,7 +225,7 @@ def test_end_of_a_window_tells_what_became_of_its_micro_batches(
     # A checkpoint of several replicas restores parts of a count.
     accumulator.overflows.assign_add([[0.0, 0.25, 0.0]])
     (grad,), known, _ = accumulator.drain(lambda counts: counts)
-    check = known.found
+    check = known.result
     assert float(grad) == mean
     assert bool(check.usable) is usable
     assert (None if check.complete is None else bool(check.complete)) is complete

@@ -7,7 +7,7 @@ from gradient_forms import FORMS, TYPES, gradient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients import arithmetic, finiteness
 from tfmp.types import Gradient
 
 
@@ -95,7 +95,7 @@ def test_gradient_does_not_become_0_by_a_factor_that_is_not_small(exponent: int)
 
 
 def test_cast_to_a_narrower_type_can_overflow() -> None:
-    assert not bool(reductions.all_finite([arithmetic.cast(tf.constant([1e6]), tf.float16)]))
+    assert not bool(finiteness.all_finite([arithmetic.cast(tf.constant([1e6]), tf.float16)]))
 
 
 def test_densify_sums_rows_with_the_same_index() -> None:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.types import Gradients
 
 _NOTHING = [0, 0, 0]
@@ -173,7 +173,7 @@ def test_counts_of_a_skipped_step_use_the_squares_of_its_check() -> None:
 )
 def test_gradients_that_were_checked_before_are_not_read_again(before: bool, value: float, usable: bool) -> None:
     old, new = tf.constant([math.nan]), tf.constant([value])
-    known = EarlierCheck(LocalCheck(tf.constant(before), tf.constant(2.0)), checked=[old])
+    known = EarlierCheck(LocalResult(tf.constant(before), tf.constant(2.0)), checked=[old])
     for grads, expected in [([old, new, None], usable), ([old, None], before)]:
         found = _check(needs_max_abs=True).of(grads, known)
         assert (bool(found.usable), float(found.max_abs)) == (expected, 2)
@@ -182,7 +182,7 @@ def test_gradients_that_were_checked_before_are_not_read_again(before: bool, val
 @pytest.mark.parametrize(("needs_max_abs", "expected"), [(True, 3.0), (False, None)])
 def test_largest_magnitude_is_found_if_it_is_needed_and_not_known(needs_max_abs: bool, expected: float | None) -> None:
     grads = [tf.constant([-3.0, 1.0]), None]
-    for known in (None, EarlierCheck(LocalCheck(tf.constant(True)))):
+    for known in (None, EarlierCheck(LocalResult(tf.constant(True)))):
         found = _check(needs_max_abs=needs_max_abs).of(grads, known)
         assert bool(found.usable)
         assert found.max_abs == expected

@@ -8,9 +8,9 @@ from recording_adapters import SCALERS, OfTwo, RecordingAdapter, StricterDetecto
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.gradients.origins import note_change
+from tfmp.core.gradients.derived_gradients import note_change
 from tfmp.core.monitors.gradient_ranges import GradientRanges
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
 from tfmp.core.step.program_update import ProgramUpdate
 from tfmp.core.step.summed_update import SummedUpdate
@@ -93,11 +93,11 @@ def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_othe
     if derived_if_clipped if is_clipped else derived:
         assert isinstance(update, ProgramUpdate)
         assert (update.adapter, update.grads, session.run(update.loss_scale)) == (adapter, scaled, 8)
-        found = update.check()
+        found, held = update.check()
         assert session.run(found.usable)
         assert found.max_abs is None or session.run(found.max_abs) == 2
         # A program that clips measures nothing before; a user's detector needs no squares.
-        assert len(update.held()) == len(scaled) + (not is_clipped) + (kind != "own detector")
+        assert len(held) == len(scaled) + (not is_clipped) + (kind != "own detector")
     else:
         assert isinstance(update, OptimizerUpdate)
         assert (update.grads[0].dtype, update.loss_scale) == (tf.float16, None)
@@ -119,9 +119,9 @@ def test_step_is_skipped_if_a_change_does_not_keep_gradients_finite(
     clipped = [grads[0] / 2, None]
     note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(keeps_finite))
     early = (
-        None if before is None else EarlierCheck(LocalCheck(tf.constant(before)), checked=[*grads, tf.constant(1.0)])
+        None if before is None else EarlierCheck(LocalResult(tf.constant(before)), checked=[*grads, tf.constant(1.0)])
     )
-    found = update_of_unscaled(RecordingAdapter(), clipped, scaler.facts(), early).check()
+    found, _ = update_of_unscaled(RecordingAdapter(), clipped, scaler.facts(), early).check()
     assert session.run(found.usable) == (keeps_finite and before is not False)
 
 
@@ -137,23 +137,24 @@ def test_what_is_known_of_unscaled_gradients_is_known_of_the_scaled_ones(
     scaler = scaler_of(tfmp.FixedLossScaleManager(8), Never())
     grads = scaler.unscale([tf.constant(16.0), None])
     # This detector has looked at each micro-batch already.
-    known = EarlierCheck(LocalCheck(tf.constant(usable)), of_micro_batches=True)
+    known = EarlierCheck(LocalResult(tf.constant(usable)), of_micro_batches=True)
     update = update_of_unscaled(RecordingAdapter(), grads, scaler.facts(), known)
     assert isinstance(update, ProgramUpdate)
-    assert session.run(update.check().usable) == usable
+    assert session.run(update.check()[0].usable) == usable
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_what_is_known_of_unscaled_gradients_holds_for_every_update(is_compiled: bool) -> None:
-    known, adapter = EarlierCheck(LocalCheck(tf.constant(False))), RecordingAdapter(is_compiled=is_compiled)
-    assert not update_of_unscaled(adapter, [tf.constant(2.0), None], SCALERS["finite"]().facts(), known).check().usable
+    known, adapter = EarlierCheck(LocalResult(tf.constant(False))), RecordingAdapter(is_compiled=is_compiled)
+    update = update_of_unscaled(adapter, [tf.constant(2.0), None], SCALERS["finite"]().facts(), known)
+    assert not update.check()[0].usable
 
 
 @pytest.mark.parametrize(("kind", "usable"), [("finite", False), ("below 1", True)])
 def test_scaled_gradients_are_checked_scaled_unless_the_scale_can_be_less_than_1(kind: str, usable: bool) -> None:
     # Unscaled, the sum over two replicas would not overflow.
     update = update_of_scaled(RecordingAdapter(), [tf.constant(3e38), None], SCALERS[kind]().facts(OfTwo()))
-    assert bool(update.check().usable) is usable
+    assert bool(update.check()[0].usable) is usable
 
 
 def test_next_values_of_variables_are_not_unscaled() -> None:

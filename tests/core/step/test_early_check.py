@@ -8,7 +8,7 @@ from recording_adapters import SCALERS, OfTwo, scaler_of
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.gradients.origins import note_change
+from tfmp.core.gradients.derived_gradients import note_change
 from tfmp.core.graph_search import with_ancestors
 from tfmp.core.step.early_check import check_early
 

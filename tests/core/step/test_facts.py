@@ -34,5 +34,5 @@ def test_manager_detector_and_monitors_decide_what_must_be_known(
 
 def test_check_of_a_mean_leaves_out_the_detector_that_looked_at_each_micro_batch() -> None:
     facts, saturated = SCALERS["saturation"]().facts(), [tf.constant(65504 / 8)]
-    assert not facts.check(Scaling.UNSCALED, 1).all_finite(saturated)
-    assert facts.check(Scaling.UNSCALED, 1, of_micro_batches=True).all_finite(saturated)
+    assert not facts.gradient_check(Scaling.UNSCALED, 1).all_finite(saturated)
+    assert facts.gradient_check(Scaling.UNSCALED, 1, of_micro_batches=True).all_finite(saturated)

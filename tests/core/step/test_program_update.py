@@ -23,7 +23,7 @@ def test_nothing_is_measured_of_gradients_that_are_changed() -> None:
     # What is measured of scaled gradients says nothing of those that are changed.
     scaler, adapter, changes = SCALERS["finite"](), RecordingAdapter(), [lambda values: values, None]
     facts, grads = scaler.facts(), [tf.constant(16.0), None]
-    check, program = facts.check(Scaling.CHECK_SCALED, 1), adapter.program(grads)
+    check, program = facts.gradient_check(Scaling.CHECK_SCALED, 1), adapter.program(grads)
     update = ProgramUpdate(
         adapter, program, grads, facts.distribution, check, loss_scale=facts.loss_scale, changes=changes
     )

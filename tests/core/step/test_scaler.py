@@ -12,10 +12,9 @@ from stand_in_horovod import run_horovod
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.update import StepResult
 from tfmp.types import Gradient, Gradients
 
 
@@ -126,7 +125,7 @@ def test_replicas_agree_on_what_each_found() -> None:
     asked: list[Any] = []
     scaler, adapter = SCALERS["largest magnitude"](), RecordingAdapter()
     scaler.step(update_of_unscaled(adapter, [tf.constant(-3.0), None], scaler.facts(Agreeing())))
-    result = scaler.agree_early(EarlierCheck(LocalCheck(tf.constant(True), tf.constant(5.0))), Agreeing())
+    result = scaler.agree_early(EarlierCheck(LocalResult(tf.constant(True), tf.constant(5.0))), Agreeing())
     assert asked == [(True, 3, [-3, None], ["kernel", "bias"]), (True, 5, [], [])]
     assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
     assert (adapter.applied, adapter.steps) == ([], [False])
@@ -139,7 +138,7 @@ def test_replicas_agree_on_what_each_found() -> None:
 
 @pytest.mark.parametrize(("complete", "finite"), [(None, True), (True, True), (False, False)])
 def test_step_that_drops_a_micro_batch_is_applied_and_not_finite(complete: bool | None, finite: bool) -> None:
-    found = LocalCheck(tf.constant(True), complete=None if complete is None else tf.constant(complete))
+    found = LocalResult(tf.constant(True), complete=None if complete is None else tf.constant(complete))
     result = scaler_of(halving()).agree_early(EarlierCheck(found), SingleProcess())
     assert (bool(result.applied), bool(result.finite)) == (True, finite)
     assert (result.finite is result.applied) is (complete is None)

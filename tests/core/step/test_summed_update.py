@@ -49,4 +49,4 @@ def test_scale_below_1_as_from_a_checkpoint_makes_no_sum_usable(loss_scale: floa
     # Unscaling would make the sums larger.
     facts = SCALERS["finite"]().facts(_SummedOfTwo())._replace(loss_scale=tf.constant(loss_scale))
     update = update_of_scaled(RecordingAdapter(sums=True), [tf.constant(1.0), None], facts)
-    assert bool(update.check().usable) is usable
+    assert bool(update.check()[0].usable) is usable

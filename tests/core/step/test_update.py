@@ -7,7 +7,7 @@ import tensorflow as tf
 from recording_adapters import SCALERS, OfTwo, RecordingAdapter
 
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.choice import update_of_unscaled
 
 
@@ -27,7 +27,7 @@ def test_step_checks_only_gradients_that_changed_since_an_earlier_check(
     usable: bool, checked: float, grad: float | None, applied: bool
 ) -> None:
     scaler, adapter, before = SCALERS["finite"](), RecordingAdapter(), tf.constant(checked, tf.float16)
-    known = EarlierCheck(LocalCheck(tf.constant(usable)), checked=[before])
+    known = EarlierCheck(LocalResult(tf.constant(usable)), checked=[before])
     after = before if grad is None else tf.constant(grad, tf.float16)
     scaler.step(update_of_unscaled(adapter, [after, None], scaler.facts(), known))
     assert adapter.steps == [applied]
@@ -37,7 +37,7 @@ def test_step_checks_only_gradients_that_changed_since_an_earlier_check(
 
 @pytest.mark.parametrize(("max_abs", "expected"), [(None, 3.0), (5.0, 5.0)])
 def test_largest_magnitude_is_that_of_an_earlier_check_if_it_has_one(max_abs: float | None, expected: float) -> None:
-    known = EarlierCheck(LocalCheck(tf.constant(True), None if max_abs is None else tf.constant(max_abs)))
+    known = EarlierCheck(LocalResult(tf.constant(True), None if max_abs is None else tf.constant(max_abs)))
     grads = [tf.constant(-3.0), None]
     for kind, found in [("largest magnitude", expected), ("finite", None)]:
         scaler = SCALERS[kind]()
@@ -77,7 +77,7 @@ def test_detector_looks_at_gradients_that_were_scaled_and_not_looked_at_before(
     grads: list[float], overwritten: list[int], of_micro_batches: bool, applied: bool
 ) -> None:
     scaler, adapter = SCALERS["saturation"](), RecordingAdapter(overwritten=overwritten)
-    known = EarlierCheck(LocalCheck(tf.constant(True)), of_micro_batches=of_micro_batches)
+    known = EarlierCheck(LocalResult(tf.constant(True)), of_micro_batches=of_micro_batches)
     update = update_of_unscaled(adapter, [tf.constant(grad) for grad in grads], scaler.facts(), known)
     scaler.step(update)
     assert adapter.steps == [applied]

@@ -9,7 +9,7 @@ from recording_adapters import SCALERS, RecordingAdapter
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.choice import update_of_unscaled
 from tfmp.core.step.window import accumulate, drain
 from tfmp.types import Gradients
@@ -30,7 +30,7 @@ def test_drained_window_is_empty_and_its_check_is_known() -> None:
     for grad in (1.0, 3.0):
         accumulator.add([tf.constant(grad)])
     (mean,), known, emptied = drain(accumulator, SingleProcess())
-    assert (float(mean), bool(known.found.usable), known.of_micro_batches) == (2, True, True)
+    assert (float(mean), bool(known.result.usable), known.of_micro_batches) == (2, True, True)
     assert (float(accumulator.tried), emptied) == (0, None)
 
 
@@ -39,7 +39,7 @@ def test_overflows_of_micro_batches_are_counted_whether_the_step_is_applied_or_n
     grad: float, last: list[list[int]]
 ) -> None:
     scaler, of_window = SCALERS["finite"](), [[2, 1, 0], [0, 0, 0]]
-    known = EarlierCheck(LocalCheck(tf.constant(True)), overflow_counts=tf.constant(of_window, tf.int64))
+    known = EarlierCheck(LocalResult(tf.constant(True)), overflow_counts=tf.constant(of_window, tf.int64))
     update = update_of_unscaled(RecordingAdapter(), [tf.constant(grad), None], scaler.facts(), known)
     scaler.step(update)
     (report,) = scaler.overflow_reports()

@@ -112,15 +112,15 @@ def test_iterations_count_skipped_steps_only_if_they_are_to(keras: ModuleType) -
 
 
 @_for_every_keras_2
-@pytest.mark.parametrize("sums_first", [True, False])
+@pytest.mark.parametrize("aggregates", [True, False])
 def test_reduce_sums_over_replicas_unless_gradients_are_summed_already(
-    keras: ModuleType, sums_first: bool, two_replicas: tf.distribute.MirroredStrategy
+    keras: ModuleType, aggregates: bool, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     with two_replicas.scope():
         opt, kernel = optimizer(keras), variable(keras, 1.0)
 
     def reduced() -> tf.Tensor:
-        adapter = Keras2Adapter(opt, [kernel], sums_first=sums_first)
+        adapter = Keras2Adapter(opt, [kernel], aggregates=aggregates)
         # Either way the core must not expect the optimizer to sum when it applies them.
         assert adapter.sums_first
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -128,7 +128,7 @@ def test_reduce_sums_over_replicas_unless_gradients_are_summed_already(
         return grad
 
     found = tf.function(lambda: two_replicas.experimental_local_results(two_replicas.run(reduced)))()
-    assert [float(grad) for grad in found] == ([3, 3] if sums_first else [1, 2])
+    assert [float(grad) for grad in found] == ([3, 3] if aggregates else [1, 2])
 
 
 @_for_every_keras_2

@@ -105,3 +105,20 @@ def _questions_asked(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_script_twice_as_long_takes_twice_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = _questions_asked(20, monkeypatch), _questions_asked(40, monkeypatch)
     assert 40 < short < long <= 2 * short
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("def f():\n    return 1\nf()\n", ["1"]),
+        ("def f():\n    if x:\n        return 1\n    return 2\nf()\n", ["1", "2"]),
+        ("class A:\n    def f(self):\n        return 1\n    def g(self):\n        self.f()\n", ["1"]),
+        ("def f():\n    return 1\ndef f():\n    return 2\nf()\n", []),
+        ("class A:\n    def f(self):\n        return 1\nf()\n", []),
+        ("def f():\n    return 1\nmodule.f()\n", []),
+    ],
+)
+def test_values_that_a_known_function_returns_are_found(text: str, values: list[str]) -> None:
+    script = Script(text)
+    *_, call = script.nodes(cst.Call)
+    assert [script.code(value) for value in DataFlow(script).returned_by(call)] == values

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.ranges.check.passes import Measured
+from tfmp.ranges.check.model_runs import Measured
 from tfmp.ranges.check.suggestions import bfloat16_needs_scaling, reason_to_keep_float32, suggested_loss_scale
 
 

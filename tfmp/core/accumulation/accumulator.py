@@ -8,10 +8,11 @@ import tensorflow as tf
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
 from tfmp.core.control_flow import conditional_update
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.tracing import without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
 
@@ -117,13 +118,8 @@ class GradientAccumulator(tf.Module):
         dtypes = [tf.as_dtype(variable.dtype).base_dtype for variable in variables]
         sum_dtypes = [_wide(dtype) for dtype in dtypes]
         self._dtypes = sum_dtypes if keeps_float32 else dtypes
-        self._names = [variable.name for variable in variables]
         self._strategy = tf.distribute.get_strategy()
-        # Three sets of indices of variables: those that have had a gradient, those whose last gradient was sparse, and
-        # those for which a traced end of a window returns None.
-        self._have_grad: set[int] = set()
-        self._sparse: set[int] = set()
-        self._none_when_traced: set[int] = set()
+        self._presence = _Presence([variable.name for variable in variables])
         with tf.init_scope():
             self.sums = [
                 add(f"sum_{index}", variable.shape.as_list(), dtype)
@@ -213,7 +209,11 @@ class GradientAccumulator(tf.Module):
         """
         grads = lists.gradients(grads)
         self._refuse_outside_of_replicas()
-        self._validate(grads)
+        lists.refuse_other_number(grads, self.sums)
+        lists.refuse_all_none(grads)
+        self._presence.refuse_ignored(grads)
+        self._recall_restored()
+        self._presence.note(grads)
         check = GradientCheck(self._detector, loss_scale)
         max_abs = [check.max_abs(grads)] if keeps_max_abs else []
 
@@ -313,31 +313,27 @@ class GradientAccumulator(tf.Module):
         with tf.control_dependencies([*arithmetic.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
         drops_window = self._settings.overflow_drops == "window"
-        found = LocalCheck(complete if drops_window else kept > 0, largest, None if drops_window else complete)
+        found = LocalResult(complete if drops_window else kept > 0, largest, None if drops_window else complete)
         return grads, EarlierCheck(found, of_micro_batches=True, overflow_counts=overflows), emptied
 
     def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:
-        have_grad = self._indices_with_grad()
-        if not tf.executing_eagerly():
-            self._none_when_traced |= set(range(len(self.sums))) - have_grad
+        self._recall_restored()
+        self._presence.note_end()
         grads: list[Gradient] = []
         for index, (variable, dtype) in enumerate(zip(self.sums, self._dtypes, strict=True)):
             grad = None
-            if index in have_grad:
+            if index in self._presence.have_grad:
                 values = variable.read_value()
-                grad = arithmetic.rows_not_zero(values) if index in self._sparse else values
+                grad = arithmetic.rows_not_zero(values) if index in self._presence.sparse else values
             grads.append(arithmetic.cast(arithmetic.map_values(divide, grad), dtype))
         return grads
 
-    def _indices_with_grad(self) -> set[int]:
-        """Return the indices of the variables that have had a gradient."""
+    def _recall_restored(self) -> None:
         # If no gradient was added here, but the window is not empty, a checkpoint was restored: only the sums can show
         # which variables had gradients.
-        if not self._have_grad and tf.executing_eagerly() and self.tried.read_value() > 0:
-            self._have_grad = {
-                index for index, values in enumerate(self.sums) if tf.reduce_any(values.read_value() != 0)
-            }
-        return self._have_grad
+        if not self._presence.have_grad and tf.executing_eagerly() and self.tried.read_value() > 0:
+            not_zero = [bool(tf.reduce_any(values.read_value() != 0)) for values in self.sums]
+            self._presence.have_grad = {index for index, restored in enumerate(not_zero) if restored}
 
     def _is_on_replica(self) -> bool:
         return tf.distribute.get_strategy() is self._strategy and not tf.distribute.in_cross_replica_context()
@@ -359,24 +355,47 @@ class GradientAccumulator(tf.Module):
         if tf.executing_eagerly() and self.tried.read_value() == 0:
             raise RuntimeError("the window is empty: add gradients first.")
 
-    def _validate(self, grads: Gradients) -> None:
-        lists.refuse_other_number(grads, self.sums)
-        lists.refuse_all_none(grads)
-        given = {index for index, grad in enumerate(grads) if grad is not None}
-        lost = ", ".join(self._names[index] for index in sorted(given & self._none_when_traced))
-        if lost:
+
+class _Presence:
+    """The variables that have had a gradient, by their indices."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self.have_grad: set[int] = set()
+        #: Those whose last gradient was sparse.
+        self.sparse: set[int] = set()
+        # Those for which a traced end of a window returns None.
+        self._none_when_traced: set[int] = set()
+
+    def refuse_ignored(self, grads: Gradients) -> None:
+        """Raise an error if there is a gradient for a variable for which a traced end of a window returns None."""
+        ignored = ", ".join(self._names[index] for index in sorted(_present(grads) & self._none_when_traced))
+        if ignored:
             raise ValueError(
-                f"there was no gradient for {lost} when the function that ends the window was traced, so that function "
-                "would ignore the gradient that is added now: pass tf.zeros_like(variable) as the gradient before the "
-                "function is traced, or add all micro-batches in one function."
+                f"there was no gradient for {ignored} when the function that ends the window was traced, so that "
+                "function would ignore the gradient that is added now: pass tf.zeros_like(variable) as the gradient "
+                "before the function is traced, or add all micro-batches in one function."
             )
-        self._have_grad = self._indices_with_grad() | given
-        sparse = {index for index in given if arithmetic.is_sparse(grads[index])}
-        self._sparse = (self._sparse - given) | sparse
+
+    def note(self, grads: Gradients) -> None:
+        """Remember which variables these gradients are for."""
+        present = _present(grads)
+        self.have_grad |= present
+        self.sparse -= present
+        self.sparse |= {index for index in present if arithmetic.is_sparse(grads[index])}
+
+    def note_end(self) -> None:
+        """Remember, where a function is traced that ends a window, for which variables it returns None."""
+        if not tf.executing_eagerly():
+            self._none_when_traced |= set(range(len(self._names))) - self.have_grad
+
+
+def _present(grads: Gradients) -> set[int]:
+    return {index for index, grad in enumerate(grads) if grad is not None}
 
 
 def _wide(dtype: tf.DType) -> tf.DType:
-    return tf.float32 if dtype in arithmetic.HALF_TYPES else dtype
+    return tf.float32 if dtype in HALF_TYPES else dtype
 
 
 def accumulator_of_optimizer(

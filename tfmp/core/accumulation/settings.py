@@ -12,40 +12,21 @@ class AccumulationSettings(NamedTuple):
     """The settings of gradient accumulation, which have been checked by `accumulation_settings`.
 
     A window is the sequence of micro-batches whose gradients are averaged for one step of the optimizer.
-
-    Attributes:
-        accumulation_steps: The number of micro-batches in a full window.
-        overflow_drops: What to drop if gradients overflow, one of `OVERFLOW_DROPS`.
-        micro_batches_per_epoch: The number of micro-batches in an epoch, or in the whole training. A window also ends
-            after this number, even if it is not full; counting then starts anew. None: only full windows end.
     """
 
+    #: The number of micro-batches in a full window.
     accumulation_steps: int
+    #: What to drop if gradients overflow, one of `OVERFLOW_DROPS`.
     overflow_drops: str
+    #: The number of micro-batches in an epoch, or in the whole training. A window also ends after this number, even if
+    #: it is not full; counting then starts anew. None: only full windows end.
     micro_batches_per_epoch: int | None
 
 
 def accumulation_settings(
     accumulation_steps: int, overflow_drops: str, micro_batches_per_epoch: int | None
 ) -> AccumulationSettings:
-    """Check the settings that a user passed, and return them.
-
-    Args:
-        accumulation_steps: The number of micro-batches in a full window.
-        overflow_drops: What to drop if gradients overflow: "window" or "micro_batch".
-        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full; None if
-            only full windows end.
-
-    Raises:
-        TypeError: A number of micro-batches is not a number.
-        ValueError: A setting is out of range.
-
-    Examples:
-        >>> accumulation_settings(0, "window", None)
-        Traceback (most recent call last):
-            ...
-        ValueError: accumulation_steps must be a whole number from 1 to 2**31 - 1, got 0.
-    """
+    """Check the settings that a user passed, and return them."""
     if overflow_drops not in OVERFLOW_DROPS:
         raise ValueError(f'overflow_drops must be "window" or "micro_batch", got {overflow_drops!r}.')
     per_epoch = None

@@ -16,20 +16,14 @@ class OptimizerAdapter:
 
     This class works with any optimizer that has a method `apply_gradients(grads_and_vars, **kwargs)`: with optimizers
     that users wrote, and in a `tfmp.GradScaler` also with those of Keras. For each host framework there is a subclass,
-    which overrides the methods that must differ for this host.
+    which overrides the methods that must differ for this host. The variables are in the order of the gradients;
+    `kwargs` are keyword arguments for the optimizer's `apply_gradients`.
 
     An adapter never stores a gradient. Under a `tf.distribute` strategy each replica makes an adapter, but the
     conditional calls only the adapter of the first replica, for all replicas. Anything that differs between replicas,
     such as gradients, is therefore passed to the methods as an argument.
 
-    Args:
-        optimizer: The optimizer.
-        variables: The variables that it trains, in the order of the gradients.
-        kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-
     Attributes:
-        optimizer: The optimizer.
-        variables: The variables that it trains.
         names: The names of the variables, or their paths in Keras 3, for reports and errors.
         dtypes: For each gradient the dtype to which it is cast before it is checked, because an unscaled gradient can
             overflow in the dtype of its variable; None if the gradient stays in float32.
@@ -68,21 +62,13 @@ class OptimizerAdapter:
         self._kwargs = kwargs or {}
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """Make the optimizer's own variables, such as momenta, ahead of the conditional, which must not make them.
-
-        Args:
-            variables: The variables to train, for which the optimizer makes its own.
-        """
+        """Make the optimizer's own variables, such as momenta, ahead of the conditional, which must not make them."""
         # Only the optimizers of Keras have `build`.
         if hasattr(self.optimizer, "build") and not getattr(self.optimizer, "built", False):
             self.optimizer.build(variables)
 
     def typed(self, grads: Gradients) -> list[Gradient]:
-        """Cast the gradients to `dtypes`; those of the `overwritten` variables are returned unchanged.
-
-        Args:
-            grads: The unscaled gradients, one for each variable.
-        """
+        """Cast the unscaled gradients to `dtypes`; those of the `overwritten` variables are returned unchanged."""
         return [
             grad if dtype is None or index in self.overwritten else arithmetic.cast(grad, dtype)
             for index, (grad, dtype) in enumerate(zip(grads, self.dtypes, strict=True))
@@ -93,51 +79,33 @@ class OptimizerAdapter:
         return grads
 
     def apply(self, grads: Gradients) -> Done:
-        """Apply the gradients of one replica.
-
-        Args:
-            grads: The gradients, one for each variable, in true magnitude.
-        """
+        """Apply the gradients of one replica, in true magnitude."""
         return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
 
     def program(self, grads: Gradients) -> Program | None:
-        """Return the program that unscales these gradients and applies them; None if they must be unscaled before.
-
-        Args:
-            grads: The gradients of one replica, scaled or not.
-        """
+        """Return the program that unscales these gradients and applies them; None if they must be unscaled before."""
         del grads
         return None
 
     def compiled_program(self, grads: Gradients) -> Program | None:
-        """Return the program that applies these gradients in true magnitude; None if `apply` is as fast.
+        """Return the program that applies these unscaled gradients; None if `apply` is as fast.
 
         It is worth it for a program that XLA compiles: there it costs nothing to divide by 1, and less to clip.
-
-        Args:
-            grads: The gradients of one replica, unscaled.
         """
         del grads
         return None
 
     def program_on_sums(self, grads: Gradients) -> ProgramOnSums | None:
-        """Return the program that sums these gradients over the replicas, to apply the sums; None if there is none.
+        """Return the program that sums these scaled gradients over the replicas and applies the sums, if there is one.
 
         Most optimizers sum gradients over the replicas when they apply them, and every replica must check its own
         gradients before. If the gradients are summed first, only the sums need to be checked.
-
-        Args:
-            grads: The gradients of one replica, scaled.
         """
         del grads
         return None
 
     def on_step(self, applied: tf.Tensor) -> Done:
-        """Count what the host counts, after `LossScaler.step`; called once for each step, not once for each replica.
-
-        Args:
-            applied: A boolean scalar: was the step applied?
-        """
+        """Count what the host counts, after `LossScaler.step`; called once for each step, not once for each replica."""
         del applied
         return None
 
@@ -155,28 +123,22 @@ def names_of(variables: Iterable[Any]) -> list[str]:
 
 
 def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
-    """Return True if the "gradient" of a variable is its next value, as for the float8 scales of Keras."""
+    """Return whether the "gradient" of a variable is its next value, as for the float8 scales of Keras."""
     return getattr(variable, "overwrite_with_gradient", False)
 
 
 def takes_float32_gradients(optimizer: object) -> bool:
-    """Tell whether an optimizer asks for float32 gradients of half-precision variables, as those of `tfmp.bert` do.
+    """Return whether an optimizer asks for float32 gradients of half-precision variables, as those of `tfmp.bert` do.
 
-    Such an optimizer computes in float32. In the type of the variable, small gradients would be 0.
-
-    Args:
-        optimizer: The optimizer; one of Horovod's around it; or a MultiOptimizer of Keras, of which one does so.
+    Such an optimizer computes in float32. In the type of the variable, small gradients would be 0. An optimizer that
+    Horovod wraps is asked itself; of a MultiOptimizer of Keras, it is enough that one optimizer in it asks.
     """
     asked = without_horovods(optimizer)
     return any(getattr(each, "takes_float32_gradients", False) for each in (asked, *getattr(asked, "optimizers", ())))
 
 
 def finished(applied: Any) -> Done:  # noqa: ANN401 - whatever `apply_gradients` returns
-    """Return an op that finishes after an optimizer has applied its gradients.
-
-    Args:
-        applied: What the optimizer's `apply_gradients` returned: an op, a tensor, a variable, or a nest of these.
-    """
+    """Return an op that finishes after gradients are applied, from what the optimizer's `apply_gradients` returned."""
     with tf.init_scope():
         in_graph = not tf.executing_eagerly()
     # In a `tf.function` an optimizer of Keras returns a variable. There is nothing to wait for: a function runs its

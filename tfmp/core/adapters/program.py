@@ -5,7 +5,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from tfmp.core.gradients.origins import Change
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.types import Done, Gradients
 
 
@@ -13,12 +13,7 @@ class Program(Protocol):
     """Unscales the gradients of one replica, clips and applies them."""
 
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Compute numbers that `apply` needs, such as a norm, if that is cheaper next to the check of the gradients.
-
-        Args:
-            grads: The gradients.
-            loss_scale: The number by which `apply` divides them.
-        """
+        """Compute numbers that `apply` needs, such as a norm, if that is cheaper next to the check of the gradients."""
 
     def apply(
         self,
@@ -29,12 +24,8 @@ class Program(Protocol):
     ) -> Done:
         """Divide the gradients by the loss scale, change them, and apply them.
 
-        Args:
-            grads: The gradients, one for each variable.
-            loss_scale: The loss scale, a float32 scalar.
-            measures: What `measure` returned; empty if the gradients are changed.
-            changes: For each gradient a function that is called with the unscaled values and returns those to apply, or
-                None; empty if there is no such function.
+        `measures` is what `measure` returned; empty if the gradients are changed. A function in `changes` is called
+        with the unscaled values of its gradient and returns those to apply; `changes` is empty if there is none.
         """
 
 
@@ -45,9 +36,4 @@ class ProgramOnSums(Protocol):
         """Return the sums over the replicas; called on each replica."""
 
     def apply(self, sums: Gradients, loss_scale: tf.Tensor) -> Done:
-        """Divide the sums by the loss scale and apply them; called on each replica.
-
-        Args:
-            sums: What `sum` returned.
-            loss_scale: The loss scale, a float32 scalar.
-        """
+        """Divide the sums by the loss scale and apply them; called on each replica."""

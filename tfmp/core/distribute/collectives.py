@@ -8,14 +8,7 @@ from tfmp.types import Done
 
 
 def sum_together(total: Callable[[tf.Tensor], tf.Tensor], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sum several tensors over the replicas by one collective.
-
-    Args:
-        total: Sums a tensor over the replicas.
-        parts: This replica's tensors, in float32, with static shapes.
-
-    Returns:
-        The sum of each tensor over the replicas, in the tensor's shape.
+    """Sum this replica's tensors, in float32 with static shapes, over the replicas by one call of `total`.
 
     Examples:
         >>> sums = sum_together(lambda values: values * 2, [tf.constant(1.0), tf.constant([[2.0], [3.0]])])
@@ -34,11 +27,6 @@ def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Te
 
     The sum of these tensors over the replicas contains the values of every replica.
 
-    Args:
-        values: The replica's values, of any shape.
-        replica: The number of this replica, from 0.
-        replicas: The number of replicas.
-
     Examples:
         >>> in_slot(tf.constant([3.0]), 1, 2).numpy().tolist()
         [[0.0], [3.0]]
@@ -51,13 +39,7 @@ def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Te
 def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> Done:
     """Raise an error unless the replicas have gradients of the same forms: the same are None, and the same are sparse.
 
-    Args:
-        counts: The sum of `arithmetic.forms` over the replicas, a float32 matrix.
-        replicas: The number of replicas.
-        names: The names of the gradients' variables, for the error.
-
-    Examples:
-        >>> alike_on_all(tf.constant([[2.0, 0.0]]), 2, ["kernel"])
+    `counts` is the sum of `arithmetic.forms` over the replicas, a float32 matrix. The error names the variables.
     """
     alike = tf.reduce_all(tf.logical_or(tf.equal(counts, 0), tf.equal(counts, replicas)), axis=1)
     differing = tf.boolean_mask(list(names), tf.logical_not(alike))

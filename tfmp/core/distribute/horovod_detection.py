@@ -6,38 +6,19 @@ from types import ModuleType
 
 
 def running_horovod() -> ModuleType | None:
-    """Return the module `horovod.tensorflow` if the program has initialized it.
-
-    Examples:
-        >>> running_horovod() is None
-        True
-    """
+    """Return the module `horovod.tensorflow` if the program has initialized it."""
     # A program that uses Horovod has imported it already. It is not imported here, because it may not be installed.
     horovod = sys.modules.get("horovod.tensorflow")
     return horovod if horovod is not None and horovod.is_initialized() else None
 
 
 def is_horovods(opt: object) -> bool:
-    """Return True if an optimizer is one of Horovod's, which average gradients over the processes themselves.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> is_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-        False
-    """
+    """Return whether an optimizer is one of Horovod's, which average gradients over the processes themselves."""
     return type(opt).__module__.partition(".")[0] == "horovod"
 
 
 def refuse_unsupported_horovods(opt: object) -> None:
-    """Raise an error if an optimizer is one of Horovod's that does not average the gradients of each step.
-
-    Raises:
-        ValueError: The optimizer sums gradients over several steps, or uses Adasum.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> refuse_unsupported_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-    """
+    """Raise an error if an optimizer is one of Horovod's that does not average the gradients of each step."""
     # These names are private: Horovod (0.28.1) has no public way to ask.
     if is_horovods(opt) and getattr(opt, "_agg_helper", None) is not None:
         raise ValueError(
@@ -49,29 +30,17 @@ def refuse_unsupported_horovods(opt: object) -> None:
 
 
 def without_horovods(opt: object) -> object:
-    """Return the optimizer inside a Horovod optimizer, or the optimizer itself if it is not one of Horovod's.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> opt = tf.compat.v1.train.GradientDescentOptimizer(0.5)
-        >>> without_horovods(opt) is opt
-        True
-    """
+    """Return the optimizer inside a Horovod optimizer, or the optimizer itself if it is not one of Horovod's."""
     # This name is private: the public part of the class (Horovod 0.28.1) forwards methods, but gives no access to the
     # optimizer or its attributes.
     return getattr(opt, "_optimizer", opt) if is_horovods(opt) else opt
 
 
 def called_by_horovods(opt: object) -> bool:
-    """Return True if this call comes from a method of the Horovod optimizer that wraps an optimizer.
+    """Return whether this call comes from a method of the Horovod optimizer that wraps an optimizer.
 
     An optimizer does not know what wraps it, so this function searches the calling frames. Horovod (0.28.1) stores the
     wrapped optimizer in a private attribute.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> called_by_horovods(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-        False
     """
     frame = inspect.currentframe()
     while frame is not None:

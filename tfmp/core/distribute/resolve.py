@@ -26,16 +26,7 @@ _SUPPORTED_STRATEGIES = (
 def current_distribution(is_distributed: bool) -> Distribution:
     """Return the distribution of the step that is being built.
 
-    Args:
-        is_distributed: True if the user states that several devices train together.
-
-    Returns:
-        The distribution of the active `tf.distribute` strategy, of Horovod, or of a single process.
-
-    Raises:
-        ValueError: `is_distributed` is True, but there is neither an active strategy nor Horovod.
-        NotImplementedError: The active strategy is not supported, or Horovod runs several processes at the same time.
-        RuntimeError: A strategy is active, but the call is in its cross-replica context and not on its replicas.
+    `is_distributed` is True if the user states that several devices train together.
 
     Examples:
         >>> current_distribution(is_distributed=False)

@@ -6,8 +6,9 @@ from typing import Any, TypeAlias, overload
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.gradients import arithmetic, reductions
-from tfmp.core.gradients.origins import derivation_of, note_change
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.derived_gradients import derivation_of, note_change
+from tfmp.core.gradients.norms import global_norm, norm_of_each
 from tfmp.types import Gradient, Gradients
 
 _Number: TypeAlias = float | tf.Tensor
@@ -104,7 +105,7 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
     if tf.is_tensor(grads):
         return clip_by_norm([grads], clip_norm)[0]
     grads = _validated(grads)
-    factors = tf.unstack(_factors(_of_scaled(reductions.norms, grads), clip_norm), num=len(grads))
+    factors = tf.unstack(_factors(_of_scaled(norm_of_each, grads), clip_norm), num=len(grads))
     return [arithmetic.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
 
 
@@ -143,7 +144,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
         ([[3.0], [inf]], inf)
     """
     grads = _validated(grads)
-    norm = _of_scaled(reductions.global_norm, grads)
+    norm = _of_scaled(global_norm, grads)
     factor = _factors(norm, clip_norm)
     return [arithmetic.shrink(grad, factor) for grad in grads], norm
 

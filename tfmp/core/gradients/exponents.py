@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES, values_of
+from tfmp.core.dtypes import HALF_TYPES
+from tfmp.core.gradients.arithmetic import values_of
 from tfmp.types import Gradient, Gradients
 
 #: The exponents of the first and of the last bin: bin `e` counts the values with `2**e <= abs(value) < 2**(e + 1)`.
@@ -55,18 +56,15 @@ def exponent_counts(tensors: Gradients) -> tf.Tensor:
 
 
 class _Bits(NamedTuple):
-    """How a dtype stores a value: a sign, a field that holds the exponent, a mantissa.
+    """How a dtype stores a value: a sign, a field that holds the exponent, a mantissa."""
 
-    Attributes:
-        unsigned: The dtype of unsigned integers of this size.
-        signed: The dtype of signed integers of this size, with which values are counted.
-        mantissa: The number of bits of the mantissa.
-        fields: The number of values of the field. The last one is that of infinities and NaN.
-    """
-
+    #: The dtype of unsigned integers of this size.
     unsigned: tf.DType
+    #: The dtype of signed integers of this size, with which values are counted.
     signed: tf.DType
+    #: The number of bits of the mantissa.
     mantissa: int
+    #: The number of values of the field. The last one is that of infinities and NaN.
     fields: int
 
     @property
@@ -132,12 +130,9 @@ def _counts_of_float(values: tf.Tensor) -> tf.Tensor:
 
 
 def _any_subnormal(as_integers: tf.Tensor, bits: _Bits, with_field_0: tf.Tensor) -> tf.Tensor:
-    """Return whether there are subnormal numbers among the values whose field is 0; the others are zeros.
+    """Return whether the values whose field is 0 include subnormal numbers; the others are zeros.
 
-    Args:
-        as_integers: The values.
-        bits: How they are stored.
-        with_field_0: How many positive and negative values have the field 0, an int64 vector.
+    `with_field_0` is an int64 vector: how many positive and how many negative values have the field 0.
     """
     unsigned = tf.bitcast(as_integers, bits.unsigned)
 

@@ -259,15 +259,7 @@ class LossScaleManager(tf.Module, abc.ABC):
 
 
 def validated_manager(manager: LossScaleManager, name: str = "loss_scale_manager") -> LossScaleManager:
-    """Return the manager, or raise an error if the object is not a manager.
-
-    Args:
-        manager: The object that the user passed.
-        name: The name of the argument, for the error message.
-
-    Raises:
-        TypeError: The object is not a `LossScaleManager`.
-    """
+    """Return the manager, or raise an error that calls it `name` if the object is not one."""
     if not isinstance(manager, LossScaleManager):
         raise TypeError(
             f"{name} must be a tfmp.LossScaleManager, got {manager!r} of type "

@@ -7,9 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.managers.base import LossScaleManager
-from tfmp.core.storage.state_variables import StateVariables
-from tfmp.types import AddVariable
+from tfmp.core.managers.stateful import StatefulManager
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -18,35 +16,28 @@ class LossScaleState(NamedTuple):
     """The state of a manager without `tolerance`.
 
     The names of the fields are the names of tf.contrib's variables, and therefore the keys in its checkpoints.
-
-    Attributes:
-        loss_scale: The loss scale; float32.
-        good_steps: Finite steps since the scale last changed or a step overflowed; int32.
-        bad_steps: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
     """
 
+    #: float32.
     loss_scale: tf.Tensor
+    #: Finite steps since the scale last changed or a step overflowed; int32.
     good_steps: tf.Tensor
+    #: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
     bad_steps: tf.Tensor
 
 
 class TolerantLossScaleState(NamedTuple):
-    """The state of a manager with `tolerance`, which has one more field than `LossScaleState`.
-
-    Attributes:
-        loss_scale: The loss scale; float32.
-        good_steps: Finite steps since the scale last changed or a step overflowed; int32.
-        bad_steps: Overflowed steps since the scale last changed; int32. With hysteresis it starts below 0.
-        steps_since_change: All steps since the scale last changed, finite or not; int32.
-    """
+    """The state of a manager with `tolerance`, which has one more field than `LossScaleState`."""
 
     loss_scale: tf.Tensor
     good_steps: tf.Tensor
     bad_steps: tf.Tensor
+    #: All steps since the scale last changed, finite or not; int32.
     steps_since_change: tf.Tensor
 
 
-class ExponentialUpdateLossScaleManager(LossScaleManager):
+# `Any` because the state is a `LossScaleState` or, with a tolerance, a `TolerantLossScaleState`.
+class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
     """A loss scale that grows while gradients are finite and shrinks when they overflow.
 
     This is the usual choice, because no suitable scale need be known: the scale grows until gradients overflow now and
@@ -126,11 +117,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         consecutive_hysteresis: bool = False,
         tolerance: float = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(init_loss_scale, min_loss_scale, _LARGEST if max_loss_scale is None else max_loss_scale)
         self._max_loss_scale = max_loss_scale
-        self._init_loss_scale, self._lowest, self._highest = settings.loss_scale_bounds(
-            init_loss_scale, min_loss_scale, _LARGEST if max_loss_scale is None else max_loss_scale
-        )
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         self._decr_every_n_nan_or_inf = settings.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
         self._incr_ratio = settings.number("incr_ratio", incr_ratio)
@@ -142,14 +130,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         self._hysteresis = settings.count("hysteresis", hysteresis)
         self._consecutive_hysteresis = settings.flag("consecutive_hysteresis", consecutive_hysteresis)
         self._tolerance = settings.below_1("tolerance", tolerance)
-        self._initial_state = self._state_to_start_from()
-        # `Any` because the state is a `LossScaleState` or, with a tolerance, a `TolerantLossScaleState`.
-        self.state: StateVariables[Any] = StateVariables(self._initial_state, saved=True)
-        self.state.create()
-
-    def _state_to_start_from(self) -> LossScaleState | TolerantLossScaleState:
         state = LossScaleState(self._init_loss_scale, np.int32(0), np.int32(1 - self._hysteresis))
-        return TolerantLossScaleState(*state, steps_since_change=np.int32(0)) if self._tolerance else state
+        self._start_from(TolerantLossScaleState(*state, steps_since_change=np.int32(0)) if self._tolerance else state)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -167,11 +149,6 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         }
 
     @property
-    def lowest_loss_scale(self) -> float:
-        """The lowest loss scale that the manager can reach: `min_loss_scale`."""
-        return float(self._lowest)
-
-    @property
     def skips_per_backoff(self) -> int | None:
         """The largest number of consecutive skipped steps that it can take to lower the scale.
 
@@ -179,10 +156,6 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         the number depends on the earlier steps, and this property is None.
         """
         return None if self._tolerance else self._decr_every_n_nan_or_inf + self._hysteresis - 1
-
-    def get_loss_scale(self) -> tf.Tensor:
-        """Return the loss scale, a float32 scalar."""
-        return self.state.get("loss_scale")
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
         """Apply the rule after a step; the optimizer calls this method once per step.
@@ -193,12 +166,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         Returns:
             The op that updates the state; None in eager mode, where the update has happened on return.
         """
-        # tf.contrib used a conditional here, whose name scope `cond` influences the names of later ops and variables.
-        # In a GAN, the second Adam's variable is `cond_2/beta1_power` in every old checkpoint. Opening a scope of the
-        # same name keeps these checkpoint keys. The manager's own variables are created before, outside that scope.
-        self.state.create()
-        with tf.name_scope("cond"):
-            return self.state.assign(self.next_state(self.state.read(), finite_grads))
+        return self._update(lambda state: self.next_state(state, finite_grads))
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
         """Set the loss scale without changing the counts of good and bad steps.
@@ -268,10 +236,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         # A number beyond the range of float32 becomes infinite here, and then the highest scale.
         with np.errstate(over="ignore"):
             scale = np.float32(settings.real("loss_scale", loss_scale))
-        state = self._initial_state._replace(
-            loss_scale=self._within_bounds(tf.constant(scale)), good_steps=np.int32(good), bad_steps=np.int32(bad)
+        return self._restart_with(
+            loss_scale=self._scale_within_bounds(tf.constant(scale)), good_steps=np.int32(good), bad_steps=np.int32(bad)
         )
-        return self.state.assign(type(state)(*map(tf.convert_to_tensor, state)))
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
         self._checked_scale(state_dict["loss_scale"])
@@ -283,14 +250,6 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         if scale > self._highest:
             raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {loss_scale!r}.")
         return scale
-
-    def _state_to_save(self) -> StateVariables[Any]:
-        return self.state
-
-    def store_in(self, add_variable: AddVariable) -> None:
-        """Move the scale and its counts, as well as the step counters, into variables of a Keras optimizer."""
-        self.state.store_in(add_variable)
-        super().store_in(add_variable)
 
     def next_state(self, state: Any, finite: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
         """Return the state after one step. This is a pure function; it works elementwise, so a batch of states is fine.
@@ -314,7 +273,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             shrink = tf.logical_and(shrink, bad / steps >= self._tolerance)
             state = state._replace(steps_since_change=tf.where(tf.logical_or(grow, shrink), 0, steps))
 
-        scale = self._within_bounds(state.loss_scale)
+        scale = self._scale_within_bounds(state.loss_scale)
         grown = self._grown(scale)
         shrunk = tf.maximum(self._lowest, scale * self._decr_ratio)
         return state._replace(
@@ -329,8 +288,3 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             return tf.minimum(self._highest, grown)
         # As in tf.contrib: if the product is infinite, the scale does not change.
         return tf.where(tf.math.is_finite(grown), grown, scale)
-
-    def _within_bounds(self, scale: tf.Tensor) -> tf.Tensor:
-        # `tf.maximum` and `tf.minimum` do not replace NaN, so it is handled separately.
-        within = tf.minimum(tf.maximum(scale, self._lowest), self._highest)
-        return tf.where(tf.math.is_nan(scale), self._init_loss_scale, within)

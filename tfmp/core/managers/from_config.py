@@ -19,16 +19,13 @@ _INITIAL_SCALE, _GROWTH_STEPS = 2**15, 2000
 
 
 class _Mode(NamedTuple):
-    """A mode of a configuration, such as "dynamic".
+    """A mode of a configuration, such as "dynamic"."""
 
-    Attributes:
-        make: The class of the manager.
-        defaults: The arguments of the class that are used if the configuration does not set them.
-        names: For each setting that a configuration may contain, the arguments of the class that it sets.
-    """
-
+    #: The class of the manager.
     make: Callable[..., LossScaleManager]
+    #: The arguments of the class that are used if the configuration does not set them.
     defaults: dict[str, Any]
+    #: For each setting that a configuration may contain, the arguments of the class that it sets.
     names: dict[str, tuple[str, ...]]
 
 
@@ -100,17 +97,6 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
     """Return the manager that the second argument of `tfmp.LossScaleOptimizer` describes.
 
     It is as `get_loss_scale_manager`, but that its errors name the argument.
-
-    Returns:
-        The manager.
-
-    Raises:
-        TypeError: `spec` describes no manager, or a setting has the wrong type.
-        ValueError: A mode or a setting is unknown; or a setting is given twice, missing or out of range.
-
-    Examples:
-        >>> manager_of_wrapper("dynamic").get_config()["init_loss_scale"]
-        32768.0
     """
     if spec is None or isinstance(spec, bool):
         raise TypeError(
@@ -123,17 +109,9 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
 def dynamic_manager(
     initial_scale: float = _INITIAL_SCALE, dynamic_growth_steps: int = _GROWTH_STEPS
 ) -> ExponentialUpdateLossScaleManager:
-    """Return the manager that behaves like the loss scale of Keras' `LossScaleOptimizer`.
+    """Return the manager that behaves like the loss scale of Keras' `LossScaleOptimizer`; errors use Keras' names.
 
     It halves the scale at each overflow and doubles it after `dynamic_growth_steps` consecutive finite steps.
-
-    Args:
-        initial_scale: The scale to start from.
-        dynamic_growth_steps: The number of consecutive finite steps after which the scale doubles.
-
-    Raises:
-        TypeError: An argument is not a number.
-        ValueError: An argument is out of range.
 
     Examples:
         >>> dynamic_manager()

@@ -8,9 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.managers.base import LossScaleManager
-from tfmp.core.storage.state_variables import StateVariables
-from tfmp.types import AddVariable
+from tfmp.core.managers.stateful import StatefulManager
 
 # The bit layout of float32 in IEEE 754.
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127
@@ -23,26 +21,23 @@ _MOST_DEVIATIONS = 1000
 
 
 class LogMaxState(NamedTuple):
-    """The state of the manager; the class describes the rule that uses it.
+    """The state of the manager; the class describes the rule that uses it."""
 
-    Attributes:
-        loss_scale: The loss scale, a power of two; float32.
-        log_mean: Moving mean of x = log2(max_abs); float32.
-        log_variance: Moving mean of the squared difference between x and the mean before it; float32.
-        observations: The number of values x that the mean and the variance contain; int32.
-        margin: The number of powers of two by which the scale stays below the proposal; int32.
-        good_steps: Consecutive finite steps; starts again from 0 at `incr_every_n_steps`; int32.
-    """
-
+    #: A power of two; float32.
     loss_scale: tf.Tensor
+    #: Moving mean of x = log2(max_abs); float32.
     log_mean: tf.Tensor
+    #: Moving mean of the squared difference between x and the mean before it; float32.
     log_variance: tf.Tensor
+    #: The number of values x that the mean and the variance contain; int32.
     observations: tf.Tensor
+    #: The number of powers of two by which the scale stays below the proposal; int32.
     margin: tf.Tensor
+    #: Consecutive finite steps; starts again from 0 at `incr_every_n_steps`; int32.
     good_steps: tf.Tensor
 
 
-class LogMaxLossScaleManager(LossScaleManager):
+class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
     """A loss scale that follows the magnitude of gradients, so that overflows are rare.
 
     `ExponentialUpdateLossScaleManager` finds the highest possible scale by overflowing now and then. This manager
@@ -126,14 +121,13 @@ class LogMaxLossScaleManager(LossScaleManager):
         min_loss_scale: float = 1,
         max_loss_scale: float = 2**24,
     ) -> None:
-        super().__init__()
-        first, lowest, highest = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
-        scales = {"min_loss_scale": lowest, "max_loss_scale": highest, "init_loss_scale": first}
+        super().__init__(init_loss_scale, min_loss_scale, max_loss_scale)
+        lowest, highest = self._lowest, self._highest
+        scales = {"min_loss_scale": lowest, "max_loss_scale": highest, "init_loss_scale": self._init_loss_scale}
         for name, scale in scales.items():
             # `frexp` returns the fraction 0.5 for powers of two, and for no other number.
             if math.frexp(scale)[0] != 0.5:
                 raise ValueError(f"{name} must be a power of two, got {float(scale)!r}.")
-        self._init_loss_scale, self._lowest, self._highest = first, lowest, highest
         self._lowest_exponent, self._highest_exponent = (math.frexp(scale)[1] - 1 for scale in (lowest, highest))
         self._limit = settings.positive("limit", limit)
         self._deviations = settings.number("deviations", deviations)
@@ -143,9 +137,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         self._deviation_decay = settings.below_1("deviation_decay", deviation_decay)
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         zero = np.float32(0), np.float32(0), np.int32(0), np.int32(0), np.int32(0)
-        self._initial_state = LogMaxState(self._init_loss_scale, *zero)
-        self.state = StateVariables(self._initial_state, saved=True)
-        self.state.create()
+        self._start_from(LogMaxState(self._init_loss_scale, *zero))
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -161,18 +153,9 @@ class LogMaxLossScaleManager(LossScaleManager):
         }
 
     @property
-    def lowest_loss_scale(self) -> float:
-        """The lowest loss scale that the manager can reach: `min_loss_scale`."""
-        return float(self._lowest)
-
-    @property
     def skips_per_backoff(self) -> int:
         """The number of consecutive skipped steps that lower the scale: every skipped step does."""
         return 1
-
-    def get_loss_scale(self) -> tf.Tensor:
-        """Return the loss scale, a float32 scalar."""
-        return self.state.get("loss_scale")
 
     def update_loss_scale(self, finite_grads: tf.Tensor, max_abs: tf.Tensor | None = None) -> tf.Operation:
         """Apply the rule after a step; the optimizer calls this method once per step.
@@ -193,10 +176,7 @@ class LogMaxLossScaleManager(LossScaleManager):
                 "LogMaxLossScaleManager.update_loss_scale needs max_abs, got None: pass the largest magnitude among "
                 "the step's unscaled gradients."
             )
-        self.state.create()
-        # The name scope keeps the checkpoint keys of old GANs, as in `ExponentialUpdateLossScaleManager`.
-        with tf.name_scope("cond"):
-            return self.state.assign(self.next_state(self.state.read(), finite_grads, max_abs))
+        return self._update(lambda state: self.next_state(state, finite_grads, max_abs))
 
     def continue_from(self, loss_scale: float, good_steps: int = 0, *, bad_steps: int = 0) -> tf.Operation:
         """Continue from another program's loss scale; the mean, the variance and the margin start anew.
@@ -226,8 +206,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         for name, steps in {"good_steps": good_steps, "bad_steps": bad_steps}.items():
             settings.number(name, steps)
         nearest = self._init_loss_scale if math.isnan(scale) else np.float32(self._nearest_power_of_two(scale))
-        state = self._initial_state._replace(loss_scale=nearest)
-        return self.state.assign(LogMaxState(*map(tf.convert_to_tensor, state)))
+        return self._restart_with(loss_scale=nearest)
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
         # A scale outside the bounds or between powers of two is accepted: the next step corrects it.
@@ -236,14 +215,6 @@ class LogMaxLossScaleManager(LossScaleManager):
             settings.number(name, state_dict[name])
         for name in ("observations", "margin", "good_steps"):
             settings.count(name, state_dict[name], least=0)
-
-    def _state_to_save(self) -> StateVariables[Any]:
-        return self.state
-
-    def store_in(self, add_variable: AddVariable) -> None:
-        """Move the manager's state, as well as the step counters, into variables of a Keras optimizer."""
-        self.state.store_in(add_variable)
-        super().store_in(add_variable)
 
     def next_state(self, state: LogMaxState, finite: tf.Tensor, max_abs: tf.Tensor) -> LogMaxState:
         """Return the state after one step. This is a pure function; it works elementwise, so a batch of states is fine.
@@ -258,7 +229,7 @@ class LogMaxLossScaleManager(LossScaleManager):
         """
         state = self._with_observation(self._mended(state), finite, max_abs)
         observed = state.observations > 0
-        proposal = self._within_bounds(
+        proposal = self._exponent_within_bounds(
             tf.math.floor(math.log2(self._limit) - state.log_mean - self._deviations * tf.sqrt(state.log_variance))
         )
 
@@ -283,10 +254,9 @@ class LogMaxLossScaleManager(LossScaleManager):
 
     def _mended(self, state: LogMaxState) -> LogMaxState:
         """Return the state with invalid values corrected; they can only come from another program's checkpoint."""
-        within = tf.minimum(tf.maximum(state.loss_scale, self._lowest), self._highest)
         known = tf.math.is_finite(state.log_mean) & tf.math.is_finite(state.log_variance) & (state.log_variance >= 0)
         return state._replace(
-            loss_scale=tf.where(tf.math.is_nan(state.loss_scale), self._init_loss_scale, within),
+            loss_scale=self._scale_within_bounds(state.loss_scale),
             log_mean=tf.where(known, state.log_mean, 0.0),
             log_variance=tf.where(known, state.log_variance, 0.0),
             observations=tf.where(known, state.observations, 0),
@@ -307,7 +277,7 @@ class LogMaxLossScaleManager(LossScaleManager):
             observations=count,
         )
 
-    def _within_bounds(self, exponent: tf.Tensor) -> tf.Tensor:
+    def _exponent_within_bounds(self, exponent: tf.Tensor) -> tf.Tensor:
         lowest, highest = float(self._lowest_exponent), float(self._highest_exponent)
         return tf.cast(tf.minimum(tf.maximum(exponent, lowest), highest), tf.int32)
 

@@ -7,18 +7,15 @@ import tensorflow as tf
 
 
 class StepCounters(NamedTuple):
-    """The counts of the steps since the session, or the eager program, began.
+    """The counts of the steps since the session, or the eager program, began."""
 
-    Attributes:
-        applied_steps: Steps whose gradients were finite on every replica; int64.
-        skipped_steps: Steps that were not applied; int64.
-        consecutive_skipped_steps: Skipped steps since the last applied one; int64.
-        last_step_applied: Whether the last step was applied; True before the first step; bool.
-    """
-
+    #: Steps whose gradients were finite on every replica; int64.
     applied_steps: tf.Tensor
+    #: Steps that were not applied; int64.
     skipped_steps: tf.Tensor
+    #: Skipped steps since the last applied one; int64.
     consecutive_skipped_steps: tf.Tensor
+    #: True before the first step; bool.
     last_step_applied: tf.Tensor
 
 
@@ -28,10 +25,6 @@ NO_STEPS = StepCounters(np.int64(0), np.int64(0), np.int64(0), np.True_)
 
 def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
     """Return the counters after one more step.
-
-    Args:
-        counters: The counters before the step.
-        applied: A boolean scalar: was the step applied?
 
     Examples:
         >>> zero = tf.constant(0, tf.int64)
@@ -49,12 +42,9 @@ def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
 
 
 class LastDrop(NamedTuple):
-    """When a step was last applied without some of its micro-batches, which had overflowed.
+    """When a step was last applied without some of its micro-batches, which had overflowed."""
 
-    Attributes:
-        at_step: The number of attempted steps then; -1 if there was no such step; int64.
-    """
-
+    #: The number of attempted steps then; -1 if there was no such step; int64.
     at_step: tf.Tensor
 
 

@@ -1,1 +1,1 @@
-"""What looks at steps without changing them: the ranges of gradients, records of graphs, a notice."""
+"""What observes steps without changing them: ranges of gradients, records of graphs, a notice about bfloat16."""

@@ -1,4 +1,4 @@
-"""Says that a loss which is computed in bfloat16 needs no scaling."""
+"""Logs that a loss which is computed in bfloat16 needs no scaling."""
 
 import logging
 from typing import Any
@@ -15,29 +15,19 @@ _PRODUCTS = ("MatMul", "Einsum", "Conv")
 
 
 class Bfloat16Notice:
-    """Logs once that no scaling is needed, if a loss that is scaled is computed in bfloat16.
+    """Logs once that no scaling is needed, if a scaled loss is computed in bfloat16 and the scale is not fixed at 1.
 
-    bfloat16 has the range of float32, so that gradients become neither 0 nor infinite in it. A graph shows in which
-    types the ops compute that a loss depends on: there is a notice if matrix products or convolutions are in bfloat16,
-    and nothing is in float16. There is none if the loss depends on functions that the graph calls, such as the body of
-    a loop, whose ops are not seen. In eager code, only the type of the loss itself is known.
-
-    Args:
-        manager: Decides the loss scale. With a fixed scale of 1 there is nothing to say.
-
-    Examples:
-        >>> Bfloat16Notice(FixedLossScaleManager(8)).look_at(tf.constant(2.0))  # a loss in bfloat16 would be logged
+    bfloat16 has the range of float32, so gradients do not become 0 or infinite in it. In a graph, there is a notice if
+    matrix products or convolutions that the loss depends on are in bfloat16, and no op is in float16. There is none if
+    the loss depends on functions that the graph calls, such as the body of a loop, whose ops are not seen. In eager
+    code, only the type of the loss itself is known.
     """
 
     def __init__(self, manager: LossScaleManager) -> None:
         self._told = isinstance(manager, FixedLossScaleManager) and manager.get_config()["loss_scale"] == 1
 
     def look_at(self, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
-        """Log the notice, if it holds for a loss and was not given before.
-
-        Args:
-            loss: The unscaled loss.
-        """
+        """Log the notice if it holds for an unscaled loss and was not logged before."""
         if not self._told and _is_computed_in_bfloat16(loss):
             self._told = True
             _logger.warning(

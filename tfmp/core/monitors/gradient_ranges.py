@@ -1,4 +1,4 @@
-"""Counts, on the device, the powers of two of each gradient on the steps that somebody asks for."""
+"""Counts, on the device, the powers of two of each gradient on the steps that the user requests."""
 
 import functools
 from collections.abc import Sequence
@@ -54,9 +54,10 @@ class GradientRanges(NotCheckpointed):
         self._each: list[_Record] = []
 
     def request(self) -> None:
-        """Record the next step; in eager code or between the calls of a `tf.function`.
+        """Request that the next step is recorded.
 
-        With several lists of variables, the next step of each is recorded.
+        Call this in eager code, also if a `tf.function` takes the steps. With several lists of variables, the next step
+        of each is recorded.
         """
         self._requested = True
         for record in self._each:
@@ -65,14 +66,7 @@ class GradientRanges(NotCheckpointed):
     def _record(
         self, names: Sequence[str], grads: Gradients, loss_scale: tf.Tensor | None, distribution: Distribution
     ) -> Done:
-        """Count the gradients of the step that is being built, if it is one that was asked for.
-
-        Args:
-            names: The names of the variables.
-            grads: This replica's gradients.
-            loss_scale: The factor of the gradients; None if they are unscaled.
-            distribution: How the replicas act together.
-        """
+        """Count this replica's gradients if the step was requested; `loss_scale` is None if they are unscaled."""
         state = self._state_of(names)
         present = [grad for grad in grads if grad is not None]
         dtypes = [values.dtype for values in arithmetic.values_of(present)]
@@ -90,9 +84,9 @@ class GradientRanges(NotCheckpointed):
         return distribution.conditional_update(state.get("due"), integers, count, lambda _: tf.no_op())
 
     def read(self) -> list[RecordedRanges]:
-        """Return what the step recorded that was requested last, for each list of variables; in eager code.
+        """Return what was recorded on the step that was requested last, for each list of variables.
 
-        The list is empty as long as no step was taken since the request.
+        Call this in eager code. The list is empty as long as no step was taken since the request.
         """
         states = [(record.names, record.state.read()) for record in self._each]
         return [

@@ -13,42 +13,29 @@ from tfmp.types import Gradients
 
 
 class RecordedLoss(NamedTuple):
-    """A loss that was scaled in a graph.
-
-    Attributes:
-        manager: The manager whose scale multiplied it.
-        loss: The unscaled loss, a tensor that can be fetched.
-    """
+    """A loss that was scaled in a graph by the scale of a manager."""
 
     manager: LossScaleManager
+    #: The unscaled loss, which can be fetched.
     loss: tf.Tensor
 
 
 class RecordedStep(NamedTuple):
-    """A step that was built in a graph.
-
-    Attributes:
-        manager: The manager that decides its scale.
-        overflow_counts: The counts of the values that overflowed in it.
-    """
+    """A step that was built in a graph."""
 
     manager: LossScaleManager
     overflow_counts: OverflowCounts
 
 
 class RecordedGradients(NamedTuple):
-    """The gradients of a step that was built in a graph, on one replica.
-
-    Attributes:
-        manager: The manager that decides the loss scale of the step.
-        names: The names of the variables.
-        grads: Their gradients, tensors that can be fetched.
-        loss_scale: The factor of the gradients; None if they are unscaled.
-    """
+    """The gradients of a step that was built in a graph, on one replica."""
 
     manager: LossScaleManager
+    #: The names of the variables.
     names: Sequence[str]
+    #: The gradients of these variables, which can be fetched.
     grads: Gradients
+    #: The factor of the gradients; None if they are unscaled.
     loss_scale: tf.Tensor | None
 
 
@@ -58,36 +45,20 @@ _GRADIENTS: GraphList[RecordedGradients] = GraphList("gradients")
 
 
 def record_loss(manager: LossScaleManager, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
-    """Record a loss that is scaled at the top level of a graph, where it can be fetched.
-
-    A loss inside a conditional, a loop or a `tf.function` cannot be fetched and is not recorded.
-
-    Args:
-        manager: The manager whose scale multiplies the loss.
-        loss: The unscaled loss.
-    """
+    """Record an unscaled loss if it can be fetched, so not inside a conditional, a loop or a `tf.function`."""
     if _can_be_fetched(loss):
         _LOSSES.append(RecordedLoss(manager, loss))
 
 
 def record_gradients(recorded: RecordedGradients) -> None:
-    """Record the gradients of a step that is built at the top level of a graph, where they can be fetched.
-
-    Args:
-        recorded: The gradients. Those inside a conditional, a loop or a `tf.function` are not recorded.
-    """
+    """Record gradients if they can be fetched, so not inside a conditional, a loop or a `tf.function`."""
     # Eager code takes steps without building them: each would ask here again.
     if not tf.executing_eagerly() and all(map(_can_be_fetched, values_of(recorded.grads))):
         _GRADIENTS.append(recorded)
 
 
 def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> None:
-    """Record a step that is built in a graph.
-
-    Args:
-        manager: The manager that decides the loss scale of the step.
-        overflow_counts: The counts of the values that overflow in the step.
-    """
+    """Record a step that is built in a graph."""
     _STEPS.append(RecordedStep(manager, overflow_counts))
 
 
@@ -112,37 +83,17 @@ def gradients_of_graph() -> list[RecordedGradients]:
 
 
 def managers_of_graph() -> list[LossScaleManager]:
-    """Return the managers whose steps were built in the current graph, each once, in the order of building.
-
-    Examples:
-        >>> with tf.Graph().as_default():
-        ...     managers_of_graph()
-        []
-    """
+    """Return the managers whose steps were built in the current graph, each once, in the order of building."""
     return list(dict.fromkeys(step.manager for step in _STEPS.items()))
 
 
 def overflow_counts_of_graph(manager: LossScaleManager) -> list[OverflowCounts]:
-    """Return the overflow counts of the steps that were built in the current graph for a manager, each once.
-
-    Args:
-        manager: The manager that decides the loss scale of the steps.
-    """
+    """Return the overflow counts of the steps that were built in the current graph for a manager, each once."""
     return list(dict.fromkeys(step.overflow_counts for step in _STEPS.items() if step.manager is manager))
 
 
 def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]:
-    """Return the overflow reports of the steps that were built in the current graph for a manager.
-
-    Args:
-        manager: The manager that decides the loss scale of the steps.
-
-    Examples:
-        >>> import tfmp
-        >>> with tf.Graph().as_default():
-        ...     overflow_reports_of_graph(tfmp.FixedLossScaleManager(8))
-        []
-    """
+    """Return the overflow reports of the steps that were built in the current graph for a manager."""
     return [counts.report() for counts in overflow_counts_of_graph(manager)]
 
 

@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, reductions
+from tfmp.core.gradients import arithmetic, counting, finiteness, norms
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.tracing import within_xla
 from tfmp.types import Gradients
 
@@ -66,27 +66,21 @@ class GradientCheck:
         self._needs_max_abs = needs_max_abs
 
     def checked_form(self, grads: Gradients) -> Gradients:
-        """Return the gradients in the form in which they are checked: unscaled if `scaling` is `UNSCALE_FIRST`.
-
-        Args:
-            grads: The replica's gradients, scaled or not as `scaling` says.
-        """
+        """Return the gradients in the form in which they are checked: unscaled if `scaling` is `UNSCALE_FIRST`."""
         if self._scaling is not Scaling.UNSCALE_FIRST:
             return grads
         unscaled = arithmetic.unscale(grads, self._loss_scale)
         return [grads[index] if index in self._overwritten else grad for index, grad in enumerate(unscaled)]
 
-    def of(self, grads: Gradients, known: EarlierCheck | None = None) -> LocalCheck:
-        """Check gradients; those that were checked before and did not change are not read again.
+    def of(self, grads: Gradients, earlier: EarlierCheck | None = None) -> LocalResult:
+        """Check gradients in the checked form; those that were checked before and did not change are not read again.
 
-        Args:
-            grads: The replica's gradients, in the checked form.
-            known: The result of an earlier check of gradients on this replica; None if there was none.
+        `earlier` is the result of an earlier check of gradients on this replica, if there was one.
         """
-        if known is None:
-            found = LocalCheck(self.all_finite(grads))
+        if earlier is None:
+            found = LocalResult(self.all_finite(grads))
         else:
-            found, changed = known.found, arithmetic.without(grads, known.checked)
+            found, changed = earlier.result, arithmetic.without(grads, earlier.checked)
             if changed:
                 found = found._replace(usable=tf.logical_and(self.all_finite(changed), found.usable))
         if self._needs_max_abs and found.max_abs is None:
@@ -94,11 +88,7 @@ class GradientCheck:
         return found
 
     def all_finite(self, grads: Gradients) -> tf.Tensor:
-        """Return a boolean scalar: True if all gradients can be applied.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-        """
+        """Return a boolean scalar: True if all gradients, in the checked form, can be applied."""
         to_detect = self._to_detect(grads)
         flags = [self._detector.all_finite(to_detect, self._loss_scale)]
         if self._scaling is Scaling.CHECK_SCALED:
@@ -108,29 +98,21 @@ class GradientCheck:
             flags.append(self._loss_scale >= 1)
         if self._num_summed > 1:
             # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
-            flags.append(reductions.all_finite(to_detect, self._num_summed))
+            flags.append(finiteness.all_finite(to_detect, self._num_summed))
         if self._overwritten:
-            flags.append(reductions.all_finite(self._next_values(grads)))
+            flags.append(finiteness.all_finite(self._next_values(grads)))
         return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
 
     def max_abs(self, grads: Gradients) -> tf.Tensor:
-        """Return the largest magnitude of the unscaled gradients, a float32 scalar.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-        """
-        largest = reductions.max_abs(self._to_detect(grads))
+        """Return the largest magnitude of the unscaled gradients, a float32 scalar; called with their checked form."""
+        largest = norms.max_abs(self._to_detect(grads))
         return largest / self._loss_scale if self._scaling is Scaling.CHECK_SCALED else largest
 
     def squares(self, grads: Gradients) -> list[tf.Tensor]:
-        """Return what `counts` needs to know which gradients it must read; in a graph the check has computed it too.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-        """
+        """Return what `counts` needs to know which gradients it must read; in a graph the check has computed it too."""
         if not self._reads_suspects_only or tf.executing_eagerly():
             return []
-        return [reductions.large_squares(self._to_detect(grads))]
+        return [finiteness.halves_of_large_square_sums(self._to_detect(grads))]
 
     @property
     def _reads_suspects_only(self) -> bool:
@@ -141,21 +123,16 @@ class GradientCheck:
         """Count the values of each gradient that overflowed, as `OverflowDetector.counts` does.
 
         A value that could overflow in the sum over the replicas counts as infinite. In a gradient whose sum of squares
-        is finite, there is neither such a value nor one that is not finite.
-
-        Args:
-            grads: The replica's gradients, in the checked form.
-            squares: What `squares` returned for these gradients.
+        is finite, there is neither such a value nor one that is not finite. The argument `squares` is what the method
+        of this name returned for these gradients.
         """
         to_detect = self._to_detect(grads)
         if self._reads_suspects_only:
-            known = squares[0] if squares else reductions.large_squares(to_detect)
-            to_detect = reductions.suspects(to_detect, known)
+            known = squares[0] if squares else finiteness.halves_of_large_square_sums(to_detect)
+            to_detect = finiteness.suspects(to_detect, known)
         counts = self._detector.counts(to_detect, self._loss_scale)
         if self._num_summed > 1:
-            in_sum = reductions.counts(
-                to_detect, [lambda values: reductions.overflows_in_sum(values, self._num_summed)]
-            )
+            in_sum = counting.counts(to_detect, [lambda values: finiteness.overflows_in_sum(values, self._num_summed)])
             counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])
         if self._overwritten:
             counts += NonFiniteDetector().counts(self._next_values(grads), self._loss_scale)

@@ -48,7 +48,7 @@ class OverflowCounts(tf.Module):
         self._state = StateVariables(zeros, saved=False)
 
     def are_of(self, names: Sequence[str]) -> bool:
-        """Return True if these are the counts for a list of variables."""
+        """Return whether these are the counts for a list of variables."""
         return self._names == tuple(names)
 
     def create(self) -> None:
@@ -72,11 +72,6 @@ class AllOverflowCounts(NotCheckpointed):
 
     An optimizer or scaler that TensorFlow tracks keeps this object in an attribute, so that a function that takes steps
     can be exported in a SavedModel. Checkpoints do not contain the counts, because these describe one run of a program.
-
-    Examples:
-        >>> counts = AllOverflowCounts()
-        >>> counts.of(["kernel"]) is counts.of(["kernel"])
-        True
     """
 
     def __init__(self) -> None:

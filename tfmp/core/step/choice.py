@@ -1,20 +1,20 @@
-"""Chooses how a step runs: by the first of these updates whose conditions hold.
+"""Chooses how a step runs: as the first of these updates whose conditions hold.
 
 Gradients of a scaled loss:
 
-* `SummedUpdate`, if the replicas can sum first, if the check may read scaled values and has to find out nothing but
-  whether they are finite, and if the optimizer has a program on sums.
+* `SummedUpdate`, if the replicas can sum first, if the check may read scaled values and needs to know only whether they
+  are finite, and if the optimizer has a program on sums.
 * `ProgramUpdate`, if the optimizer has a program for them.
 * Otherwise they are unscaled, and one of the last two updates of gradients in true magnitude is chosen.
 
 Gradients in true magnitude:
 
-* `ProgramUpdate` with the scaled gradients from which these were computed, if a graph knows them, if nothing but the
-  optimizer needs what was computed in between, and if the optimizer has a program, which computes it again.
+* `ProgramUpdate` with the scaled gradients from which these were computed, if the graph has a record of that, if the
+  check may read the scaled values instead, and if the optimizer has a program, which unscales and clips them again.
 * `ProgramUpdate`, if the optimizer has a compiled program for them.
 * `OptimizerUpdate`.
 
-If they are the mean of micro-batches, a `WindowUpdate` around it adds what was counted in these.
+If they are the mean of micro-batches, a `WindowUpdate` around it adds the overflows that were counted in these.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.origins import derivation_of, origin_of
+from tfmp.core.gradients.derived_gradients import derivation_of, origin_of
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.program_update import ProgramUpdate
 from tfmp.core.step.summed_update import SummedUpdate
@@ -42,25 +42,36 @@ def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) 
             return SummedUpdate(adapter, on_sums, grads, facts)
     program = adapter.program(grads)
     if program is None:
-        return _update_of_true(adapter, unscaled(adapter, grads, facts.loss_scale), facts, None)
+        return _unscaled_update(adapter, unscaled(adapter, grads, facts.loss_scale), facts, None)
     scaling = Scaling.CHECK_SCALED if facts.may_check_scaled else Scaling.UNSCALE_FIRST
-    check = _check_of(adapter, facts, scaling)
+    check = _gradient_check(adapter, facts, scaling)
     return ProgramUpdate(
         adapter, program, adapter.reduce(grads), facts.distribution, check, loss_scale=facts.loss_scale
     )
 
 
 def update_of_unscaled(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: EarlierCheck | None = None
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, earlier: EarlierCheck | None = None
 ) -> Update:
     """Return the update of a step with gradients in true magnitude, which the user may have clipped.
 
-    `known` is the result of an earlier check of gradients on this replica, if there was one.
+    `earlier` is the result of an earlier check of gradients on this replica, if there was one.
     """
-    update = _derived_update(adapter, grads, facts, known) or _update_of_true(adapter, grads, facts, known)
-    if known is None or known.overflow_counts is None:
+    update = _derived_update(adapter, grads, facts, earlier) or _unscaled_update(adapter, grads, facts, earlier)
+    if earlier is None or earlier.overflow_counts is None:
         return update
-    return WindowUpdate(update, known.overflow_counts)
+    return WindowUpdate(update, earlier.overflow_counts)
+
+
+def _unscaled_update(
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, earlier: EarlierCheck | None
+) -> OptimizerUpdate | ProgramUpdate:
+    grads = adapter.reduce(adapter.typed(grads))
+    check = _gradient_check(adapter, facts, Scaling.UNSCALED, earlier)
+    program = adapter.compiled_program(grads)
+    if program is not None:
+        return ProgramUpdate(adapter, program, grads, facts.distribution, check, earlier)
+    return OptimizerUpdate(adapter, grads, facts.distribution, check, earlier)
 
 
 def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -69,29 +80,18 @@ def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor)
     return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(in_true_magnitude)]
 
 
-def _update_of_true(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: EarlierCheck | None
-) -> OptimizerUpdate | ProgramUpdate:
-    grads = adapter.reduce(adapter.typed(grads))
-    check = _check_of(adapter, facts, Scaling.UNSCALED, known)
-    program = adapter.compiled_program(grads)
-    if program is not None:
-        return ProgramUpdate(adapter, program, grads, facts.distribution, check, known)
-    return OptimizerUpdate(adapter, grads, facts.distribution, check, known)
-
-
-def _check_of(
-    adapter: OptimizerAdapter, facts: Facts, scaling: Scaling, known: EarlierCheck | None = None
+def _gradient_check(
+    adapter: OptimizerAdapter, facts: Facts, scaling: Scaling, earlier: EarlierCheck | None = None
 ) -> GradientCheck:
     num_summed = 1 if adapter.sums_first else facts.distribution.num_summed
-    of_micro_batches = known is not None and known.of_micro_batches
-    return facts.check(scaling, num_summed, adapter.overwritten, of_micro_batches=of_micro_batches)
+    of_micro_batches = earlier is not None and earlier.of_micro_batches
+    return facts.gradient_check(scaling, num_summed, adapter.overwritten, of_micro_batches=of_micro_batches)
 
 
 def _derived_update(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, known: EarlierCheck | None
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, earlier: EarlierCheck | None
 ) -> ProgramUpdate | None:
-    """Return an update with the scaled gradients that these were computed from; None if there can be none."""
+    """Return an update with the scaled gradients from which these were computed; None if that is not possible."""
     derivation = derivation_of(grads)
     if derivation is None or not (facts.may_check_scaled and (facts.needs_only_finiteness or derivation.is_unscaling)):
         return None
@@ -103,23 +103,22 @@ def _derived_update(
         program,
         adapter.reduce(derivation.scaled),
         facts.distribution,
-        _check_of(adapter, facts, Scaling.CHECK_SCALED, known),
-        _known_of_scaled(known, derivation.keeps_finite),
+        _gradient_check(adapter, facts, Scaling.CHECK_SCALED, earlier),
+        _earlier_of_scaled(earlier, derivation.keeps_finite),
         loss_scale=derivation.loss_scale,
         changes=() if derivation.is_unscaling else derivation.changes,
     )
 
 
-def _known_of_scaled(known: EarlierCheck | None, keeps_finite: Sequence[tf.Tensor]) -> EarlierCheck | None:
-    """Return what is known of scaled gradients from what is known of those that were computed from them.
+def _earlier_of_scaled(earlier: EarlierCheck | None, keeps_finite: Sequence[tf.Tensor]) -> EarlierCheck | None:
+    """Turn the check of changed gradients into one of the scaled gradients from which they were computed.
 
-    `keeps_finite` says for each change of the gradients whether it keeps finite values finite. A step where one does
-    not is skipped.
+    `keeps_finite` says for each change whether it keeps finite values finite. If one does not, the step is skipped.
     """
-    if known is None and not keeps_finite:
+    if earlier is None and not keeps_finite:
         return None
-    known = known or EarlierCheck(LocalCheck(tf.constant(True)))
-    origins = [origin_of(grad) for grad in known.checked]
-    checked = [grad if origin is None else origin.scaled for origin, grad in zip(origins, known.checked, strict=True)]
-    usable = tf.reduce_all([known.found.usable, *keeps_finite])
-    return known._replace(found=known.found._replace(usable=usable), checked=checked)
+    earlier = earlier or EarlierCheck(LocalResult(tf.constant(True)))
+    origins = [origin_of(grad) for grad in earlier.checked]
+    checked = [grad if origin is None else origin.scaled for origin, grad in zip(origins, earlier.checked, strict=True)]
+    usable = tf.reduce_all([earlier.result.usable, *keeps_finite])
+    return earlier._replace(result=earlier.result._replace(usable=usable), checked=checked)

@@ -1,4 +1,4 @@
-"""What decides, apart from the optimizer and its gradients, how a step runs."""
+"""What decides how a step runs, apart from the optimizer and its gradients."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 
 
 class Facts(NamedTuple):
-    """What decides how a step runs, whichever optimizer takes it; gathered once for each step."""
+    """What decides how a step runs, with any optimizer; gathered once for each step."""
 
     distribution: Distribution
     #: The loss scale before the step, a float32 scalar.
@@ -31,10 +31,10 @@ class Facts(NamedTuple):
 
     @property
     def needs_only_finiteness(self) -> bool:
-        """True if nothing has to be known of the gradients of a replica but whether they are finite."""
+        """True if the only thing to know of a replica's gradients is whether they are finite."""
         return type(self.detector) is NonFiniteDetector and not (self.needs_max_abs or self.records_ranges)
 
-    def check(
+    def gradient_check(
         self,
         scaling: Scaling,
         num_summed: int,

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, Program
 from tfmp.core.distribute import Distribution
-from tfmp.core.gradients.origins import Change
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import EarlierCheck
+from tfmp.core.overflow.results import EarlierCheck
 from tfmp.core.step.update import CheckedUpdate
 from tfmp.types import Done, Gradients
 
@@ -16,9 +16,9 @@ from tfmp.types import Done, Gradients
 class ProgramUpdate(CheckedUpdate):
     """Unscales, clips and applies gradients by one program.
 
-    `changes` hold for each gradient a function of its unscaled values, by which the program clips them; they are empty
-    if there is none. The check needs to know nothing of them, because `known` says whether they keep finite values
-    finite, and others not finite.
+    `changes` holds for each gradient the function by which the program clips the unscaled values, or None; it is empty
+    if no gradient is clipped. The check looks at gradients that are not clipped: `earlier` is not usable if clipping
+    could make finite values infinite or NaN, or the reverse.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ProgramUpdate(CheckedUpdate):
         grads: Gradients,
         distribution: Distribution,
         check: GradientCheck,
-        known: EarlierCheck | None = None,
+        earlier: EarlierCheck | None = None,
         *,
         loss_scale: tf.Tensor | None = None,
         changes: Sequence[Change | None] = (),
@@ -37,7 +37,7 @@ class ProgramUpdate(CheckedUpdate):
         divisor = tf.ones([]) if loss_scale is None else loss_scale
         # What is measured of scaled gradients says nothing about those that are changed later.
         measures = [] if changes else program.measure(grads, divisor)
-        super().__init__(adapter, grads, distribution, check, known, loss_scale=loss_scale, measures=measures)
+        super().__init__(adapter, grads, distribution, check, earlier, loss_scale=loss_scale, measures=measures)
         self._program = program
         self._divisor = divisor
         self._changes = changes

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.origins import Origin, note
+from tfmp.core.gradients.derived_gradients import Origin, note
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.bfloat16_notice import Bfloat16Notice
 from tfmp.core.monitors.gradient_ranges import GradientRanges
@@ -19,10 +19,10 @@ from tfmp.core.monitors.graph_records import (
     record_step,
 )
 from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
 from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
 from tfmp.core.step.facts import Facts
-from tfmp.core.step.update import StepResult, Update
+from tfmp.core.step.update import Update
 from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.tracing import without_autograph
 from tfmp.types import Done, Gradient, Gradients
@@ -34,20 +34,17 @@ class LossScaler:
         method       what it does                                               result
         scale        loss * loss_scale                                          float32 or float64
         unscale      grads / loss_scale                                         float32 or float64
-        run          check: the update checks what must be finite               LocalCheck
+        run          check: the update checks what must be finite               LocalResult
                      agree: one answer for all replicas                         StepResult
                      apply the gradients, or count what overflowed
         advance      the manager adjusts the loss scale; the step is counted
 
     `step` is `run`, then `advance` and the adapter's `on_step`. A front-end gathers the `facts` once for each step, and
-    `choice.py` makes an `Update` of them and of the gradients. Of what training changes, the scaler itself keeps only
-    the records of gradients, the overflow counts and ranges: the loss scale and the step counters are the manager's.
+    `choice.py` makes an `Update` of them and of the gradients. The scaler itself stores only the overflow counts and
+    the ranges of gradients; the manager stores the loss scale and the step counters.
 
-    Args:
-        manager: Decides the loss scale.
-        detector: Decides which gradients overflowed.
-        is_distributed: True if the user states that several processes train together.
-        aggregation_dtype: The dtype in which gradients are sent between Horovod's workers; by default their own.
+    `is_distributed` is True if the user states that several processes train together. `aggregation_dtype` is the dtype
+    in which gradients are sent between Horovod's workers; None for their own.
 
     Examples:
         >>> import tfmp
@@ -83,7 +80,7 @@ class LossScaler:
         self._bfloat16_notice = Bfloat16Notice(manager)
 
     def distribution(self) -> Distribution:
-        """Return the distribution of the step that is being built: how its replicas act together."""
+        """Return how the replicas of the step that is being built act together."""
         return current_distribution(self._is_distributed)
 
     def facts(self, distribution: Distribution | None = None) -> Facts:
@@ -115,11 +112,6 @@ class LossScaler:
         return unscaled
 
     @without_autograph
-    def agree_early(self, known: EarlierCheck, distribution: Distribution) -> StepResult:
-        """Return the result that a step would have with gradients that were checked earlier."""
-        return self._agree(known.found, [], [], distribution)
-
-    @without_autograph
     def step(self, update: Update) -> Done:
         """Run a step, then adjust the loss scale according to its result."""
         done, result = self.run(update)
@@ -132,29 +124,28 @@ class LossScaler:
 
     @without_autograph
     def run(self, update: Update) -> tuple[Done, StepResult]:
-        """Apply the gradients if they are finite on every replica, without adjusting the loss scale.
-
-        Returns:
-            The op that does this (None in eager mode) and the result of the step, which `advance` takes.
-        """
-        result = self._agree(update.check(), update.grads, update.adapter.names, update.distribution)
-        done = self._apply_or_count(update, result.applied)
+        """Apply the gradients if they are finite on every replica; also return the result, which `advance` takes."""
+        local_result, held = update.check()
+        result = self._agree(local_result, update.grads, update.adapter.names, update.distribution)
+        done = self._apply_or_count(update, held, result.applied)
         return tf.group(done, *self._record_ranges(update)), result
 
+    @without_autograph
+    def agree_early(self, earlier: EarlierCheck, distribution: Distribution) -> StepResult:
+        """Return the result that a step would have with the gradients that were checked earlier."""
+        return self._agree(earlier.result, [], [], distribution)
+
     def _agree(
-        self, local_check: LocalCheck, grads: Gradients, names: Sequence[str], distribution: Distribution
+        self, local_result: LocalResult, grads: Gradients, names: Sequence[str], distribution: Distribution
     ) -> StepResult:
         """Combine the checks of all replicas into one result."""
-        max_abs = local_check.max_abs if self._manager.needs_max_abs else None
-        applied, max_abs = distribution.agree(local_check.usable, max_abs, grads, names)
-        return StepResult(applied, max_abs, local_check.complete)
+        max_abs = local_result.max_abs if self._manager.needs_max_abs else None
+        applied, max_abs = distribution.agree(local_result.usable, max_abs, grads, names)
+        return StepResult(applied, max_abs, local_result.complete)
 
-    def _apply_or_count(self, update: Update, applied: tf.Tensor) -> Done:
-        """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient.
-
-        All replicas do the same, since they agree on `applied`.
-        """
-        held, distribution = update.held(), update.distribution
+    def _apply_or_count(self, update: Update, held: Gradients, applied: tf.Tensor) -> Done:
+        """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient."""
+        distribution = update.distribution
         stored = self.overflow_counts.of(update.adapter.names)
 
         def record(counts: tf.Tensor) -> Done:
@@ -168,7 +159,7 @@ class LossScaler:
         return distribution.conditional_update(applied, held, apply, lambda held: record(update.counts(held)))
 
     def _record_ranges(self, update: Update) -> list[Done]:
-        """Return the ops that let monitors see the powers of two of the gradients; none if nobody asked for them."""
+        """Let monitors see the powers of two of the gradients; return the ops, none if nobody asked for them."""
         names, grads = update.adapter.names, update.grads
         record_gradients(RecordedGradients(self._manager, names, grads, update.loss_scale))
         if self.gradient_ranges is None:
@@ -188,7 +179,7 @@ class LossScaler:
 
     @without_autograph
     def advance(self, result: StepResult, is_step: tf.Tensor | None = None) -> Done:
-        """Adjust the loss scale and, unless `is_step` is False, count the step; to be called once for all replicas."""
+        """Adjust the loss scale and, unless `is_step` is False, count the step; called once for all replicas."""
         finite = result.finite
         adjusted = self._manager.update_loss_scale(*([finite] if result.max_abs is None else [finite, result.max_abs]))
 
@@ -199,17 +190,14 @@ class LossScaler:
         return tf.group(adjusted, count([]) if is_step is None else conditional_update(is_step, [], count))
 
     def overflow_reports(self) -> list[OverflowReport]:
-        """Return how often the gradient of each variable overflowed: one report for each list of variables.
-
-        In a graph the reports are about the steps that were built in that graph, and contain tensors to fetch.
-        """
+        """Return one report for each list of variables; in a graph, of the steps built there, with tensors to fetch."""
         with tf.init_scope():
             eager = tf.executing_eagerly()
             here = list(self.overflow_counts) if eager else overflow_counts_of_graph(self._manager)
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Make the variables that a step needs, so that a SavedModel that is exported before any step contains them."""
+        """Make the variables that a step needs, so that a SavedModel exported before any step contains them."""
         # Not on the replicas of a strategy: each of them would make variables of its own.
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
             self.overflow_counts.of(names).create()

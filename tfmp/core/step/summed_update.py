@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfmp.core.adapters import OptimizerAdapter, ProgramOnSums
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.gradient_check import Scaling
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.results import LocalResult
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.update import Update
 from tfmp.types import Done, Gradient, Gradients
@@ -20,16 +20,14 @@ class SummedUpdate(Update):
         self._sums = program.sum(grads)
         # The rows of sparse gradients are not added up yet.
         is_sparse = any(map(arithmetic.is_sparse, self._sums))
-        self._check_of_sums = facts.check(Scaling.CHECK_SCALED, facts.distribution.num_summed if is_sparse else 1)
-        self._check_of_grads = facts.check(Scaling.CHECK_SCALED, facts.distribution.num_summed)
+        num_summed = facts.distribution.num_summed
+        self._check_of_sums = facts.gradient_check(Scaling.CHECK_SCALED, num_summed if is_sparse else 1)
+        self._check_of_grads = facts.gradient_check(Scaling.CHECK_SCALED, num_summed)
 
-    def check(self) -> LocalCheck:
-        """Check the sums, which are the same on all replicas."""
-        return LocalCheck(self.distribution.once(lambda: self._check_of_sums.all_finite(self._sums)))
-
-    def held(self) -> list[Gradient]:
-        """Return the sums and the gradients."""
-        return [*self._sums, *self.grads]
+    def check(self) -> tuple[LocalResult, list[Gradient]]:
+        """Check the sums, which are the same on all replicas; the replica holds the sums and its gradients."""
+        usable = self.distribution.once(lambda: self._check_of_sums.all_finite(self._sums))
+        return LocalResult(usable), [*self._sums, *self.grads]
 
     def apply(self, held: Gradients) -> Done:
         """Run the program of each replica."""

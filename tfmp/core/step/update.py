@@ -1,47 +1,27 @@
-"""What a step does on one replica: the values that must be finite, and what is done if they are, and if not."""
+"""What a step does on one replica: which values must be finite, and what is done if they are and if they are not."""
 
 import abc
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
 from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.local_check import EarlierCheck, LocalCheck
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.types import Done, Gradient, Gradients
-
-
-class StepResult(NamedTuple):
-    """What all replicas agree on: the result of a step; after `GradScaler.unscale`, of one that may follow."""
-
-    #: True if the gradients are applied; bool.
-    applied: tf.Tensor
-    #: The largest magnitude among the unscaled gradients; float32. None if the manager does not need it.
-    max_abs: tf.Tensor | None = None
-    #: False if an accumulator dropped micro-batches that overflowed, without which the step may be applied; bool. None
-    #: if that cannot be.
-    complete: tf.Tensor | None = None
-
-    @property
-    def finite(self) -> tf.Tensor:
-        """True if no gradient overflowed; bool."""
-        return self.applied if self.complete is None else tf.logical_and(self.applied, self.complete)
 
 
 class Update(abc.ABC):
     """One step of an optimizer on one replica.
 
-    `LossScaler.run` knows nothing more of a step. There is a subclass for each way in which a step can run; `choice.py`
-    chooses one. A strategy calls the functions of the first replica's update for all replicas, so tensors that differ
-    between replicas are in `held`, which `apply` and `counts` get back as their argument.
+    This is all that `LossScaler.run` knows of a step. There is a subclass for each way in which a step can run;
+    `choice.py` chooses one. `loss_scale` is the number by which `grads` are still multiplied; None if they are in true
+    magnitude.
 
-    Attributes:
-        adapter: The optimizer and its variables.
-        grads: This replica's gradients, one for each variable.
-        distribution: How the replicas act together.
-        loss_scale: The number by which these gradients are still multiplied; None if they are in true magnitude.
+    `check` is called first, on every replica. A strategy then calls the other functions of the first replica's update
+    for all replicas. So `check` also returns the tensors that these use and that may differ between replicas, and they
+    get them back as their argument `held`.
     """
 
     def __init__(
@@ -57,12 +37,8 @@ class Update(abc.ABC):
         self.loss_scale = loss_scale
 
     @abc.abstractmethod
-    def check(self) -> LocalCheck:
-        """Check the values that must be finite before `apply`."""
-
-    @abc.abstractmethod
-    def held(self) -> list[Gradient]:
-        """Return, after `check`, the tensors that `apply` and `counts` use and that may differ between replicas."""
+    def check(self) -> tuple[LocalResult, list[Gradient]]:
+        """Check the values that must be finite before `apply`; return the result, and what the replica holds."""
 
     @abc.abstractmethod
     def apply(self, held: Gradients) -> Done:
@@ -81,8 +57,8 @@ class Update(abc.ABC):
 class CheckedUpdate(Update):
     """A step for which this replica's own gradients must be finite.
 
-    `known` is the result of an earlier check of gradients on this replica, if there was one. `measures` are tensors
-    that `apply` uses beside the gradients.
+    `earlier` is the result of an earlier check of gradients on this replica, if there was one. `measures` are tensors
+    that `apply` uses besides the gradients.
     """
 
     def __init__(
@@ -91,26 +67,24 @@ class CheckedUpdate(Update):
         grads: Gradients,
         distribution: Distribution,
         check: GradientCheck,
-        known: EarlierCheck | None = None,
+        earlier: EarlierCheck | None = None,
         *,
         loss_scale: tf.Tensor | None = None,
         measures: Sequence[tf.Tensor] = (),
     ) -> None:
         super().__init__(adapter, grads, distribution, loss_scale)
         self._check = check
-        self._known = known
+        self._earlier = earlier
         self._measures = measures
-        self._squares: Sequence[tf.Tensor] = ()
 
-    def check(self) -> LocalCheck:
-        """Check the gradients; those that were checked before and did not change are not read again."""
+    def check(self) -> tuple[LocalResult, list[Gradient]]:
+        """Check the gradients; those that were checked before and did not change are not read again.
+
+        The replica holds the gradients, the measures, and what tells `counts` which gradients it must read.
+        """
         checked = self._check.checked_form(self.grads)
-        self._squares = self._check.squares(checked)
-        return self._check.of(checked, self._known)
-
-    def held(self) -> list[Gradient]:
-        """Return the gradients, the measures, and what the check tells of the gradients for the counts."""
-        return [*self.grads, *self._measures, *self._squares]
+        squares = self._check.squares(checked)
+        return self._check.of(checked, self._earlier), [*self.grads, *self._measures, *squares]
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed."""
@@ -123,7 +97,7 @@ class CheckedUpdate(Update):
 
 
 class OptimizerUpdate(CheckedUpdate):
-    """Applies gradients in true magnitude by the optimizer itself: the way that every optimizer knows."""
+    """Applies gradients in true magnitude by the optimizer itself; this works with every optimizer."""
 
     def apply(self, held: Gradients) -> Done:
         """Call the optimizer."""

@@ -1,11 +1,11 @@
-"""Steps with the mean of several micro-batches, which an accumulator adds up in a window."""
+"""Steps with the mean of the micro-batches that an accumulator adds up in a window."""
 
 import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
-from tfmp.core.overflow.local_check import EarlierCheck
+from tfmp.core.overflow.results import EarlierCheck
 from tfmp.core.step.choice import update_of_unscaled
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
@@ -26,8 +26,8 @@ def accumulate(
         is_full = accumulator.is_full
 
     def end_window(_: Gradients) -> Done:
-        mean, known, emptied = drain(accumulator, distribution)
-        return tf.group(scaler.step(update_of_unscaled(adapter, mean, facts, known)), emptied)
+        mean, earlier, emptied = drain(accumulator, distribution)
+        return tf.group(scaler.step(update_of_unscaled(adapter, mean, facts, earlier)), emptied)
 
     return distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
 

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfmp.core.overflow.local_check import LocalCheck
+from tfmp.core.overflow.results import LocalResult
 from tfmp.core.step.update import Update
 from tfmp.types import Done, Gradient, Gradients
 
@@ -10,7 +10,7 @@ from tfmp.types import Done, Gradient, Gradients
 class WindowUpdate(Update):
     """Runs the update of a mean, and adds the overflows that were counted in its micro-batches to those of the step.
 
-    Such a step can be applied although micro-batches overflowed, which are then not a part of the mean.
+    The step can be applied although some micro-batches overflowed: they are then left out of the mean.
     """
 
     def __init__(self, of_mean: Update, overflow_counts: tf.Tensor) -> None:
@@ -18,13 +18,10 @@ class WindowUpdate(Update):
         self._of_mean = of_mean
         self._overflow_counts = overflow_counts
 
-    def check(self) -> LocalCheck:
-        """Check the mean."""
-        return self._of_mean.check()
-
-    def held(self) -> list[Gradient]:
-        """Return what the update of the mean holds, and the counts of this replica's micro-batches."""
-        return [*self._of_mean.held(), self._overflow_counts]
+    def check(self) -> tuple[LocalResult, list[Gradient]]:
+        """Check the mean; the replica also holds the counts of its micro-batches."""
+        result, held = self._of_mean.check()
+        return result, [*held, self._overflow_counts]
 
     def apply(self, held: Gradients) -> Done:
         """Apply the mean."""

@@ -16,19 +16,9 @@ _logger = logging.getLogger("tfmp")
 
 
 class WorkerAverage:
-    """The mean of gradients over Horovod's workers.
+    """The mean of gradients over Horovod's workers, which send them in `dtype`; in their own dtypes if it is None.
 
-    Args:
-        manager: Decides the loss scale.
-        is_distributed: True if the user states that several processes train together.
-        dtype: The dtype in which gradients are sent between the workers; by default their own.
-
-    Examples:
-        >>> import tfmp
-        >>> from tfmp.core.distribute import SingleProcess
-        >>> average = WorkerAverage(tfmp.FixedLossScaleManager(8), is_distributed=False)
-        >>> [float(grad) for grad in average.mean([tf.constant(2.0)], ["kernel"], SingleProcess())]
-        [2.0]
+    `is_distributed` is True if the user states that several processes train together.
     """
 
     def __init__(self, manager: LossScaleManager, is_distributed: bool, dtype: tf.DType | None = None) -> None:
@@ -43,13 +33,8 @@ class WorkerAverage:
     ) -> list[Gradient]:
         """Return the mean of the gradients over Horovod's workers; without such workers, the gradients themselves.
 
-        If a dtype is set, gradients are sent scaled. Unscaled, small values would become 0 in half precision.
-
-        Args:
-            grads: This worker's gradients.
-            names: The names of their variables, for errors.
-            distribution: How the workers act together.
-            are_scaled: True if these are the gradients of a scaled loss.
+        If a dtype is set, gradients are sent scaled, because small unscaled values would become 0 in half precision;
+        `are_scaled` is True if they are those of a scaled loss. Errors show the `names` of the variables.
         """
         self.warn_if_missing()
         if are_scaled or self._dtype is None:

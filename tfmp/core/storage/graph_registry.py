@@ -19,8 +19,7 @@ Kept = TypeVar("Kept")
 class OncePerGraph(Generic[Kept]):
     """Makes an object once for each graph and stores it there.
 
-    Args:
-        make: Makes the object. It is called in the graph, outside control dependencies, conditionals and functions.
+    `make` is called in the graph, outside control dependencies, conditionals and functions.
 
     Examples:
         >>> answer = OncePerGraph(lambda: tf.constant(42.0))
@@ -54,19 +53,9 @@ class OncePerGraph(Generic[Kept]):
 
 
 class GraphList(Generic[Kept]):
-    """A list in each graph of objects that were built there, so that a monitor finds them without the optimizer.
+    """A named list in each graph of objects that were built there, so that a monitor finds them without the optimizer.
 
     In eager code there is no list, because nothing needs one.
-
-    Args:
-        name: The name of the list; a graph may have several lists.
-
-    Examples:
-        >>> losses = GraphList("example")
-        >>> with tf.Graph().as_default():
-        ...     losses.append("a loss")
-        ...     losses.items()
-        ['a loss']
     """
 
     def __init__(self, name: str) -> None:

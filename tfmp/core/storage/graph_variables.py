@@ -15,16 +15,11 @@ import tensorflow as tf
 
 
 def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
-    """Make a variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
+    """Make a scalar variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
 
-    Args:
-        name: The name of the variable. The current name scope is put in front; if the name is taken, a number is
-            appended.
-        initial_value: The initial value, a scalar.
-
-    Returns:
-        A reference variable if resource variables and control flow v2 are both disabled and no `tf.distribute` strategy
-        is active; otherwise a resource variable. The mirrored variables of a strategy are always resource variables.
+    The current name scope is put in front of the name; if the name is taken, a number is appended. The variable is a
+    reference variable if resource variables and control flow v2 are both disabled and no `tf.distribute` strategy is
+    active; otherwise it is a resource variable, as the mirrored variables of a strategy always are.
     """
     if not (
         tf.compat.v1.resource_variables_enabled()
@@ -45,10 +40,9 @@ def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
 
 
 def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-    """Make a variable that is not in any collection, so that scripts neither initialize nor save it.
+    """Make a resource variable that is not in any collection, so that scripts neither initialize nor save it.
 
-    Returns:
-        A resource variable. It is uninitialized at the start of every session; the code that reads it must handle this.
+    It is uninitialized at the start of every session; the code that reads it must handle this.
     """
     return tf.compat.v1.Variable(
         initial_value, name=name, trainable=False, use_resource=True, collections=[], **_SAME_ON_ALL_REPLICAS
@@ -58,8 +52,7 @@ def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) ->
 def checkpoint_key(variable: tf.Variable) -> str:
     """Return the checkpoint key of a variable of a graph, if the `Saver` was given a list of variables.
 
-    Args:
-        variable: A variable, or one part of a partitioned variable. All parts have the same key.
+    All parts of a partitioned variable have the same key.
     """
     # TensorFlow has no public way to ask for the key; see `_set_checkpoint_key`.
     if isinstance(variable, tf.distribute.DistributedValues):

@@ -17,26 +17,21 @@ Kept = TypeVar("Kept")
 
 
 class _InGraph(NamedTuple):
-    """The part of a state that is in one graph.
+    """The part of a state that is in one graph."""
 
-    Attributes:
-        variables: The variables, one for each field.
-        values: Tensors that read the variables, at the top level of the graph. They can be fetched in every iteration,
-            also after the graph was finalized.
-    """
-
+    #: The variables, one for each field.
     variables: Any
+    #: Tensors that read the variables, at the top level of the graph. They can be fetched in every iteration, also
+    #: after the graph was finalized.
     values: Any
 
 
 class StateVariables(tf.Module, Generic[State]):
     """Stores one state: in variables of each graph that uses it, and in variables of eager code.
 
-    Args:
-        initial: The state at the start: a NamedTuple of NumPy scalars or arrays.
-        saved: For variables in a graph: True if they are initialized and saved with the script's own variables. If
-            False, they are in no collection, so that initializers and Savers do not find them, and every session starts
-            from the initial state.
+    `initial` is a NamedTuple of NumPy scalars or arrays. If `saved` is True, the variables in a graph are initialized
+    and saved with the script's own variables. If it is False, they are in no collection, so that initializers and
+    Savers do not find them, and every session starts from the initial state.
     """
 
     def __init__(self, initial: State, saved: bool) -> None:
@@ -49,15 +44,9 @@ class StateVariables(tf.Module, Generic[State]):
         self._hosted = False
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Move the state of eager code into variables of a host, such as a Keras optimizer, which saves them.
+        """Move the state of eager code, with its current values, into variables of a host that saves them.
 
-        The state keeps its current values.
-
-        Args:
-            add_variable: The host's function that makes a variable.
-
-        Raises:
-            ValueError: The state is already in variables of a host.
+        The host is for example a Keras optimizer. A state that is already in variables of a host is refused.
         """
         if self._hosted:
             raise ValueError(
@@ -103,9 +92,8 @@ class StateVariables(tf.Module, Generic[State]):
     def assign(self, state: State) -> Done:
         """Store a state; no field is stored before all fields are computed.
 
-        Args:
-            state: The new state, as tensors. Do not pass a tensor that `read` returned: a tensor that reads a reference
-                variable shares the variable's memory.
+        Do not pass a tensor that `read` returned: a tensor that reads a reference variable shares the variable's
+        memory.
         """
         variables = self.create()
         with tf.control_dependencies(list(state)):
@@ -117,11 +105,7 @@ class StateVariables(tf.Module, Generic[State]):
             return {name: value.numpy().item() for name, value in self._read(self.create())._asdict().items()}
 
     def load(self, numbers: Mapping[str, float]) -> None:
-        """Set the state of eager code.
-
-        Args:
-            numbers: A number for each field, by the name of the field.
-        """
+        """Set the state of eager code from a number for each field, by the name of the field."""
         with tf.init_scope():
             variables = self.create()
             # All values are converted before the first is stored: if one is not a number, nothing changes.

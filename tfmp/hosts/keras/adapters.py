@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.hosts.keras.compiler import UpdateCompiler
-from tfmp.hosts.keras.conditions import view_of
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.program import KerasProgram
 from tfmp.hosts.keras.replicas import ProgramOfReplicas, apply_on_replicas
+from tfmp.hosts.keras.views import view_of
 from tfmp.types import Done, Gradient, Gradients
 
 
@@ -61,13 +61,10 @@ class KerasAdapter(OptimizerAdapter):
         return program if program is not None and program.is_compiled else None
 
     def can_unscale_late(self, grads: Gradients) -> bool:
-        """Return True if it makes no difference whether these gradients are unscaled before or after the check.
+        """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
 
         It does if a variable has float8 scales: their next values, which come as "gradients", must not be divided by
         the loss scale.
-
-        Args:
-            grads: Gradients of a scaled loss, one for each variable.
         """
         return not self.overwritten and all(map(_can_be_unscaled_late, grads, self.dtypes))
 
@@ -91,8 +88,8 @@ class Keras2Adapter(KerasAdapter):
         variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
         compiler: Says whether the program is compiled; None if gradients are to be unscaled before they come here.
-        sums_first: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
-            already. The attribute of this name is True in both cases.
+        aggregates: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
+            already.
         average: Averages gradients over Horovod's workers; None if they are averaged already.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own
             `LossScaleOptimizer`.
@@ -105,13 +102,13 @@ class Keras2Adapter(KerasAdapter):
         kwargs: Mapping[str, Any] | None = None,
         *,
         compiler: UpdateCompiler | None = None,
-        sums_first: bool = True,
+        aggregates: bool = True,
         average: Callable[[Gradients], Gradients] | None = None,
         counts_skipped_steps: bool = False,
     ) -> None:
         super().__init__(optimizer, variables, kwargs, compiler=compiler)
         self.sums_first = True
-        self._sums = sums_first
+        self._aggregates = aggregates
         self._average = average
         self._counts_skipped_steps = counts_skipped_steps
 
@@ -122,7 +119,7 @@ class Keras2Adapter(KerasAdapter):
 
     def reduce(self, grads: Gradients) -> Gradients:
         """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""
-        if self._sums:
+        if self._aggregates:
             grads = [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
         return grads if self._average is None else self._average(grads)
 
@@ -147,10 +144,7 @@ class Keras2Adapter(KerasAdapter):
 
 
 class Keras3Adapter(KerasAdapter):
-    """The adapter for an optimizer of Keras 3, whose update is a program on each replica of a strategy, if possible.
-
-    The arguments are those of `KerasAdapter`.
-    """
+    """The adapter for an optimizer of Keras 3, whose update is a program on each replica of a strategy, if possible."""
 
     def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
         """Return the program by which each replica unscales and applies the sums of these gradients."""
@@ -176,5 +170,5 @@ class Keras3Adapter(KerasAdapter):
 
 
 def _can_be_unscaled_late(grad: Gradient, dtype: tf.DType | None) -> bool:
-    """Return True if a finite scaled gradient stays finite when it is unscaled and cast to the dtype of `dtypes`."""
+    """Return whether a finite scaled gradient stays finite when it is unscaled and cast to the dtype of `dtypes`."""
     return dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))

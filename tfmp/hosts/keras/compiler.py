@@ -1,26 +1,27 @@
-"""Whether the update of variables by an optimizer of Keras is compiled by XLA."""
+"""Decides whether the update of variables by an optimizer of Keras is compiled by XLA."""
 
 import logging
+import math
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.tracing import ops_are_watched
-from tfmp.hosts.keras.conditions import (
-    can_be_compiled,
-    has_no_conditional,
-    of_tensorflow,
-    parts_with_code,
-    worth_compiling,
-)
+from tfmp.core.tracing import ops_are_watched, within_xla
 from tfmp.hosts.keras.kept_programs import KeptPrograms
 from tfmp.hosts.keras.own_code import OwnCode
-from tfmp.hosts.keras.replicas import can_be_compiled_on_replicas
+from tfmp.hosts.keras.replicas import can_update_one_replica
+from tfmp.hosts.keras.views import of_tensorflow
 from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
+
+#: The smallest numbers of values, in all variables together and on average in each, for which compiling saves time.
+#: With fewer values the compilation takes longer than what it saves in hundreds of steps.
+_MANY = 2**20
+_MANY_FOR_EACH = 2**14
 
 #: Whether to compile an update: True, False, or "auto", which compiles where that saves time.
 JitCompile: TypeAlias = bool | str
@@ -36,17 +37,13 @@ class UpdateCompiler:
     the constraints of the variables are all Keras' own: a user's code may do what XLA cannot compile, such as printing.
     With True it is compiled with a user's code too, in a `tf.function`. In eager mode the compiled program is kept and
     run again while no setting changes; because a user's code may depend on anything, only Keras' own is compiled there.
-    A method that a user puts in the place of one of Keras', on the optimizer or on its class, is a user's code.
-    The update is never compiled
+    A method that a user puts in the place of one of Keras', on the optimizer or on its class, is a user's code. The
+    optimizer is referred to weakly. The update is never compiled
 
     * within a step that XLA compiles already;
     * on the replicas of a strategy, unless each of them can run a program of its own;
     * while `tf.debugging.enable_check_numerics` or `tf.debugging.experimental.enable_dump_debug_info` is on, because
       XLA does not have the ops that they add. A warning says so once.
-
-    Args:
-        optimizer: The optimizer, to which this object refers weakly.
-        jit_compile: Whether to compile: True, False or "auto".
     """
 
     def __init__(self, optimizer: _Optimizer, jit_compile: JitCompile) -> None:
@@ -66,7 +63,7 @@ class UpdateCompiler:
 
     @property
     def is_of_own_code(self) -> bool:
-        """Whether the optimizer is of a class of Keras, and none of its methods was replaced."""
+        """True if the optimizer is of a class of Keras, and none of its methods was replaced."""
         return self._own_optimizer.runs_alone([self.optimizer])
 
     @property
@@ -75,38 +72,37 @@ class UpdateCompiler:
         return self._own_code.version
 
     def compiles(self, variables: Sequence[_Variable]) -> bool:
-        """Return whether the update of these variables is compiled."""
-        return self._is_to_be_compiled(variables) and not self._is_debugged()
+        """Return whether the update of these variables is a compiled program of its own."""
+        if not self._jit_compile or not can_be_own_program():
+            return False
+        if self._jit_compile == "auto":
+            is_wanted = self._saves_time(variables) and self._suits_xla(variables)
+        else:
+            is_wanted = not tf.executing_eagerly() or self.is_by_keras_alone(variables)
+        return is_wanted and not self._is_debugged()
 
     def compiles_on_replicas(self, grads: Gradients, variables: Sequence[_Variable]) -> bool:
         """Return whether each replica updates these variables by a program of its own; only for Keras 3."""
-        if not self._jit_compile or not can_be_compiled_on_replicas(self.optimizer, grads):
+        if not (self._jit_compile and can_be_programs_of_replicas(grads) and can_update_one_replica(self.optimizer)):
             return False
-        is_large = self._jit_compile is True or self._is_worth_compiling(variables)
+        is_wanted = self._jit_compile is True or self._saves_time(variables)
         scales = self.optimizer.loss_scale_factor is not None
-        return is_large and not scales and self._suits_xla(variables) and not self._is_debugged()
-
-    def _is_to_be_compiled(self, variables: Sequence[_Variable]) -> bool:
-        if not self._jit_compile or not can_be_compiled():
-            return False
-        if self._jit_compile == "auto":
-            return self._is_worth_compiling(variables) and self._suits_xla(variables)
-        return not tf.executing_eagerly() or self.is_by_keras_alone(variables)
-
-    def _suits_xla(self, variables: Sequence[_Variable]) -> bool:
-        # A user's code may do what XLA cannot compile, such as printing.
-        return has_no_conditional(self.optimizer) and self.is_by_keras_alone(variables)
+        return is_wanted and not scales and self._suits_xla(variables) and not self._is_debugged()
 
     def is_by_keras_alone(self, variables: Sequence[_Variable]) -> bool:
         """Return whether only Keras' own code takes part in the update of these variables."""
-        return self._own_code.runs_alone(parts_with_code(self.optimizer, variables))
+        return self._own_code.runs_alone(_parts_with_code(self.optimizer, variables))
 
-    def _is_worth_compiling(self, variables: Sequence[_Variable]) -> bool:
+    def _suits_xla(self, variables: Sequence[_Variable]) -> bool:
+        # A user's code may do what XLA cannot compile, such as printing.
+        return _has_no_conditional(self.optimizer) and self.is_by_keras_alone(variables)
+
+    def _saves_time(self, variables: Sequence[_Variable]) -> bool:
         # In eager mode each step asks, about the same variables.
         asked, answer = self._last_asked
         identities = list(map(id, variables))
         if asked != identities:
-            answer = worth_compiling(list(map(of_tensorflow, variables)))
+            answer = saves_time(list(map(of_tensorflow, variables)))
             self._last_asked = identities, answer
         return answer
 
@@ -122,11 +118,7 @@ class UpdateCompiler:
 
 
 def validated_jit_compile(value: object) -> JitCompile:
-    """Return a setting of this name, or raise an error if it is none.
-
-    Raises:
-        ValueError: The value is not True, False or "auto".
-    """
+    """Return a setting of this name, or raise an error if it is none."""
     if isinstance(value, bool) or value == "auto":
         return value
     raise ValueError(f'jit_compile must be True, False or "auto", got {value!r}.')
@@ -136,15 +128,6 @@ class UpdateCompilers:
     """The compilers of optimizers, one for each; those of optimizers that are gone are forgotten.
 
     Copies of this object are empty.
-
-    Args:
-        jit_compile: Whether to compile updates: True, False or "auto".
-
-    Examples:
-        >>> import keras
-        >>> compilers, optimizer = UpdateCompilers("auto"), keras.optimizers.SGD(0.5)
-        >>> compilers.of(optimizer) is compilers.of(optimizer)
-        True
     """
 
     def __init__(self, jit_compile: JitCompile) -> None:
@@ -155,11 +138,61 @@ class UpdateCompilers:
         return UpdateCompilers, (self._jit_compile,)
 
     def of(self, optimizer: _Optimizer) -> UpdateCompiler:
-        """Return the compiler of an optimizer.
-
-        Args:
-            optimizer: An optimizer of Keras 2 or Keras 3.
-        """
+        """Return the compiler of an optimizer of Keras 2 or Keras 3."""
         if optimizer not in self._each:
             self._each[optimizer] = UpdateCompiler(optimizer, self._jit_compile)
         return self._each[optimizer]
+
+
+def can_be_own_program() -> bool:
+    """Return whether an update at this point can be a compiled program of its own.
+
+    It cannot be one if XLA compiles the whole step already, or if the replicas of a `tf.distribute` strategy update
+    variables together.
+    """
+    return not (within_xla() or tf.distribute.has_strategy())
+
+
+def can_be_programs_of_replicas(grads: Gradients) -> bool:
+    """Return whether the update at this point is one of replicas in a graph, with a gradient for each variable."""
+    is_on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    return is_on_replica and not (tf.executing_eagerly() or within_xla() or any(grad is None for grad in grads))
+
+
+def saves_time(variables: Sequence[tf.Variable]) -> bool:
+    """Return whether compiling the update of these variables is possible on their device and saves time.
+
+    The time to compile grows with the number of variables. The time saved at each step grows with the number of their
+    values. The variables must therefore have at least 2**20 values together and at least 2**14 on average. They must
+    all be on one device, which must not be an Apple GPU.
+    """
+    values = sum(math.prod(variable.shape) for variable in variables)
+    is_large = values >= max(_MANY, _MANY_FOR_EACH * len(variables))
+    # An XLA program runs on a single device.
+    is_on_one_device = len({variable.device for variable in variables}) == 1
+    apple_gpu = sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
+    return is_large and is_on_one_device and not apple_gpu
+
+
+def _has_no_conditional(optimizer: _Optimizer) -> bool:
+    """Return whether an update of Keras' own contains no conditional, which would copy variables in an XLA program."""
+    # The settings of a MultiOptimizer say nothing about the optimizers inside it. The optimizers of Keras 2 do not
+    # accumulate gradients.
+    accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
+    return not (_inner_optimizers(optimizer) or optimizer.ema_overwrite_frequency or accumulates)
+
+
+def _parts_with_code(optimizer: _Optimizer, variables: Sequence[_Variable]) -> list[object]:
+    """Return the objects whose code computes an update: the optimizer, its schedule and the constraints."""
+    optimizers = [optimizer, *_inner_optimizers(optimizer)]
+    # `_learning_rate` is private, but the public property gives only the value at this step, not the schedule.
+    rates = [each._learning_rate for each in optimizers]
+    constraints = [getattr(variable, "constraint", None) for variable in variables]
+    # In Keras 2 a learning rate that is no schedule is a variable of TensorFlow's.
+    parts = [each for each in [*rates, *constraints] if not (each is None or isinstance(each, tf.Variable))]
+    return [*optimizers, *parts]
+
+
+def _inner_optimizers(optimizer: _Optimizer) -> list[_Optimizer]:
+    # Only a MultiOptimizer has some. Older versions of Keras do not have this class.
+    return list(getattr(optimizer, "optimizers", []))

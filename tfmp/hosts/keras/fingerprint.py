@@ -15,15 +15,12 @@ _Reference: TypeAlias = Callable[[], object]
 
 
 class Fingerprint:
-    """The settings of objects at one moment, in a form that can be compared.
+    """The settings of objects, such as an optimizer and its variables, at one moment, in a form that can be compared.
 
     A compiled program contains Python's numbers and flags as they were when it was traced; the values of variables it
     reads anew each time it runs. So a fingerprint contains numbers, strings and arrays by value, and variables, tensors
     and functions by their identity. Lists, dictionaries and objects of Keras' own classes, such as schedules and
     constraints, are looked into. Nothing is known of what any other object contains, and it may change at any time.
-
-    Args:
-        settings: The settings: an optimizer, what is known of its variables, and the like.
 
     Attributes:
         key: Equal for two fingerprints if all settings are the same.

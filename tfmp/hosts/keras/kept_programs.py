@@ -23,18 +23,13 @@ _STEPS_PER_PROGRAM = 100
 
 
 def run_compiled(update: _Update, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
-    """Run an update of variables as a program that XLA compiles.
+    """Run an update of variables, a function of gradients and further tensors, as a program that XLA compiles.
 
     Every call makes a program of its own. Call this function inside a `tf.function`, which calls it only once for each
     trace. The update then uses the values that Python objects have during that trace, like all other code of the trace.
 
     XLA compiles the program again for every new shape. Sparse gradients are therefore padded with rows of zeros, so
     that few different shapes occur.
-
-    Args:
-        update: A function of the gradients and the tensors that updates variables.
-        grads: The gradients.
-        tensors: Further tensors that the update needs, such as the learning rate.
 
     Examples:
         >>> w = tf.Variable([1.0, 2.0])
@@ -94,11 +89,7 @@ class KeptPrograms:
     ) -> None:
         """Run an update as the program that was compiled for its settings; compile one if there is none.
 
-        Args:
-            update: A function of the gradients and the tensors that updates variables.
-            settings: Returns the fingerprint of all that the function depends on.
-            grads: The gradients.
-            tensors: Further tensors that the update needs, such as the loss scale.
+        `settings` returns the fingerprint of all that the update depends on, apart from its arguments.
         """
         self._steps += 1
         now = settings()

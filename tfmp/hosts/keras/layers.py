@@ -18,10 +18,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.hosts.keras.which import is_keras2
-
-#: The half-precision types, as Keras names them.
-HALF = ("float16", "bfloat16")
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
@@ -56,10 +54,6 @@ def called_layers_of(keras: ModuleType, model: _Layer) -> list[_Layer]:
 
     A functional model calls the layers of its graph, and not what it only holds in an attribute, such as the
     preprocessor of keras-hub's tasks. Any other layer may call all layers that it holds.
-
-    Args:
-        keras: The package that the model is of.
-        model: The model.
     """
     found = {id(model): model}
     waiting = [model]
@@ -93,22 +87,12 @@ def _graph_of(keras: ModuleType, layer: _Layer) -> list[Any] | None:
 
 
 def compute_dtype(keras: ModuleType, layer: _Layer) -> str:
-    """Return the name of the type that Keras computes a layer in.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer.
-    """
+    """Return the name of the type that Keras computes a layer in."""
     return str(_read_as_keras_does(keras, layer, "compute_dtype"))
 
 
 def variable_dtype(keras: ModuleType, layer: _Layer) -> str:
-    """Return the name of the type that Keras stores the weights of a layer in.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer.
-    """
+    """Return the name of the type that Keras stores the weights of a layer in."""
     return str(_read_as_keras_does(keras, layer, "variable_dtype"))
 
 
@@ -123,12 +107,7 @@ _ROUNDING = ("quantize_wrapper", "quantize_layer", "cluster_wrapper")
 
 
 def is_quantized(keras: ModuleType, layer: _Layer) -> bool:
-    """Return whether a layer computes in the types of a quantization, or simulates that in float32.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer.
-    """
+    """Return whether a layer computes in the types of a quantization, or simulates that in float32."""
     names = [each.__module__.split(".") for each in type(layer).__mro__]
     is_simulated = any(name[0] == "tensorflow_model_optimization" and name[-1] in _ROUNDING for name in names)
     # In Keras 2 the name means nothing.
@@ -136,22 +115,12 @@ def is_quantized(keras: ModuleType, layer: _Layer) -> bool:
 
 
 def is_compiled(keras: ModuleType, model: _Layer) -> bool:
-    """Return whether a layer is a model that is compiled.
-
-    Args:
-        keras: The package that the layer is of.
-        model: The layer.
-    """
+    """Return whether a layer is a model that is compiled."""
     return isinstance(model, keras.Model) and bool(model._is_compiled if is_keras2(keras) else model.compiled)
 
 
 def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
-    """Return the weights of a layer, without those of the layers in it. A model need not be built.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer.
-    """
+    """Return the weights of a layer, without those of the layers in it. A model need not be built."""
     if is_keras2(keras):
         return [*layer._trainable_weights, *layer._non_trainable_weights]
     return [*layer._trainable_variables, *layer._non_trainable_variables]
@@ -161,14 +130,10 @@ def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
     """Return the operations of a functional model that cast the inputs of its layers to half precision.
 
     Keras 3 has them before 3.10. The layers cast their inputs themselves as well.
-
-    Args:
-        keras: The package that the model is of.
-        model: A model or layer.
     """
     functional = _functional_of(keras, model)
     operations = () if is_keras2(keras) or functional is None else functional.operations
-    return [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF]
+    return [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF_TYPES_BY_NAME]
 
 
 def _functional_of(keras: ModuleType, model: _Layer) -> Any:  # noqa: ANN401 - a functional model of any Keras
@@ -185,12 +150,8 @@ def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -
     """Let a functional model take float32 inputs, where it was built such that it casts them to half precision.
 
     A sequential model that is built by its first call under a mixed policy takes half-precision inputs from then on,
-    whatever its layers compute in. The layers cast their inputs themselves.
-
-    Args:
-        keras: The package that the model is of.
-        model: The model; a layer that is no functional model is left as it is.
-        undo: Gets what takes the changes back.
+    whatever its layers compute in. The layers cast their inputs themselves. Any other layer is left as it is. `undo`
+    gets what takes the changes back.
     """
 
     def change(owner: Any, name: str, value: Any) -> None:  # noqa: ANN401 - an object of any Keras
@@ -204,7 +165,7 @@ def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -
     # sequential model of Keras 2 that is not built has none yet.
     inputs = getattr(functional, "_nested_inputs" if is_keras2(keras) else "inputs", None)
     for tensor in [] if inputs is None else tf.nest.flatten(inputs):
-        if tf.as_dtype(tensor.dtype).name not in HALF:
+        if tf.as_dtype(tensor.dtype).name not in HALF_TYPES_BY_NAME:
             continue
         if is_keras2(keras):
             spec, layer = tensor._type_spec, tensor.node.layer
@@ -220,10 +181,6 @@ def is_function_of_tensorflow(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer is what Keras 2 makes of a function of TensorFlow that is called on a layer's result.
 
     Such a layer computes in the type that it is given.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer.
     """
     return type(layer).__module__ == f"{keras.__name__}.src.layers.core.tf_op_layer"
 
@@ -232,14 +189,8 @@ def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str
     """Return what attributes of a layer must hold for Keras 2 to cast the variables in them where the layer reads them.
 
     A layer that was made under a mixed policy has variables that cast themselves. A layer that was made under float32
-    has plain ones: in attributes, and in lists, tuples and dictionaries among these.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer.
-
-    Returns:
-        The new values of the attributes that hold plain variables, by name.
+    has plain ones: in attributes, and in lists, tuples and dictionaries among these. Only these attributes are
+    returned, by name.
     """
     module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.autocast_variable")
     # They read their variables in float32, and cast the result themselves.

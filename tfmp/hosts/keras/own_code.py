@@ -9,31 +9,19 @@ OWN_PACKAGES = frozenset(("keras", "tf_keras", "tensorflow", "tfmp"))
 
 
 def is_of_keras(value: object) -> bool:
-    """Return whether the class of an object is a part of Keras or tf_keras, not one that a user wrote.
-
-    Examples:
-        >>> import keras
-        >>> is_of_keras(keras.optimizers.SGD(0.5)), is_of_keras(0.5)
-        (True, False)
-    """
+    """Return whether the class of an object is a part of Keras or tf_keras, not one that a user wrote."""
     return type(value).__module__.startswith(("keras.", "tf_keras."))
 
 
 def is_from(packages: Iterable[str], module: str | None) -> bool:
-    """Return whether a module is a part of one of the packages.
-
-    Args:
-        packages: The names of packages.
-        module: The full name of the module; None for no module.
-    """
+    """Return whether a module, known by its full name, is a part of one of the packages; one without a name is not."""
     return (module or "").partition(".")[0] in packages
 
 
 class OwnCode:
     """Tells whether objects run only Keras' own code, also if a user replaces methods on an object or on its class.
 
-    Attributes:
-        version: Changes whenever anything in the objects' classes is replaced, by Keras' own code too.
+    `version` changes whenever anything in the objects' classes is replaced, by Keras' own code too.
 
     Examples:
         >>> import functools, keras
@@ -70,17 +58,7 @@ class OwnCode:
 
 
 def is_foreign(value: Any) -> bool:  # noqa: ANN401 - whatever an object or a class holds
-    """Return whether a value is a function or another callable that is not a part of Keras.
-
-    Args:
-        value: The value of an attribute: a function, a property, a number, ...
-
-    Examples:
-        >>> import functools, keras
-        >>> own = functools.partial(print)
-        >>> is_foreign(own), is_foreign(property(own)), is_foreign(keras.optimizers.SGD.update_step), is_foreign(1)
-        (True, True, False, False)
-    """
+    """Return whether the value of an attribute is a function or another callable that is not a part of Keras."""
     if isinstance(value, property):
         return any(map(is_foreign, (value.fget, value.fset, value.fdel)))
     # Of methods, class methods, static methods, and functions of TensorFlow.

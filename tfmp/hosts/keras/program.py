@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, reductions
-from tfmp.core.gradients.origins import Change
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.derived_gradients import Change
+from tfmp.core.gradients.norms import global_norm, halves_of_square_sums
 from tfmp.core.tracing import within_xla
 from tfmp.hosts.keras.compiler import UpdateCompiler
-from tfmp.hosts.keras.conditions import of_tensorflow, view_of
 from tfmp.hosts.keras.fingerprint import Fingerprint
 from tfmp.hosts.keras.kept_programs import run_compiled
+from tfmp.hosts.keras.views import of_tensorflow, view_of
 from tfmp.types import Done, Gradient, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
@@ -71,21 +72,15 @@ class KerasProgram:
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Return what the program needs for clipping by the global norm; nothing if it does not clip.
 
-        The check of the gradients computes the same sums of squares, so they cost little when computed beside it.
-
-        Args:
-            grads: The gradients of the scaled loss.
-            loss_scale: The loss scale.
-
-        Returns:
-            Within XLA the norm of the unscaled gradients: there the conditional step runs as a loop, in which the norm
-            would be slow, and computing it outside of the loop costs little even if the step is skipped. Otherwise the
-            sums of squares from `reductions.half_squares`.
+        That is the norm of the unscaled gradients within XLA: there the conditional step runs as a loop, in which the
+        norm would be slow, and computing it outside of the loop costs little even if the step is skipped. Otherwise it
+        is the sums of squares from `halves_of_square_sums`. The check of the gradients computes the same sums, so
+        they cost little beside it.
         """
         if not self.clips:
             return []
-        squares = reductions.half_squares(grads)
-        return [_true_norm(grads, squares, loss_scale)] if within_xla() else [squares]
+        halves = halves_of_square_sums(grads)
+        return [_true_norm(grads, halves, loss_scale)] if within_xla() else [halves]
 
     def apply(
         self,
@@ -101,8 +96,7 @@ class KerasProgram:
 class ProgramsTogether:
     """Runs the programs of several optimizers, as one program for each device.
 
-    Args:
-        programs: The program of each optimizer, in the order in which their gradients stand in one list.
+    The gradients stand in one list, in the order of the programs.
     """
 
     def __init__(self, programs: Sequence[KerasProgram]) -> None:
@@ -197,7 +191,7 @@ _SETTINGS = ("trainable", "constraint", "overwrite_with_gradient")
 
 
 class _Part(NamedTuple):
-    """The part of one optimizer in a step: its share of the program, and what the program is given."""
+    """What one optimizer does in a step: its share of the program, and what the program is given."""
 
     share: _Share
     grads: Gradients
@@ -206,7 +200,7 @@ class _Part(NamedTuple):
     def norms(self, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         if within_xla():
             return list(self.measures)
-        return [_true_norm(self.grads, squares, loss_scale) for squares in self.measures]
+        return [_true_norm(self.grads, halves, loss_scale) for halves in self.measures]
 
 
 def _part(
@@ -273,6 +267,6 @@ def _is_positive(norm: float | None) -> bool:
     return norm is not None and norm > 0
 
 
-def _true_norm(grads: Gradients, squares: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+def _true_norm(grads: Gradients, halves: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
     """Return the global norm of scaled gradients after unscaling."""
-    return tf.cast(reductions.global_norm(grads, squares) / tf.cast(loss_scale, tf.float64), tf.float32)
+    return tf.cast(global_norm(grads, halves) / tf.cast(loss_scale, tf.float64), tf.float32)

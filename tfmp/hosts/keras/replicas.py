@@ -8,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.core.tracing import within_xla
-from tfmp.hosts.keras.conditions import of_tensorflow, view_of
 from tfmp.hosts.keras.kept_programs import run_compiled
+from tfmp.hosts.keras.views import of_tensorflow, view_of
 from tfmp.types import Done, Gradients
 
 #: On the TensorFlow backend Keras 3 overrides these private methods, in a class of this name, so that each replica
@@ -20,17 +19,11 @@ _UPDATING = ("_backend_update_step", "_apply_weight_decay")
 _OF_TENSORFLOW, _OF_ALL = "TFOptimizer", "BaseOptimizer"
 
 
-def can_be_compiled_on_replicas(optimizer: Any, grads: Gradients) -> bool:  # noqa: ANN401
-    """Return whether an update at this point is one of replicas in a graph, each of which can run a program.
+def can_update_one_replica(optimizer: Any) -> bool:  # noqa: ANN401
+    """Return whether an optimizer of Keras 3 can be made to update one replica, as `apply_sums` does.
 
-    Args:
-        optimizer: An optimizer of Keras 3. The update of one that overrides Keras' private methods, such as Nadam, is
-            not compiled.
-        grads: The gradients of one replica. Each variable must have one.
+    One that overrides Keras' private methods, such as Nadam, cannot.
     """
-    is_on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    if not is_on_replica or tf.executing_eagerly() or within_xla() or any(grad is None for grad in grads):
-        return False
     return all(_is_of_tensorflow(type(optimizer), name) for name in _UPDATING)
 
 
@@ -39,13 +32,7 @@ def _is_of_tensorflow(kind: type, method: str) -> bool:
 
 
 def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]) -> None:  # noqa: ANN401
-    """Sum the gradients over the replicas and apply the sums, as an optimizer of Keras 3 does; call it on each replica.
-
-    Args:
-        optimizer: An optimizer of Keras 3.
-        grads: The unscaled gradients of this replica.
-        variables: The variables.
-    """
+    """Sum the gradients over the replicas and apply the sums, as a Keras 3 optimizer does; call it on each replica."""
     # Keras clips the gradients of each replica before it sums them. This private method does nothing without one of
     # the settings.
     clipped = optimizer._clip_gradients(list(grads))
@@ -53,12 +40,7 @@ def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]
 
 
 class ProgramOfReplicas:
-    """The program by which each replica unscales sums of gradients and applies them.
-
-    Args:
-        optimizer: An optimizer of Keras 3. It does not clip.
-        variables: The variables.
-    """
+    """The program by which each replica unscales sums of gradients and applies them; its optimizer does not clip."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401
         self._optimizer = optimizer
@@ -77,12 +59,7 @@ class ProgramOfReplicas:
 
 
 def sum_over_replicas(grads: Gradients, variables: Sequence[Any]) -> Gradients:
-    """Return the sums of gradients over the replicas; call it on each replica.
-
-    Args:
-        grads: The gradients of this replica, one for each variable.
-        variables: The variables, on whose devices the sums are needed.
-    """
+    """Return the sums of gradients over the replicas, on the devices of the variables; call it on each replica."""
 
     def on_all(strategy: tf.distribute.Strategy, grads: Gradients) -> Gradients:
         pairs = list(zip(grads, map(of_tensorflow, variables), strict=True))
@@ -99,13 +76,9 @@ def apply_sums(
     variables: Sequence[Any],
     loss_scale: tf.Tensor | None = None,
 ) -> None:
-    """Apply the sums of gradients on each replica by a program of its own; call it on each replica.
+    """Apply the sums of `sum_over_replicas` on each replica by a program of its own; call it on each replica.
 
-    Args:
-        optimizer: An optimizer of Keras 3. It does not clip.
-        sums: What `sum_over_replicas` returned.
-        variables: The variables.
-        loss_scale: The loss scale by which the program divides the sums; None if they are unscaled.
+    The optimizer is one of Keras 3 that does not clip. Without a loss scale, the sums are unscaled already.
     """
 
     def update(first: tf.Variable, sums: Gradients) -> None:

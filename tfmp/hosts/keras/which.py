@@ -4,20 +4,14 @@ import sys
 from types import ModuleType
 from typing import Literal
 
-from tfmp.optional import refuse_old_keras
+from tfmp.environment import refuse_old_keras
 
 
 def keras_of(value: object, base: str) -> ModuleType | None:
-    """Return the package of Keras that an object is of, among those that the program has imported.
+    """Return the package of Keras that an object is of, `keras` or `tf_keras`; None if it is of neither.
 
-    An object exists only if its Keras was imported.
-
-    Args:
-        value: Any object.
-        base: What it must be an instance of: the name of a class in the package, such as "layers.Layer".
-
-    Returns:
-        The package `keras` or `tf_keras`, or None if the object is of neither.
+    Only packages that the program has imported are asked, since an object exists only if its Keras was imported. `base`
+    is what it must be an instance of: the name of a class in the package, such as "layers.Layer".
 
     Examples:
         >>> import keras
@@ -37,16 +31,7 @@ def keras_of(value: object, base: str) -> ModuleType | None:
 
 
 def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:
-    """Return the name of the modules that serve a Keras.
-
-    Raises:
-        ImportError: It is too old.
-
-    Examples:
-        >>> import keras
-        >>> module_for(keras) in ("keras3", "keras215")
-        True
-    """
+    """Return the name of the modules that serve a Keras; raise an error if it is too old."""
     refuse_old_keras(keras)
     if keras.__name__ == "tf_keras":
         return "tf_keras"
@@ -54,11 +39,5 @@ def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:
 
 
 def is_keras2(keras: ModuleType) -> bool:
-    """Return whether a package is Keras 2: Keras 2.15 or tf_keras.
-
-    Examples:
-        >>> import keras
-        >>> is_keras2(keras) == keras.__version__.startswith("2.")
-        True
-    """
+    """Return whether a package is Keras 2: Keras 2.15 or tf_keras."""
     return bool(keras.__version__.startswith("2."))

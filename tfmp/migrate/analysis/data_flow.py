@@ -16,7 +16,6 @@ import libcst as cst
 from tfmp.migrate.analysis.bindings import Binding, bindings_of
 from tfmp.migrate.analysis.conditions import Branches, Conditions
 from tfmp.migrate.analysis.expressions import argument, dotted
-from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.scopes import Scope
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tree import children, once_per_argument
@@ -71,6 +70,10 @@ class DataFlow:
         name = dotted(node)
         found, here = self._visible(node, name) if name else ((), False)
         return self._live(found, node if here else None)
+
+    def returned_by(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
+        """Return the values that a function, or a method of self, may return; empty if the called one is not known."""
+        return () if self.bindings(call.func) else _returned_by(self._script, call)
 
     def behind(
         self,
@@ -173,7 +176,7 @@ class DataFlow:
         if bindings and not dotted(call.func).startswith("self."):
             yield from (each.value.body for each in bindings if isinstance(each.value, cst.Lambda))
         else:
-            found = returned_by(self._script, call)
+            found = _returned_by(self._script, call)
             yield from (each for each in found if not isinstance(each, cst.Tuple))
 
     def _visible(self, node: cst.CSTNode, name: str) -> tuple[Sequence[Binding], bool]:
@@ -231,3 +234,19 @@ class DataFlow:
             if in_body or not in_other or (above, True) in self.conditions.branches(old.node):
                 return False
         return True
+
+
+def _returned_by(script: Script, call: cst.Call) -> Sequence[cst.BaseExpression]:
+    *owner, name = dotted(call.func).split(".")
+    if owner not in ([], ["self"]):
+        return ()
+    above = list(script.ancestors(call))
+    found = [
+        each.node
+        for scope, bound in script.scopes.bound(name).items()
+        for each in bound
+        if isinstance(each.node, cst.FunctionDef) and isinstance(scope, cst.ClassDef) == bool(owner)
+        if scope in above
+    ]
+    ends = (each for each in script.nodes(cst.Return) if len(found) == 1 and script.function_of(each) is found[0])
+    return [each.value for each in ends if each.value is not None]

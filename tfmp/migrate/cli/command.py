@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tfmp.optional import require
+from tfmp.environment import require
 
 if TYPE_CHECKING:
     from tfmp.migrate.cli.processing import FileReport

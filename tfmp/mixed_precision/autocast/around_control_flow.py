@@ -22,27 +22,23 @@ class _TypesError(Exception):
 
 
 def around_branches(cond: _Function) -> _Function:
-    """Let both branches return the wider type.
-
-    Args:
-        cond: Takes `true_fn` and `false_fn`, as `tf.cond` does.
-    """
+    """Let both branches of `cond`, which takes `true_fn` and `false_fn` as `tf.cond` does, return the wider type."""
     signature = inspect.signature(cond)
 
     @functools.wraps(cond)
     def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
-        given = dict(signature.bind(*args, **kwargs).arguments)
-        true_fn, false_fn = (given.get(name) for name in ("true_fn", "false_fn"))
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        true_fn, false_fn = (arguments.get(name) for name in ("true_fn", "false_fn"))
         is_in_graph = scope is not None and not scope.is_around_trace and not tf.executing_eagerly()
         if not (is_in_graph and callable(true_fn) and callable(false_fn)):
             return cond(*args, **kwargs)
         try:
             first, second = _of_one_type(true_fn, false_fn)
-            return cond(**{**given, "true_fn": first, "false_fn": second})
-        except _TypesError as found:
-            branches = {"true_fn": _returning(true_fn, found.types), "false_fn": _returning(false_fn, found.types)}
-        return cond(**{**given, **branches})
+            return cond(**{**arguments, "true_fn": first, "false_fn": second})
+        except _TypesError as error:
+            branches = {"true_fn": _returning(true_fn, error.types), "false_fn": _returning(false_fn, error.types)}
+        return cond(**{**arguments, **branches})
 
     return replaced
 
@@ -58,9 +54,9 @@ def _of_one_type(true_fn: _Function, false_fn: _Function) -> tuple[_Function, _F
 
     def second() -> Any:  # noqa: ANN401 - what the branch returns
         results = _with_tensors(false_fn())
-        found = _float_types(results)
-        if len(found) == len(types):
-            wider = [_wider(*each) for each in zip(types, found, strict=True)]
+        second_types = _float_types(results)
+        if len(second_types) == len(types):
+            wider = [_wider(*each) for each in zip(types, second_types, strict=True)]
             if wider != types:
                 raise _TypesError(wider)
         return _cast_to(results, types)
@@ -91,8 +87,8 @@ def _cast_to(results: Any, types: Sequence[tf.DType | None]) -> Any:  # noqa: AN
     flat = tf.nest.flatten(results, expand_composites=True)
     if len(flat) != len(types):
         return results
-    found = [cast_float(each, dtype) for each, dtype in zip(flat, types, strict=True)]
-    return tf.nest.pack_sequence_as(results, found, expand_composites=True)
+    cast_values = [cast_float(each, dtype) for each, dtype in zip(flat, types, strict=True)]
+    return tf.nest.pack_sequence_as(results, cast_values, expand_composites=True)
 
 
 def _returning(function: _Function, types: Sequence[tf.DType | None]) -> _Function:
@@ -100,11 +96,7 @@ def _returning(function: _Function, types: Sequence[tf.DType | None]) -> _Functi
 
 
 def around_expressions(choose: _Function) -> _Function:
-    """Let the values of a conditional expression, `a if condition else b`, be of two types.
-
-    Args:
-        choose: Returns the value of AutoGraph's conditional expressions.
-    """
+    """Let the values of AutoGraph's conditional expressions, `a if condition else b`, be of two types."""
 
     @functools.wraps(choose)
     def replaced(condition: Any, if_true: _Function, if_false: _Function, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -117,10 +109,9 @@ def around_expressions(choose: _Function) -> _Function:
 
 
 def around_comparisons(compare: _Function) -> _Function:
-    """Let AutoGraph leave types to the branch or the loop that it makes.
+    """Skip AutoGraph's comparison of types: the branch or the loop that it makes brings them together.
 
-    Args:
-        compare: Compares a variable of a branch or of a loop with what it was, or with that of the other branch.
+    `compare` compares a variable of a branch or of a loop with what it was, or with that of the other branch.
     """
 
     @functools.wraps(compare)
@@ -134,11 +125,7 @@ def around_comparisons(compare: _Function) -> _Function:
 
 
 def around_loops(loop: _Function) -> _Function:
-    """Let what a loop carries keep its types.
-
-    Args:
-        loop: Takes `body` and `loop_vars`, as `tf.while_loop` does.
-    """
+    """Let what a loop carries keep its types. `loop` takes `body` and `loop_vars`, as `tf.while_loop` does."""
     signature = inspect.signature(loop)
 
     @functools.wraps(loop)
@@ -146,9 +133,9 @@ def around_loops(loop: _Function) -> _Function:
         scope = state.current()
         if scope is None or scope.is_around_trace:
             return loop(*args, **kwargs)
-        given = dict(signature.bind(*args, **kwargs).arguments)
-        given["loop_vars"] = _with_tensors(given["loop_vars"])
-        given["body"] = _returning(given["body"], _float_types(given["loop_vars"]))
-        return loop(**given)
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        arguments["loop_vars"] = _with_tensors(arguments["loop_vars"])
+        arguments["body"] = _returning(arguments["body"], _float_types(arguments["loop_vars"]))
+        return loop(**arguments)
 
     return replaced

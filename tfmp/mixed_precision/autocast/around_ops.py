@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.mixed_precision.autocast import state
 from tfmp.mixed_precision.autocast.op_types import (
     FLOATS,
@@ -32,34 +32,30 @@ def around_eager_ops(execute: _Function) -> _Function:
         scope = state.current()
         if scope is None or op == "Cast":
             return execute(context, op, name, *values)
-        given = scope.op_types.cast_in_order(op, values, _cast_in(scope))
+        cast_values = scope.op_types.cast_in_order(op, values, _cast_in(scope))
         try:
-            result = execute(context, op, name, *given)
+            result = execute(context, op, name, *cast_values)
         except Exception:
             # Where TensorFlow has a list to convert, say, the function that was called goes on with its own inputs.
-            pairs = [*zip(values, given, strict=True), *zip(flat(values), flat(given), strict=True)]
+            pairs = [*zip(values, cast_values, strict=True), *zip(flat(values), flat(cast_values), strict=True)]
             state.remember_casts({id(one): (one, other) for one, other in pairs})
             raise
-        _mark(scope, op, given, result, is_cast=given is not values)
+        _mark(scope, op, cast_values, result, is_cast=cast_values is not values)
         return result
 
     return replaced
 
 
-def _mark(scope: state.Scope, op: str, given: Any, results: Any, *, is_cast: bool) -> None:  # noqa: ANN401 - as an op has
-    """Remember what an op of eager code returned, if that is not to make other ops wider."""
-    if scope.op_types.makes_weights(op, given):
+def _mark(scope: state.Scope, op: str, values: Any, results: Any, *, is_cast: bool) -> None:  # noqa: ANN401 - as an op has
+    """Mark the results of an op of eager code that are weights or gates, which do not make other ops wider."""
+    if scope.op_types.makes_weights(op, values):
         mark_as_weight(results)
-    elif scope.op_types.makes_gates(op, given, is_cast=is_cast):
+    elif scope.op_types.makes_gates(op, values, is_cast=is_cast):
         mark_as_gate(results)
 
 
 def around_eager_inputs(match: _Function) -> _Function:
-    """Give eager ops their types where TensorFlow converts their inputs first.
-
-    Args:
-        match: Converts inputs to tensors of one type.
-    """
+    """Give eager ops their types where TensorFlow converts their inputs to tensors of one type first."""
 
     @functools.wraps(match)
     def replaced(inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -70,10 +66,9 @@ def around_eager_inputs(match: _Function) -> _Function:
 
 
 def around_eager_results(execute: _Function) -> _Function:
-    """Forget what was cast for an op that is made now, and remember what does not make others wider.
+    """Forget the casts for an op that is made now, and mark its results if they are not to make other ops wider.
 
-    Args:
-        execute: Makes an op in eager code whose inputs TensorFlow converted.
+    `execute` makes an op in eager code whose inputs TensorFlow converted.
     """
 
     @functools.wraps(execute)
@@ -98,11 +93,11 @@ def around_graph_ops(apply_op: _Function) -> _Function:
         scope = state.current()
         if scope is None or op == "Cast":
             return apply_op(op, name, **values)
-        given = scope.op_types.cast_by_name(op, values, _cast_in(scope))
-        found = apply_op(op, name, **given)
-        if scope.op_types.makes_gates(op, list(given.values()), is_cast=given is not values):
-            mark_as_gate(found[-1])
-        return found
+        cast_values = scope.op_types.cast_by_name(op, values, _cast_in(scope))
+        result = apply_op(op, name, **cast_values)
+        if scope.op_types.makes_gates(op, list(cast_values.values()), is_cast=cast_values is not values):
+            mark_as_gate(result[-1])
+        return result
 
     return replaced
 
@@ -125,11 +120,7 @@ def _refuse(value: Any, dtype: tf.DType) -> Any:  # noqa: ANN401 - whatever Tens
 
 
 def around_conversion(convert: _Function) -> _Function:
-    """Cast tensors to the type that they are asked for, where TensorFlow refuses that.
-
-    Args:
-        convert: Returns a value as a tensor, of a type that may be given.
-    """
+    """Cast tensors to the type that they are asked for, where TensorFlow refuses that."""
 
     @functools.wraps(convert)
     def replaced(value: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as in TensorFlow
@@ -141,8 +132,8 @@ def around_conversion(convert: _Function) -> _Function:
             types = {each.dtype.base_dtype for each in value if isinstance(each, tf.Tensor)}
             dtype = widest(types) if len(types) > 1 and types <= FLOATS else None
         elif dtype is not None and has_type(value):
-            asked, own = tf.as_dtype(dtype).base_dtype, tf.as_dtype(value.dtype).base_dtype
-            if own != asked and own in FLOATS and asked in FLOATS:
+            asked, present = tf.as_dtype(dtype).base_dtype, tf.as_dtype(value.dtype).base_dtype
+            if present != asked and present in FLOATS and asked in FLOATS:
                 return tf.cast(convert(value), asked)
         return convert(value, dtype, *args, **kwargs)
 
@@ -152,17 +143,16 @@ def around_conversion(convert: _Function) -> _Function:
 def around_errors(dispatch: _Function) -> _Function:
     """Call functions again in float32 that refuse half precision, or a mixture of types, in Python.
 
-    Args:
-        dispatch: Is called where a function of TensorFlow raised a TypeError or a ValueError, to find another one.
+    TensorFlow calls `dispatch` where one of its functions raised a TypeError or a ValueError, to find another one.
     """
 
     @functools.wraps(dispatch)
     def replaced(op: _Function, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
         scope = state.current()
-        given = tf.nest.flatten([args, kwargs]) if scope is not None else []
+        arguments = tf.nest.flatten([args, kwargs]) if scope is not None else []
         # What the user's function did, it would do twice.
-        if scope is not None and any(map(_is_half, given)) and not any(map(callable, given)):
-            types = {_float_type(each) for each in given} - {None}
+        if scope is not None and any(map(_is_half, arguments)) and not any(map(callable, arguments)):
+            types = {_float_type(each) for each in arguments} - {None}
             wide = functools.partial(_widened, cast=_cast_in(scope), dtype=widest(types | {tf.float32}))
             # An error that has other causes is raised as it was.
             with contextlib.suppress(TypeError, ValueError):
@@ -186,11 +176,7 @@ def around_division(divide: _Function) -> _Function:
 
 
 def around_sparse_products(multiply: _Function) -> _Function:
-    """Multiply matrices of bfloat16 and float32 as others: TensorFlow takes the product of sparse matrices for them.
-
-    Args:
-        multiply: Multiplies matrices that may be sparse, and returns float32.
-    """
+    """Multiply matrices of bfloat16 and float32 as others: TensorFlow takes the product of sparse matrices for them."""
 
     @functools.wraps(multiply)
     def replaced(a: Any, b: Any, *, a_is_sparse: bool, b_is_sparse: bool, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -202,11 +188,7 @@ def around_sparse_products(multiply: _Function) -> _Function:
 
 
 def widened(function: _Function) -> _Function:
-    """Give a function float32 that cannot compute in half precision, or would cast its results back to it.
-
-    Args:
-        function: The function, such as that of moments.
-    """
+    """Give a function float32 that cannot compute in half precision, or would cast its results back to it."""
 
     @functools.wraps(function)
     def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them
@@ -237,11 +219,7 @@ def _float_type(value: Any) -> tf.DType | None:  # noqa: ANN401 - any argument
 
 
 def without_check(check: _Function) -> _Function:
-    """Let linear operators take tensors of other types than their own: the ops that they make bring types together.
-
-    Args:
-        check: Compares the type of a tensor with that of the operator.
-    """
+    """Let linear operators take tensors of other types than their own: the ops that they make bring types together."""
 
     @functools.wraps(check)
     def replaced(operator: Any, value: Any) -> None:  # noqa: ANN401 - as TensorFlow passes them
@@ -252,11 +230,7 @@ def without_check(check: _Function) -> _Function:
 
 
 def around_array_writes(write: _Function) -> _Function:
-    """Cast what is written to a `TensorArray` to the type of the array.
-
-    Args:
-        write: A method of `TensorArray` that writes tensors.
-    """
+    """Cast what a method of `TensorArray` writes to the type of the array."""
 
     @functools.wraps(write)
     def replaced(array: tf.TensorArray, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TensorFlow passes them

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
-from tfmp.mixed_precision.autocast import around_control_flow, around_gradients, around_ops, around_traces
+from tfmp.core.dtypes import HALF_TYPES
+from tfmp.environment import supported_tensorflow
+from tfmp.mixed_precision.autocast import around_calls, around_control_flow, around_ops
 from tfmp.mixed_precision.autocast.op_types import FLOATS, OpInputs
 
 _OPS = "tensorflow.python.ops"
@@ -56,17 +57,14 @@ _LINEAR_OPERATORS = tuple(
 
 
 class _Replacement(NamedTuple):
-    """Functions that are replaced while a scope is open.
+    """Functions that are replaced while a scope is open."""
 
-    Attributes:
-        owners: The modules, and after a colon perhaps the class, that hold a function of the name. Public modules hold
-            what the private ones do, under the same name.
-        names: The names of the functions.
-        around: Takes a function and returns what replaces it.
-    """
-
+    #: The modules, and after a colon perhaps the class, that hold a function of the name. Public modules hold what the
+    #: private ones do, under the same name.
     owners: tuple[str, ...]
+    #: The names of the functions.
     names: tuple[str, ...]
+    #: Takes a function and returns what replaces it.
     around: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -100,13 +98,13 @@ _REPLACEMENTS = (
         ("softmax_cross_entropy_with_logits_v2", "sparse_softmax_cross_entropy_with_logits"),
         around_ops.widened,
     ),
-    _Replacement(("tensorflow.python.eager.imperative_grad",), ("imperative_grad",), around_gradients.out_of_scope),
-    _Replacement((f"{_OPS}.gradients_util",), ("_GradientsHelper",), around_gradients.out_of_scope),
-    _Replacement(("tensorflow:GradientTape",), ("jacobian", "batch_jacobian"), around_gradients.out_of_scope),
+    _Replacement(("tensorflow.python.eager.imperative_grad",), ("imperative_grad",), around_calls.out_of_scope),
+    _Replacement((f"{_OPS}.gradients_util",), ("_GradientsHelper",), around_calls.out_of_scope),
+    _Replacement(("tensorflow:GradientTape",), ("jacobian", "batch_jacobian"), around_calls.out_of_scope),
     _Replacement(
         (f"{_OPS}.custom_gradient",),
         ("_eager_mode_decorator", "_graph_mode_decorator"),
-        around_gradients.around_custom_gradients,
+        around_calls.around_custom_gradients,
     ),
     _Replacement((f"{_OPS}.cond", *_V1), ("cond",), around_control_flow.around_branches),
     _Replacement((f"{_OPS}.while_loop", *_V1), ("while_loop",), around_control_flow.around_loops),
@@ -118,11 +116,11 @@ _REPLACEMENTS = (
         ("_tf_if_exp",),
         around_control_flow.around_expressions,
     ),
-    _Replacement((_FUNCTION,), ("__call__", "get_concrete_function"), around_traces.around_functions),
+    _Replacement((_FUNCTION,), ("__call__", "get_concrete_function"), around_calls.around_functions),
     _Replacement(
         ("tensorflow.python.distribute.distribute_lib:StrategyExtendedV1",),
         ("call_for_each_replica",),
-        around_traces.around_replicas,
+        around_calls.around_replicas,
     ),
 )
 
@@ -136,11 +134,7 @@ class _OpenScopes:
         self._replaced = contextlib.ExitStack()
 
     def add(self) -> None:
-        """Note that a scope is entered.
-
-        Raises:
-            RuntimeError: This TensorFlow lacks one of the functions.
-        """
+        """Note that a scope is entered."""
         with self._lock:
             if self._count == 0:
                 self._replace()
@@ -159,31 +153,31 @@ class _OpenScopes:
         if missing:
             raise RuntimeError(
                 f"tfmp.autocast does not know this TensorFlow, {tf.__version__}, which has no {', '.join(missing)}. It "
-                "works with TensorFlow 2.15 to 2.21."
+                f"works with TensorFlow {supported_tensorflow()}."
             )
         with contextlib.ExitStack() as replaced:
             for owner, name, around in functions.values():
-                own = getattr(owner, name)
-                replaced.callback(setattr, owner, name, own)
-                setattr(owner, name, _replacing(around, own))
+                original = getattr(owner, name)
+                replaced.callback(setattr, owner, name, original)
+                setattr(owner, name, _replacing(around, original))
             self._replaced = replaced.pop_all()
 
 
 # Loops enter a scope in each step, so that what is the same is not made again.
 @functools.cache
-def _replacing(around: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    return around(own)
+def _replacing(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    return around(original)
 
 
 def _functions() -> dict[str, tuple[Any, str, Callable[..., Any]]]:
     """Return by their paths what holds the functions that are replaced, their names, and what goes around them."""
-    found = {}
+    functions = {}
     for each in _REPLACEMENTS:
         # Copies of a module may be one module.
         owners = [(path, _owner(path)) for path in reversed(each.owners)]
         for path, owner in {id(owner): (path, owner) for path, owner in owners}.values():
-            found.update({f"{path}.{name}": (owner, name, each.around) for name in each.names})
-    return found
+            functions.update({f"{path}.{name}": (owner, name, each.around) for name in each.names})
+    return functions
 
 
 #: Of the whole process, as TensorFlow's functions are.
@@ -199,15 +193,15 @@ def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
     """Return the inputs of an op that share a type, and whether the op has state."""
     op_def = _op_def(op)
     attributes = {attr.name: _types(attr.allowed_values.list.type) for attr in op_def.attr}
-    results = {found.type_attr for found in op_def.output_arg}
-    returns_floats = any(found.type in _FLOAT_NUMBERS for found in op_def.output_arg)
+    results = {argument.type_attr for argument in op_def.output_arg}
+    returns_floats = any(argument.type in _FLOAT_NUMBERS for argument in op_def.output_arg)
     groups: dict[str, list[tuple[int, str]]] = {}
     inputs = []
-    for position, found in enumerate(op_def.input_arg):
-        if found.type_attr and not found.is_ref:
-            groups.setdefault(found.type_attr, []).append((position, found.name))
-        elif found.type in _FLOAT_NUMBERS and not found.is_ref:
-            inputs.append(OpInputs((position,), (found.name,), _types([found.type]), is_result=False))
+    for position, argument in enumerate(op_def.input_arg):
+        if argument.type_attr and not argument.is_ref:
+            groups.setdefault(argument.type_attr, []).append((position, argument.name))
+        elif argument.type in _FLOAT_NUMBERS and not argument.is_ref:
+            inputs.append(OpInputs((position,), (argument.name,), _types([argument.type]), is_result=False))
     inputs += [
         OpInputs(
             tuple(at for at, _ in group),
@@ -234,10 +228,10 @@ def _owner(path: str) -> Any:  # noqa: ANN401 - a module or a class
     module, _, name = path.partition(":")
     # Public modules are found as attributes: their own names differ between versions of TensorFlow.
     if not module.startswith("tensorflow.python"):
-        found = functools.reduce(lambda owner, part: getattr(owner, part, None), module.split(".")[1:], tf)
+        owner = functools.reduce(lambda owner, part: getattr(owner, part, None), module.split(".")[1:], tf)
     else:
         try:
-            found = importlib.import_module(module)
+            owner = importlib.import_module(module)
         except ImportError:
-            found = None
-    return getattr(found, name, None) if name else found
+            owner = None
+    return getattr(owner, name, None) if name else owner

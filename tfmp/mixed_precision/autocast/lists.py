@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.gradients.arithmetic import HALF_TYPES
+from tfmp.core.dtypes import HALF_TYPES
 
 
 def _names(text: str) -> frozenset[str]:
@@ -110,20 +110,16 @@ def autocast_lists(dtype: str | tf.DType = "float16") -> AutocastLists:
 
     Provisional: a minor version may change it.
     """
-    half_type(dtype)
+    half_dtype(dtype)
     return _LISTS
 
 
-def half_type(dtype: str | tf.DType) -> tf.DType:
-    """Return a half-precision type.
-
-    Raises:
-        ValueError: It is none.
-    """
+def half_dtype(dtype: str | tf.DType) -> tf.DType:
+    """Return the half-precision type that a user asks for."""
     try:
-        found = tf.as_dtype(dtype)
+        half = tf.as_dtype(dtype)
     except TypeError:
-        found = None
-    if found not in HALF_TYPES:
+        half = None
+    if half not in HALF_TYPES:
         raise ValueError(f"dtype must be a half-precision type, float16 or bfloat16, got {dtype!r}.")
-    return found
+    return half

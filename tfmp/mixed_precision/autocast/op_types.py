@@ -5,10 +5,11 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.mixed_precision.autocast.lists import AutocastLists
 
 #: The types that autocast changes, or takes into account.
-FLOATS = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
+FLOATS = frozenset([*HALF_TYPES, tf.float32, tf.float64])
 
 #: What reads a variable.
 _READS = frozenset(["ReadVariableOp", "VariableV2", "Variable"])
@@ -17,28 +18,21 @@ Computes = Literal["half", "float32", "widest"]
 
 
 class OpInputs(NamedTuple):
-    """Inputs of an op that must have the same type.
+    """Inputs of an op that must have the same type."""
 
-    Attributes:
-        positions: Where they stand among the inputs of the op.
-        names: Their names.
-        types: The types that the op can compute in.
-        is_result: Whether results of the op have this type, too, or are other floating-point numbers.
-    """
-
+    #: Where they stand among the inputs of the op.
     positions: tuple[int, ...]
     names: tuple[str, ...]
+    #: The types that the op can compute in.
     types: frozenset[tf.DType]
+    #: Whether results of the op have this type, too, or are other floating-point numbers.
     is_result: bool
 
 
 class OpTypes:
     """Gives the inputs of ops the types that the lists ask for.
 
-    Args:
-        dtype: The half-precision type.
-        lists: The lists of ops.
-        inputs_of: Returns the inputs of an op, and whether the op has state.
+    `inputs_of` returns the inputs of an op, and whether the op has state.
     """
 
     def __init__(
@@ -56,34 +50,25 @@ class OpTypes:
         self._plans: dict[str, tuple[tuple[OpInputs, Computes], ...]] = {}
 
     def cast_in_order(self, op: str, values: Sequence[Any], cast: Callable[..., Any]) -> Sequence[Any]:
-        """Return the inputs of an op, which come first among some values.
-
-        Args:
-            op: The name of the op.
-            values: Its inputs in their order, and whatever follows them.
-            cast: Casts an input to a type.
-
-        Returns:
-            The same object if nothing is cast.
-        """
-        found: list[Any] | None = None
+        """Return values with the inputs of an op, which come first, in their types; the same object if none is cast."""
+        result: list[Any] | None = None
         for inputs, computes in self._plan(op):
-            given = [values[position] for position in inputs.positions]
-            changed = self._cast(inputs, computes, given, cast)
-            if changed is not None:
-                found = list(values) if found is None else found
-                for position, value in zip(inputs.positions, changed, strict=True):
-                    found[position] = value
-        return values if found is None else found
+            group = [values[position] for position in inputs.positions]
+            cast_group = self._cast(inputs, computes, group, cast)
+            if cast_group is not None:
+                result = list(values) if result is None else result
+                for position, value in zip(inputs.positions, cast_group, strict=True):
+                    result[position] = value
+        return values if result is None else result
 
     def cast_by_name(self, op: str, values: Mapping[str, Any], cast: Callable[..., Any]) -> Mapping[str, Any]:
         """Return the inputs of an op by their names, among other values."""
-        found = values
+        result = values
         for inputs, computes in self._plan(op):
-            changed = self._cast(inputs, computes, [values[name] for name in inputs.names], cast)
-            if changed is not None:
-                found = {**found, **dict(zip(inputs.names, changed, strict=True))}
-        return found
+            cast_group = self._cast(inputs, computes, [values[name] for name in inputs.names], cast)
+            if cast_group is not None:
+                result = {**result, **dict(zip(inputs.names, cast_group, strict=True))}
+        return result
 
     def makes_weights(self, op: str, values: Sequence[Any]) -> bool:
         """Return whether an op of eager code reads a variable, or only moves what was read from variables."""
@@ -93,12 +78,9 @@ class OpTypes:
         return bool(floats) and all(map(self._is_weight, floats))
 
     def makes_gates(self, op: str, values: Sequence[Any], is_cast: bool) -> bool:
-        """Return whether an op computes a gate of what is half precision, or computes with such gates alone.
+        """Return whether an op computes a gate of half-precision values, or computes with such gates alone.
 
-        Args:
-            op: The name of the op.
-            values: Its inputs, and perhaps its attributes.
-            is_cast: Whether autocast cast inputs of the op.
+        `values` are its inputs, and perhaps its attributes; `is_cast` is whether autocast cast inputs of the op.
         """
         if op in self._gates:
             return is_cast or any(map(_is_gate, flat(values)))
@@ -124,10 +106,10 @@ class OpTypes:
         return listed
 
     def _cast(
-        self, inputs: OpInputs, computes: Computes, given: list[Any], cast: Callable[..., Any]
+        self, inputs: OpInputs, computes: Computes, values: list[Any], cast: Callable[..., Any]
     ) -> list[Any] | None:
         """Return the inputs in the type that they are to have; None if they have it."""
-        floats = [each for each in flat(given) if _type_of(each) in FLOATS]
+        floats = [each for each in flat(values) if _type_of(each) in FLOATS]
         types = {_type_of(each) for each in floats}
         if not types:
             return None
@@ -138,7 +120,9 @@ class OpTypes:
         def as_target(value: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
             return cast(value, target) if _type_of(value) in FLOATS and _type_of(value) != target else value
 
-        return [list(map(as_target, value)) if isinstance(value, list | tuple) else as_target(value) for value in given]
+        return [
+            list(map(as_target, value)) if isinstance(value, list | tuple) else as_target(value) for value in values
+        ]
 
     def _target(self, inputs: OpInputs, computes: Computes, floats: Sequence[Any], types: set[Any]) -> tf.DType:
         deciding = types if len(types) == 1 else self._deciding(floats)
@@ -177,19 +161,15 @@ class OpTypes:
 
 def widest(types: set[Any]) -> tf.DType:
     """Return the widest of some types."""
-    found = next(iter(types))
+    dtype = next(iter(types))
     if len(types) > 1:
         # float16 and bfloat16 have no type in common but a wider one.
-        found = tf.float64 if tf.float64 in types else tf.float32
-    return found
+        dtype = tf.float64 if tf.float64 in types else tf.float32
+    return dtype
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
-    """Return values, with those in lists in the place of the lists.
-
-    Args:
-        values: Inputs of an op, some of which may be lists.
-    """
+    """Return values, with the elements of lists in place of the lists."""
     return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
 
 
@@ -208,22 +188,13 @@ def has_type(value: object) -> bool:
 
 
 def cast_float(value: Any, dtype: object) -> Any:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
-    """Return a tensor of floating-point numbers in another such type, and anything else as it is.
-
-    Args:
-        value: Any value.
-        dtype: Any type, or None.
-    """
-    own = _type_of(value)
-    return tf.cast(value, dtype) if own != dtype and own in FLOATS and dtype in FLOATS else value
+    """Return a tensor of floating-point numbers in another such type, and anything else as it is."""
+    present = _type_of(value)
+    return tf.cast(value, dtype) if present != dtype and present in FLOATS and dtype in FLOATS else value
 
 
 def mark_as_gate(results: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Remember of the result of an op that it is a gate of what is half precision.
-
-    Args:
-        results: The tensor, or a list of them.
-    """
+    """Mark a tensor, or each of a list, as a gate of half-precision values."""
     # Symbolic tensors, too: to ask their op, and its inputs, would take long in deep graphs.
     for each in results if isinstance(results, list | tuple) else [results]:
         if isinstance(each, tf.Tensor) and each.dtype == tf.float32:
@@ -235,11 +206,7 @@ def _is_gate(value: Any) -> bool:  # noqa: ANN401 - whatever TensorFlow takes fo
 
 
 def mark_as_weight(tensor: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Remember of an eager tensor that it was read from a variable.
-
-    Args:
-        tensor: The tensor, or a list of them.
-    """
+    """Mark an eager tensor, or each of a list, as read from a variable."""
     # On the tensor itself: an eager tensor has no op that would tell, and lives as long as the user wants.
     for each in tensor if isinstance(tensor, list | tuple) else [tensor]:
         each._tfmp_is_weight = True

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfmp.mixed_precision.autocast import hooks, state
-from tfmp.mixed_precision.autocast.lists import AutocastLists, autocast_lists, half_type
+from tfmp.mixed_precision.autocast.lists import AutocastLists, autocast_lists, half_dtype
 from tfmp.mixed_precision.autocast.op_types import OpTypes
 from tfmp.mixed_precision.autocast.state import Scope
-from tfmp.mixed_precision.decorators import refuse_all_but_functions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -75,9 +74,9 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
     ) -> None:
         if inspect.isroutine(dtype):
             raise TypeError(f"dtype must be a type, got {dtype!r}: as a decorator, write @tfmp.autocast().")
-        found = half_type(dtype)
-        lists = _changed_lists(autocast_lists(found), half=half, float32=float32, widest=widest)
-        self._scope = Scope(_op_types(found, lists), entered=self) if enabled else None
+        dtype = half_dtype(dtype)
+        lists = _changed_lists(autocast_lists(dtype), half=half, float32=float32, widest=widest)
+        self._scope = Scope(_op_types(dtype, lists), entered=self) if enabled else None
 
     def __enter__(self) -> None:
         """Enter the scope in this thread."""
@@ -107,6 +106,15 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         # Keras 2 looks at the arguments, and not at what was wrapped.
         within.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # `inspect` reads it
         return within  # type: ignore[return-value] # it has the signature of the function
+
+
+def refuse_all_but_functions(scope: str, function: object) -> None:
+    """Refuse to decorate anything but a function, and also what runs after the call: a generator or a coroutine."""
+    if not callable(function) or inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise TypeError(
+            f"{scope} decorates functions, got {function!r}. A generator or a coroutine would run outside of the "
+            "scope: enter the scope within it, with no yield or await inside."
+        )
 
 
 @functools.cache
@@ -140,9 +148,9 @@ def _changed_lists(lists: AutocastLists, **names: Iterable[str]) -> AutocastList
 def _validate(argument: str, op: object) -> None:
     if not isinstance(op, str):
         raise TypeError(f"{argument} must be a list of names, and has {op!r} of type {type(op).__name__}.")
-    known = [name for name in dir(tf.raw_ops) if not name.startswith("_")]
-    if op not in known:
-        near = difflib.get_close_matches(op, known, n=3)
+    names = [name for name in dir(tf.raw_ops) if not name.startswith("_")]
+    if op not in names:
+        near = difflib.get_close_matches(op, names, n=3)
         raise ValueError(
             f"{argument} names {op!r}, and TensorFlow has no such op"
             + (f": did you mean {', '.join(near)}?" if near else ": see dir(tf.raw_ops).")

@@ -9,16 +9,13 @@ from tfmp.mixed_precision.autocast.op_types import OpTypes
 
 
 class Scope(NamedTuple):
-    """A scope.
+    """A scope that is not switched off."""
 
-    Attributes:
-        op_types: What gives ops their types.
-        entered: Enters the scope again.
-        is_around_trace: Whether a `tf.function` is traced in the scope that was not entered within it.
-    """
-
+    #: Gives ops their types.
     op_types: OpTypes
+    #: Enters the scope again.
     entered: contextlib.AbstractContextManager[None]
+    #: Whether a `tf.function` is traced in the scope that was not entered within it.
     is_around_trace: bool = False
 
 
@@ -40,20 +37,12 @@ def current() -> Scope | None:
 
 
 def push(scope: Scope | None) -> None:
-    """Let the code of this thread run in another scope.
-
-    Args:
-        scope: The scope; None for none.
-    """
+    """Let the code of this thread run in another scope, or in none."""
     _thread.scopes.append(scope)
 
 
 def pop() -> Scope | None:
-    """Let the code of this thread run in the scope before the present one, and return the present one.
-
-    Raises:
-        RuntimeError: This thread is in no scope.
-    """
+    """Let the code of this thread run in the scope before the present one, and return the present one."""
     if len(_thread.scopes) == 1:
         raise RuntimeError("a scope of tfmp.autocast must be left in the thread that entered it, and once only.")
     _thread.casts = {}
@@ -61,11 +50,7 @@ def pop() -> Scope | None:
 
 
 def remember_casts(casts: dict[int, tuple[Any, Any]]) -> None:
-    """Remember what was cast for an op that is not made yet.
-
-    Args:
-        casts: Inputs before and after the cast, by the ids of those before.
-    """
+    """Remember the inputs of an op that is not made yet, before and after the cast, by the ids of those before."""
     _thread.casts = casts
 
 
@@ -76,11 +61,7 @@ def remembered_casts() -> dict[int, tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def changed(scope: Scope | None) -> Iterator[None]:
-    """Run code in another scope.
-
-    Args:
-        scope: The scope; None for none.
-    """
+    """Run code in another scope, or in none."""
     push(scope)
     try:
         yield

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import lists
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.hosts.keras.layers import (
-    HALF,
     called_layers_of,
     compute_dtype,
     is_function_of_tensorflow,
@@ -24,8 +24,7 @@ from tfmp.hosts.keras.layers import (
 )
 from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.mixed_precision.levels.keras_hooks import warn_of_unscaled_loss, wrap_keras
-from tfmp.mixed_precision.levels.keras_policies import policy_of, settings_of
-from tfmp.mixed_precision.levels.level import Level, level_of
+from tfmp.mixed_precision.levels.level import Level, level_of, policy_of, settings_of
 from tfmp.mixed_precision.levels.policy_changes import change_policies
 
 #: A layer or model of any Keras.
@@ -125,22 +124,22 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
     # In Keras 2, metrics are layers.
     if keras is None or isinstance(model, keras.metrics.Metric):
         raise TypeError(f"model must be a model or a layer of Keras, got {model!r} of type {type(model).__name__}.")
-    found = level_of(level)
-    listed = lists.names("keep_float32", keep_float32, "names or regular expressions")
+    new_level = level_of(level)
+    patterns = lists.names("keep_float32", keep_float32, "names or regular expressions")
     inner_paths = {key: "/".join(path) for key, path in paths_within(keras, model).items()}
     paths = {id(model): model.name, **inner_paths}
     _refuse_without_layers(keras, model)
     by_id = {id(layer): layer for layer in layers_of(model)}
     called = {id(layer): layer for layer in called_layers_of(keras, model)}
     _refuse_quantized(keras, called.values())
-    plan = _Plan(keras, found, _kept(listed, inner_paths, by_id), set(called)).of(model)
+    plan = _Plan(keras, new_level, _kept(patterns, inner_paths, by_id), set(called)).of(model)
     layers = {key: by_id[key] for key in plan}
     before = {key: _policy_name(keras, layer) for key, layer in layers.items()}
     changed = {key: layer for key, layer in layers.items() if plan[key].policy != before[key]}
     for key, layer in changed.items():
-        _refuse_weights_of_another_type(keras, found, layer, paths[key], plan[key].policy)
+        _refuse_weights_of_another_type(keras, new_level, layer, paths[key], plan[key].policy)
     report = PolicyReport(
-        level=str(found),
+        level=str(new_level),
         layers=[LayerPolicy(paths[key], before[key], plan[key].policy, plan[key].reason) for key in layers],
     )
     wrap_keras()
@@ -159,25 +158,19 @@ def set_precision(model: _Layer, level: str, *, keep_float32: Iterable[str | re.
 
 
 class _Planned(NamedTuple):
-    """What a layer is to get.
+    """What a layer is to get."""
 
-    Attributes:
-        policy: The name of the policy.
-        reason: Why it is another one than that of the level; empty if it is that.
-    """
-
+    #: The name of the policy.
     policy: str
+    #: Why it is another one than that of the level; empty if it is that.
     reason: str
 
 
 class _Plan:
     """Which layer is to get which policy.
 
-    Args:
-        keras: The package that the model is of.
-        level: The level.
-        kept: The ids of the layers that the user keeps in float32.
-        called: The ids of the layers that calls of the model may reach.
+    `kept` are the ids of the layers that the user keeps in float32, `called` those of the layers that calls of the
+    model may reach.
     """
 
     def __init__(self, keras: ModuleType, level: Level, kept: set[int], called: set[int]) -> None:
@@ -195,15 +188,15 @@ class _Plan:
     def _visit(self, layer: _Layer, followed: _Planned | None) -> None:
         if id(layer) in self._planned or isinstance(layer, self._keras.layers.InputLayer):
             return
-        planned = self._for(layer, followed)
+        planned = self._planned_for(layer, followed)
         if not is_function_of_tensorflow(self._keras, layer):
             self._planned[id(layer)] = planned
         for inner in layers_directly_in(layer):
             self._visit(inner, planned if _makes_its_layers(self._keras, layer) else followed)
 
-    def _for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
+    def _planned_for(self, layer: _Layer, followed: _Planned | None) -> _Planned:
         dtype = compute_dtype(self._keras, layer)
-        if dtype not in ("float32", *HALF):
+        if dtype not in ("float32", *HALF_TYPES_BY_NAME):
             return _Planned(_policy_name(self._keras, layer), f"computes in {dtype}")
         if id(layer) in self._kept:
             return _Planned("float32", "in keep_float32")
@@ -216,15 +209,15 @@ class _Plan:
 
 
 #: Layers of Keras that are given the layers in them.
-_GIVEN_LAYERS = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
+_HOLDERS = ("Bidirectional", "Pipeline", "StackedRNNCells", "Wrapper")
 
 
 def _makes_its_layers(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer is one of Keras that makes the layers in it, as `MultiHeadAttention` does."""
     of_keras = next(each for each in type(layer).__mro__ if each.__module__.split(".")[0] == keras.__name__)
-    given = tuple(getattr(keras.layers, name) for name in _GIVEN_LAYERS if hasattr(keras.layers, name))
+    holders = tuple(getattr(keras.layers, name) for name in _HOLDERS if hasattr(keras.layers, name))
     # Subclasses of RNN, such as LSTM, make their cells.
-    return of_keras not in (keras.layers.Layer, keras.layers.RNN) and not isinstance(layer, (keras.Model, *given))
+    return of_keras not in (keras.layers.Layer, keras.layers.RNN) and not isinstance(layer, (keras.Model, *holders))
 
 
 def _kept(patterns: Sequence[Any], inner_paths: dict[int, str], layers: dict[int, _Layer]) -> set[int]:
@@ -282,10 +275,10 @@ def _refuse_weights_of_another_type(keras: ModuleType, level: Level, layer: _Lay
     # Keras 2 stores those of batch normalization in float32 under each policy.
     if is_keras2(keras) and isinstance(layer, keras.layers.BatchNormalization):
         return
-    expected = policy if policy in HALF else "float32"
+    expected = policy if policy in HALF_TYPES_BY_NAME else "float32"
     for weight in own_weights(keras, layer):
         stored = tf.as_dtype(weight.dtype).name
-        if stored in ("float32", *HALF) and stored != expected:
+        if stored in ("float32", *HALF_TYPES_BY_NAME) and stored != expected:
             raise ValueError(
                 f"the layer {path!r} has weights in {stored}, and would have them in {expected} at {level}. Make the "
                 f"model in `with tfmp.precision('{level}')`, and give it the weights by set_weights."

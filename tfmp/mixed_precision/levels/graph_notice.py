@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.graph_search import calls_functions
 from tfmp.core.storage.graph_registry import GraphList
 from tfmp.mixed_precision.levels.keras_hooks import levels
@@ -16,8 +17,6 @@ _logger = logging.getLogger("tfmp")
 #: The levels of which that was said in a graph.
 _TOLD: GraphList[str] = GraphList("levels without half precision")
 
-_HALF = (tf.float16, tf.bfloat16)
-
 
 @contextlib.contextmanager
 def notice_if_nothing_is_half(level: Level) -> Iterator[None]:
@@ -27,14 +26,14 @@ def notice_if_nothing_is_half(level: Level) -> Iterator[None]:
     that are made in the scope may be called after it.
     """
     graph = tf.compat.v1.get_default_graph()
-    before, given = len(graph.get_operations()), levels.given
+    num_ops, num_layers = len(graph.get_operations()), levels.num_layers
     yield
-    if graph.building_function or levels.given != given or _TOLD.items():
+    if graph.building_function or levels.num_layers != num_layers or _TOLD.items():
         return
-    made = graph.get_operations()[before:]
+    made = graph.get_operations()[num_ops:]
     types = {tensor.dtype.base_dtype for op in made for tensor in (*op.inputs, *op.outputs)}
     is_computed = any(each.is_floating for each in types)
-    if not is_computed or types.intersection(_HALF) or any(map(calls_functions, made)):
+    if not is_computed or types.intersection(HALF_TYPES) or any(map(calls_functions, made)):
         return
     _TOLD.append(str(level))
     _logger.warning(

@@ -16,9 +16,8 @@ from tfmp.mixed_precision.storage import FLOAT32_OR_HALF, float32_variable_stora
 def variables_at(level: Level) -> Iterator[None]:
     """Let the current variable scope, and those opened within it, make variables as a level asks for.
 
-    Args:
-        level: The level. At O2 and O3 a variable that is asked for without a type is half-precision. At O1 and O2 each
-            half-precision variable that is trained is stored in float32.
+    At O2 and O3 a variable that is asked for without a type is half-precision. At O1 and O2 each half-precision
+    variable that is trained is stored in float32.
     """
     # The scope is changed and not entered again, which would count the names in it anew.
     scope = tf.compat.v1.get_variable_scope()
@@ -46,9 +45,7 @@ _thread = _Thread()
 class _Getter:
     """A custom getter, by which a level decides in which type a variable is stored.
 
-    Args:
-        level: The level.
-        outer: The custom getter that stood here before; it may be one of an outer level, which then decides nothing.
+    The custom getter that stood here before, `outer`, may be one of an outer level, which then decides nothing.
     """
 
     def __init__(self, level: Level, outer: Callable[..., Any] | None) -> None:

@@ -20,19 +20,18 @@ import wrapt
 
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype, is_compiled
 from tfmp.hosts.keras.which import is_keras2
-from tfmp.mixed_precision.levels.keras_policies import SETTINGS, policy_of
-from tfmp.mixed_precision.levels.level import Level
+from tfmp.mixed_precision.levels.level import SETTINGS, Level, policy_of
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
 
 
 class _Levels(threading.local):
-    """The levels that are open in a thread, the innermost at the end, and how many layers got a policy of them."""
+    """The levels that are open in a thread, the innermost at the end, and how many layers asked for one."""
 
     def __init__(self) -> None:
         self.open: list[Level] = []
-        self.given = 0
+        self.num_layers = 0
 
 
 levels = _Levels()
@@ -74,11 +73,11 @@ def _with_policy(keras: ModuleType, init: Callable[..., Any]) -> Callable[..., A
     @functools.wraps(init)
     def with_policy(self: _Layer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - what a layer takes
         if levels.open and _takes_policies(keras, self):
-            levels.given += 1
-            given = signature.bind(self, *args, **kwargs)
-            if given.arguments.get("dtype") is None:
-                given.arguments["dtype"] = policy_of(keras, type(self), _settings_of_caller(self), levels.open[-1])
-            args, kwargs = given.args[1:], given.kwargs
+            levels.num_layers += 1
+            bound = signature.bind(self, *args, **kwargs)
+            if bound.arguments.get("dtype") is None:
+                bound.arguments["dtype"] = policy_of(keras, type(self), _settings_of_caller(self), levels.open[-1])
+            args, kwargs = bound.args[1:], bound.kwargs
         init(self, *args, **kwargs)
 
     # Keras 3 looks at the arguments, and not at what was wrapped.
@@ -92,15 +91,15 @@ def _settings_of_caller(layer: _Layer) -> dict[str, Any]:
     Subclasses set their attributes after `Layer.__init__`, so they are looked up in the `__init__` that called this
     one.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     frame = inspect.currentframe()
     while frame is not None:
         # Reading its variables keeps alive what a frame holds, so those of other functions are not read.
         if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is layer:
-            given = frame.f_locals
-            found = {**{name: given[name] for name in SETTINGS if given.get(name) is not None}, **found}
+            variables = frame.f_locals
+            settings = {**{name: variables[name] for name in SETTINGS if variables.get(name) is not None}, **settings}
         frame = frame.f_back
-    return found
+    return settings
 
 
 def _takes_policies(keras: ModuleType, layer: _Layer) -> bool:
@@ -119,12 +118,7 @@ def _warning_of_unscaled_loss(keras: ModuleType, compile_model: Callable[..., An
 
 
 def warn_of_unscaled_loss(keras: ModuleType, model: _Layer) -> None:
-    """Warn if a model is compiled with an optimizer that does not scale the loss, and has layers that need it.
-
-    Args:
-        keras: The package that the model is of.
-        model: The model.
-    """
+    """Warn if a model is compiled with an optimizer that does not scale the loss, and has layers that need it."""
     # A layer that is no model may have an `optimizer` that means anything.
     if not is_compiled(keras, model) or _scales(keras, getattr(model, "optimizer", None)):
         return

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfmp.mixed_precision.autocast.scope import autocast
-from tfmp.mixed_precision.decorators import refuse_all_but_functions
+from tfmp.mixed_precision.autocast.scope import autocast, refuse_all_but_functions
 from tfmp.mixed_precision.levels import keras_hooks
 from tfmp.mixed_precision.levels.graph_notice import notice_if_nothing_is_half
 from tfmp.mixed_precision.levels.graph_variables import variables_at

@@ -1,4 +1,4 @@
-"""Compares the gradients of a float16 pass with those of a float32 pass, layer by layer."""
+"""Compares the gradients of runs in float16 with those in float32, layer by layer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,11 @@ import numpy as np
 
 
 class GradientAgreement(NamedTuple):
-    """How far a layer's gradients in float16 are from those in float32.
+    """How far a layer's gradients in float16 are from those in float32."""
 
-    Attributes:
-        cosine: The cosine of the angle between both; 1 if they have the same direction, NaN if one is 0.
-        relative_error: The norm of the difference, divided by the norm in float32.
-    """
-
+    #: Of the angle between both: 1 if they have the same direction, NaN if one is 0.
     cosine: float
+    #: The norm of the difference, divided by the norm in float32.
     relative_error: float
 
 
@@ -35,15 +32,7 @@ class GradientComparison:
     def add(
         self, in_float32: Mapping[str, Sequence[np.ndarray]], in_float16: Mapping[str, Sequence[np.ndarray]]
     ) -> None:
-        """Add the gradients of one batch.
-
-        Args:
-            in_float32: The gradients by layer, a list for its variables.
-            in_float16: The same in float16, unscaled.
-
-        Raises:
-            ValueError: There are no gradients in float16 for a layer.
-        """
+        """Add the gradients of one batch, unscaled, by layer: an array for each of its variables."""
         missing = [name for name, grads in in_float32.items() if _shapes(grads) != _shapes(in_float16.get(name, []))]
         if missing:
             raise ValueError(

@@ -5,7 +5,7 @@
 * Whether a layer draws random numbers.
 * A function between a layer and its callers: `call` of one object can only be replaced in the object itself.
 
-Everything that is changed is put back when the pass ends.
+Everything that is changed is put back when the run ends.
 """
 
 import contextlib
@@ -24,12 +24,7 @@ _Layer: TypeAlias = Any
 
 
 def draws_random_numbers(keras: ModuleType, layer: _Layer) -> bool:
-    """Return whether a layer, or the cell of a recurrent layer, draws random numbers itself.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer, or a cell, which need not be one.
-    """
+    """Return whether a layer, or the cell of a recurrent layer, draws random numbers itself."""
     if is_keras2(keras):
         generators = (importlib.import_module(f"{keras.__name__}.src.backend").RandomGenerator, tf.random.Generator)
         draws = isinstance(getattr(layer, "_random_generator", None), generators)
@@ -45,12 +40,7 @@ def draws_random_numbers(keras: ModuleType, layer: _Layer) -> bool:
 
 @contextlib.contextmanager
 def called_through(layer: _Layer, around: Callable[..., Any]) -> Iterator[None]:
-    """Put a function between a layer and its callers.
-
-    Args:
-        layer: The layer.
-        around: Takes the layer's own `call` and what it is called with; returns what the layer is to return.
-    """
+    """Put a function between a layer and its callers; it takes the layer's `call`, then what that is called with."""
     # Not by `setattr`, with which Keras tracks what it is given. A class whose `call` is a property (tfmp.Recompute)
     # does not look here, so its calls are not seen.
     call, own = layer.call, layer.__dict__
@@ -66,13 +56,7 @@ def called_through(layer: _Layer, around: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None]:
-    """Let a layer compute in another type.
-
-    Args:
-        keras: The package that the layer is of.
-        layer: The layer.
-        policy: "float32" or "mixed_float16".
-    """
+    """Let a layer compute by another policy, "float32" or "mixed_float16"."""
     if is_keras2(keras):
         own = layer._dtype_policy
         changed = attributes_with_cast_variables(keras, layer)
@@ -103,12 +87,7 @@ def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None
 
 @contextlib.contextmanager
 def state_unchanged(keras: ModuleType, model: _Layer) -> Iterator[list[Any]]:
-    """Keep moving statistics and seeds as they are; yield what to differentiate by, one for each trained variable.
-
-    Args:
-        keras: The package that the model is of.
-        model: The model.
-    """
+    """Keep moving statistics and seeds as they are; yield what to differentiate by, one for each trained variable."""
     if is_keras2(keras):
         with _values_unchanged(model.non_trainable_variables):
             yield list(model.trainable_variables)
@@ -121,25 +100,14 @@ def state_unchanged(keras: ModuleType, model: _Layer) -> Iterator[list[Any]]:
 
 
 def loss_of_name(keras: ModuleType, name: str) -> Callable[..., tf.Tensor]:
-    """Return the loss that `compile` makes of a name, which computes in float32 and takes the weights of examples.
-
-    Args:
-        keras: The package whose losses are meant.
-        name: The name, such as "mse".
-    """
+    """Return the loss that `compile` makes of a name, which computes in float32 and takes the weights of examples."""
     found = keras.losses.get(name)
     # The class that Keras makes of a function is public in Keras 3 only as the base of other losses.
     return found if isinstance(found, keras.losses.Loss) else keras.losses.MeanSquaredError.__bases__[0](found)
 
 
 def compiled_loss(keras: ModuleType, model: _Layer, **kwargs: Any) -> tf.Tensor | None:  # noqa: ANN401 - what Keras takes
-    """Return the loss that a model is compiled with, without a change of its metrics.
-
-    Args:
-        keras: The package that the model is of.
-        model: The model.
-        **kwargs: What `compute_loss` of the model takes.
-    """
+    """Return the loss that a model is compiled with, without a change of its metrics; None if it has no loss."""
     if not is_keras2(keras):
         return model.compute_loss(**kwargs)
     # Keras 2 updates metrics when it computes the loss, and divides the loss by the number of replicas, whose gradients
@@ -155,10 +123,6 @@ def on_first_replica(keras: ModuleType, model: _Layer) -> contextlib.AbstractCon
 
     Only Keras 2 needs it: its variables are those of TensorFlow, which can be differentiated by on a replica only, as
     its metrics can be updated on a replica only.
-
-    Args:
-        keras: The package that the model is of.
-        model: The model.
     """
     is_model_of_keras2 = is_keras2(keras) and isinstance(model, keras.Model)
     if not is_model_of_keras2 or model.distribute_strategy.num_replicas_in_sync == 1:

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
 from tfmp.hosts.keras.layers import (
-    HALF,
     called_layers_of,
     compute_dtype,
     is_compiled,
@@ -22,9 +22,15 @@ from tfmp.hosts.keras.layers import (
     paths_within,
 )
 from tfmp.ranges.check import keras_internals
-from tfmp.ranges.check.names import by_name, told_apart
-from tfmp.ranges.check.passes import Pass, PassTensors, Precision, measurements, pass_of
-from tfmp.ranges.check.weighted_loss import weighted_mean
+from tfmp.ranges.check.model_runs import (
+    ModelRun,
+    Precision,
+    RunTensors,
+    by_name,
+    eager_run,
+    told_apart,
+    weighted_mean,
+)
 
 #: An object of any Keras.
 _Keras: TypeAlias = Any
@@ -33,14 +39,8 @@ _Keras: TypeAlias = Any
 class KerasModel:
     """A model of any Keras that is built, with the loss that it is trained on.
 
-    Args:
-        keras: The package that the model is of.
-        model: The model.
-        loss_fn: The loss, a function of the labels and the model's outputs or a name that Keras knows; None for the
-            loss that the model is compiled with.
-
-    Raises:
-        ValueError: The model is not built, or is not compiled and has no `loss_fn`.
+    `loss_fn` is a function of the labels and the outputs, or a name that Keras knows; None stands for the loss that the
+    model is compiled with.
     """
 
     has_float16 = True
@@ -56,22 +56,14 @@ class KerasModel:
         self._paths = {**paths_within(keras, model), id(model): [model.name]}
         self._names = _names(keras, self._layers, self._paths)
         self._layer_of_variable = _layers_by_variable(self._layers)
-        computes_in_half = [layer for layer in self._layers if compute_dtype(keras, layer) in HALF]
+        computes_in_half = [layer for layer in self._layers if compute_dtype(keras, layer) in HALF_TYPES_BY_NAME]
         # A model that computes in half precision already has layers that the user keeps in float32.
         self._may_be_half = {id(layer) for layer in computes_in_half or self._layers}
         # Layers that keep their types. They are an obstacle only if the model calls them.
         self._of_other_types = {id(layer) for layer in self._layers if _is_of_other_type(keras, layer)}
 
-    def run(self, batch: Any, precision: Precision) -> Pass:  # noqa: ANN401 - whatever the model takes
-        """Run a batch forward and backward, as in training, but without the layers that draw random numbers.
-
-        Args:
-            batch: Inputs and labels, and perhaps the weights of the examples, as in `fit`.
-            precision: How to compute.
-
-        Raises:
-            ValueError: The model calls a layer that computes in integers.
-        """
+    def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the model takes
+        """Run a batch of `fit` forward and backward, as in training, but for the layers that draw random numbers."""
         calls = _Calls(self._keras, self._names)
         with self._prepared(precision, calls) as sources:
             with tf.GradientTape() as tape:
@@ -85,7 +77,7 @@ class KerasModel:
                 grads = tape.gradient(scaled, [*(tensor for _, tensor in outputs), *sources])
         names = [self._names[id(self._layer_of_variable[id(each)])] for each in self._model.trainable_variables]
         of_outputs, of_variables = grads[: len(outputs)], grads[len(outputs) :]
-        tensors = PassTensors(
+        tensors = RunTensors(
             loss=loss,
             inputs=by_name(inputs),
             outputs=by_name(outputs),
@@ -93,16 +85,10 @@ class KerasModel:
             weights=by_name(zip(names, map(tf.convert_to_tensor, sources), strict=True)),
             weight_gradients=by_name(zip(names, of_variables, strict=True)),
         )
-        return pass_of(
-            tf.nest.map_structure(lambda tensor: tensor.numpy(), measurements(tensors)), precision.loss_scale
-        )
+        return eager_run(tensors, precision.loss_scale)
 
     def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield the names of the layers that hold some layers, with the name of one that they hold, floor by floor.
-
-        Args:
-            names: The names of the layers. First come the layers that hold these directly.
-        """
+        """Yield the names of the layers that hold some layers, with the name of one that they hold, floor by floor."""
         holder_of = {id(inner): layer for layer in self._layers for inner in layers_directly_in(layer)}
         floor = [layer for layer in self._layers if self._name(layer) in names]
         while True:
@@ -118,10 +104,9 @@ class KerasModel:
 
     @contextlib.contextmanager
     def _prepared(self, precision: Precision, calls: "_Calls") -> Iterator[list[Any]]:
-        """Let the layers compute in the types of a pass, see their calls, and keep the model's state.
+        """Let the layers compute in the types of a run, see their calls, and keep the model's state.
 
-        Yields:
-            What to differentiate by, one for each trained variable.
+        Yield what to differentiate by, one for each trained variable.
         """
         in_float32 = self._kept_in_float32(precision)
         with contextlib.ExitStack() as changed:
@@ -173,12 +158,7 @@ class KerasModel:
 
 
 class _Calls:
-    """What layers take and return in a pass.
-
-    Args:
-        keras: The package that the layers are of.
-        names: The names of the layers to look at, by their ids.
-    """
+    """What layers take and return in a run; `names` has those of the layers to look at, by their ids."""
 
     def __init__(self, keras: ModuleType, names: Mapping[int, str]) -> None:
         self._keras = keras
@@ -191,14 +171,7 @@ class _Calls:
         self._not_training = 0
 
     def call(self, layer: _Keras, call: Callable[..., Any], *args: _Keras, **kwargs: _Keras) -> _Keras:
-        """Call a layer.
-
-        Args:
-            layer: The layer.
-            call: Its own `call`.
-            *args: What it is called with.
-            **kwargs: What it is called with.
-        """
+        """Call a layer by its own `call`, in inference if it draws random numbers, and note its inputs and outputs."""
         self.called.add(id(layer))
         draws = keras_internals.draws_random_numbers(self._keras, layer)
         positional: Sequence[Any] = args

@@ -10,13 +10,12 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.log import visible_logger
+from tfmp.environment import installed
 from tfmp.hosts.keras.which import keras_of
-from tfmp.optional import installed
 from tfmp.ranges.check.comparison import GradientComparison
-from tfmp.ranges.check.functions import Functions
-from tfmp.ranges.check.graph import GraphLoss
 from tfmp.ranges.check.keras_models import KerasModel
-from tfmp.ranges.check.passes import IN_FLOAT32, Pass, Precision, Subject
+from tfmp.ranges.check.model_runs import IN_FLOAT32, ModelRun, Precision, Subject, Totals, weighted_mean
+from tfmp.ranges.check.probed_code import Functions, GraphLoss
 from tfmp.ranges.check.random_state import global_seed_unchanged
 from tfmp.ranges.check.suggestions import (
     bfloat16_needs_scaling,
@@ -24,8 +23,6 @@ from tfmp.ranges.check.suggestions import (
     reason_to_keep_float32,
     suggested_loss_scale,
 )
-from tfmp.ranges.check.totals import Totals
-from tfmp.ranges.check.weighted_loss import weighted_mean
 from tfmp.ranges.report import LayerPrecision, PrecisionReport
 
 #: What a model raises whose own code is not for float16.
@@ -177,14 +174,7 @@ def _loss_of(
 
 
 class _Check:
-    """The passes of one check.
-
-    Args:
-        subject: What is checked.
-        batches: The batches.
-        tolerance: The relative difference of gradients from which on a layer is far off.
-        progress: Whether to show progress.
-    """
+    """The runs of one check; `tolerance` is the relative difference of gradients from which on a layer is far off."""
 
     def __init__(self, subject: Subject, batches: Sequence[Any], tolerance: float, progress: bool) -> None:
         self._subject = subject
@@ -201,7 +191,7 @@ class _Check:
         self._keeping_fails = False
 
     def report(self) -> PrecisionReport:
-        """Run all passes and return the report."""
+        """Run all batches and return the report."""
         losses = [self._measure(batch) for batch in self._shown("float32")]
         gradients = self._totals.all_gradients()
         if gradients.nonfinite:
@@ -240,17 +230,17 @@ class _Check:
         return self._batches
 
     def _measure(self, batch: Any) -> float:  # noqa: ANN401 - whatever the user's code takes
-        seen = self._subject.run(batch, IN_FLOAT32)
-        if not math.isfinite(seen.loss):
-            raise ValueError(f"the loss is {seen.loss} in float32 already, which no precision or loss scale can mend.")
-        self._totals.add(seen)
-        return seen.loss
+        run = self._subject.run(batch, IN_FLOAT32)
+        if not math.isfinite(run.loss):
+            raise ValueError(f"the loss is {run.loss} in float32 already, which no precision or loss scale can mend.")
+        self._totals.add(run)
+        return run.loss
 
     def _compare(self) -> list[float]:
         """Run all batches in float32 and in float16, and compare their gradients; return the losses in float16.
 
-        Whenever a layer turns out to overflow, or the loss scale to be too high, all begins anew. If the model cannot
-        be run in float16, there is nothing to compare.
+        Both begin anew when a layer is found to overflow or the loss scale to be too high. If the model cannot be run
+        in float16, there is nothing to compare.
         """
         while True:
             self._comparison, losses = GradientComparison(), list[float]()
@@ -266,21 +256,21 @@ class _Check:
             else:
                 return losses
 
-    def _has_changed(self, seen: Pass) -> bool:
-        """Keep one more layer in float32, or halve the scale, if a pass in float16 shows that it must be so."""
-        name = self._first_overflowing(seen)
+    def _has_changed(self, run: ModelRun) -> bool:
+        """Keep one more layer in float32, or halve the scale, if a run in float16 shows that it must be so."""
+        name = self._first_overflowing(run)
         if name is not None:
             self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"
             return True
-        self._explain_overflow_between_layers(seen)
+        self._explain_overflow_between_layers(run)
         # Where an activation is not finite, a lower scale does not help.
-        are_finite = all(measured.finite for measured in seen.outputs.values()) and math.isfinite(seen.loss)
-        if are_finite and self._scale > 1 and not all(each.finite for each in seen.weight_gradients.values()):
+        are_finite = all(measured.finite for measured in run.outputs.values()) and math.isfinite(run.loss)
+        if are_finite and self._scale > 1 and not all(each.finite for each in run.weight_gradients.values()):
             self._scale /= 2
             return True
         return False
 
-    def _run_in_float16(self, batch: Any) -> Pass | None:  # noqa: ANN401 - whatever the user's code takes
+    def _run_in_float16(self, batch: Any) -> ModelRun | None:  # noqa: ANN401 - whatever the user's code takes
         try:
             return self._subject.run(batch, self._in_float16())
         except _FAILURES as error:
@@ -291,11 +281,11 @@ class _Check:
         # Code of the model may combine what a layer returns in float32 with float16. The layer with this code may then
         # be kept as a whole.
         for holders in self._subject.holders(self._kept):
-            seen = self._tried(batch, self._kept.keys() | holders.keys())
-            if seen is not None:
+            run = self._tried(batch, self._kept.keys() | holders.keys())
+            if run is not None:
                 for holder, inner in holders.items():
                     self._kept.setdefault(holder, f"it combines what {inner} returns in float32 with float16")
-                return seen
+                return run
         self._float16_error = message
         self._keeping_fails = bool(self._kept) and self._tried(batch, ()) is not None
         return None
@@ -303,7 +293,7 @@ class _Check:
     def _in_float16(self, keep_float32: Iterable[str] | None = None) -> Precision:
         return Precision("float16", self._scale, frozenset(self._kept if keep_float32 is None else keep_float32))
 
-    def _tried(self, batch: Any, keep_float32: Iterable[str]) -> Pass | None:  # noqa: ANN401 - what the code takes
+    def _tried(self, batch: Any, keep_float32: Iterable[str]) -> ModelRun | None:  # noqa: ANN401 - what the code takes
         try:
             return self._subject.run(batch, self._in_float16(keep_float32))
         except _FAILURES:
@@ -317,24 +307,24 @@ class _Check:
         ]
         return found[-1]
 
-    def _first_overflowing(self, seen: Pass) -> str | None:
+    def _first_overflowing(self, run: ModelRun) -> str | None:
         """Return the first layer that may still be kept in float32 and returns infinities or NaN for finite inputs."""
         if not self._subject.keeps_float32:
             return None
         # A layer within another one returns first: it comes first among the outputs.
-        for name, measured in seen.outputs.items():
-            took_finite = name not in seen.inputs or seen.inputs[name].finite
+        for name, measured in run.outputs.items():
+            took_finite = name not in run.inputs or run.inputs[name].finite
             if not measured.finite and took_finite and name not in self._kept:
                 return name
         return None
 
-    def _explain_overflow_between_layers(self, seen: Pass) -> None:
+    def _explain_overflow_between_layers(self, run: ModelRun) -> None:
         """Say where an overflow comes from that happens after one layer has returned and before the next is called."""
         if not self._subject.keeps_float32:
             return
-        name = next((name for name, measured in seen.outputs.items() if not measured.finite), None)
+        name = next((name for name, measured in run.outputs.items() if not measured.finite), None)
         # No layer has returned anything but finite values before.
-        if name in seen.inputs and not seen.inputs[name].finite:
+        if name in run.inputs and not run.inputs[name].finite:
             self._kept[name] = (
                 "what it takes is infinite or NaN in float16, though no layer returned that: compute in float32, too, "
                 "what the model computes between the layers before it and this one"

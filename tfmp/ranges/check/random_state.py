@@ -10,18 +10,7 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def global_seed_unchanged() -> Iterator[None]:
-    """Give eager code that draws random numbers afterwards the same ones as if the block had not run.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> tf.random.set_seed(1)
-        >>> first = float(tf.random.uniform([]))
-        >>> tf.random.set_seed(1)
-        >>> with global_seed_unchanged():
-        ...     within = tf.random.uniform([])
-        >>> float(tf.random.uniform([])) == first
-        True
-    """
+    """Give eager code that draws random numbers afterwards the same ones as if the block had not run."""
     # Not there before eager code has run, as in a program of TF1 graphs.
     generator = getattr(context.context(), "_rng", None)
     if generator is None:

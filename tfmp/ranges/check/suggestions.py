@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from tfmp.ranges.check.passes import Measured
+from tfmp.ranges.check.model_runs import Measured
 from tfmp.ranges.half_types import BFLOAT16, FLOAT16
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.ranges.report import LayerPrecision
@@ -24,9 +24,6 @@ def suggested_loss_scale(gradients: RangeHistogram) -> float:
     Gradients grow and shrink during training. With three bits, they may become eight times as large before a step is
     skipped.
 
-    Args:
-        gradients: All gradients, of activations and of weights.
-
     Examples:
         >>> import tensorflow as tf
         >>> suggested_loss_scale(RangeHistogram.of(tf.constant([1.5, 1e-6])))
@@ -45,12 +42,7 @@ def bfloat16_needs_scaling(gradients: RangeHistogram) -> bool:
 
 
 def reason_to_keep_float32(name: str, of: Mapping[str, Mapping[str, Measured]]) -> str | None:
-    """Return why a layer cannot compute in float16, from its ranges in float32; None if nothing speaks against it.
-
-    Args:
-        name: The layer's name.
-        of: What is measured of inputs, outputs and weights.
-    """
+    """Return why a layer cannot compute in float16, from its ranges in float32, by their kind; None if it can."""
     words = {"outputs": "its activations reach", "inputs": "its input reaches", "weights": "its weights reach"}
     for kind, reach in words.items():
         largest = of[kind][name].largest if name in of[kind] else 0.0
@@ -61,13 +53,7 @@ def reason_to_keep_float32(name: str, of: Mapping[str, Mapping[str, Measured]]) 
 
 
 def reason_far_off(layer: LayerPrecision, loss_scale: float, tolerance: float) -> str | None:
-    """Return why the gradients of a layer in float16 differ from those in float32; None if they hardly do.
-
-    Args:
-        layer: What was found of the layer.
-        loss_scale: The loss scale in float16.
-        tolerance: The relative difference from which on the layer is far off.
-    """
+    """Return why the gradients of a layer in float16 differ from those in float32; None if they hardly do."""
     if layer.relative_error is None or layer.relative_error <= tolerance:
         return None
     if not math.isfinite(layer.relative_error):

@@ -11,13 +11,9 @@ from tfmp.recomputation.structure import Differentiable
 
 
 class Call:
-    """A function with its arguments, whose floating-point tensors can be replaced.
+    """A function with its arguments, whose floating-point tensors, `inputs`, can be replaced.
 
     Everything else (integers, bools, strings, None, variables) is handed over unchanged each time.
-
-    Attributes:
-        name: The function's name, for messages.
-        inputs: The floating-point tensors of the arguments.
 
     Examples:
         >>> call = Call(lambda x, power: {"y": x**power}, (tf.constant(3.0), 2), {})
@@ -35,27 +31,18 @@ class Call:
         self.inputs = self._arguments.tensors
 
     def results(self, inputs: Sequence[tf.Tensor]) -> Differentiable:
-        """Call the function, and return its results.
-
-        Args:
-            inputs: The floating-point tensors of the arguments, or what replaces them.
-        """
+        """Call the function with these floating-point tensors among its arguments, and return its results."""
         args, kwargs = self._arguments.packed(inputs)
         return Differentiable(self._function(*args, **kwargs))
 
     def tensors(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Call the function, and return the floating-point tensors of its results.
-
-        Args:
-            inputs: The floating-point tensors of the arguments, or what replaces them.
-        """
+        """Call the function as `results` does, and return the floating-point tensors of its results."""
         return self.results(inputs).tensors
 
     def kind(self) -> Hashable:
         """Return what other calls of the same kind have in common: types, ranks and Python values of the arguments.
 
-        Returns:
-            None if an argument cannot be compared.
+        It is None if an argument cannot be compared.
         """
         skeleton = repr(tf.nest.map_structure(lambda _: 0, self._structure))
         kind = (skeleton, *(_kind_of(leaf) for leaf in tf.nest.flatten(self._structure)))

@@ -33,24 +33,20 @@ class EagerCalls:
         self._checked: set[Hashable] = set()
 
     def results(self, call: Call) -> Any:  # noqa: ANN401 - what the function returns
-        """Return the results of a call, whose gradients compute it again.
-
-        Raises:
-            ValueError: If it cannot be computed a second time.
-        """
+        """Return the results of a call, whose gradients compute it again."""
         if not gradients_may_be_recorded():
             self._check(call)
             return call.results(call.inputs).structure
         trace = _checked_trace(call)
 
-        def first(inputs: Sequence[tf.Tensor]) -> Differentiable:
+        def first_call(inputs: Sequence[tf.Tensor]) -> Differentiable:
             return Differentiable(trace.run(inputs))
 
-        def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        def second_call(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             with no_new_variables(call.name):
                 return call.tensors(inputs)
 
-        results, outputs = recomputed_results(first, again, call.inputs, trace.captured())
+        results, outputs = recomputed_results(first_call, second_call, call.inputs, trace.captured())
         return results.packed(outputs)
 
     def _check(self, call: Call) -> None:

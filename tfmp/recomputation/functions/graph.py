@@ -15,13 +15,7 @@ from tfmp.recomputation.stateful_ops import refuse_state
 
 
 def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function returns
-    """Add a call to the current graph, such that its gradients compute it again.
-
-    Returns:
-        The function's results.
-
-    Raises:
-        ValueError: If it cannot be computed a second time.
+    """Add a call to the current graph, such that its gradients compute it again, and return the function's results.
 
     Examples:
         >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -42,7 +36,7 @@ def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function ret
         results = call.results(call.inputs)
     added = graph.get_operations()[before:]
 
-    def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def second_call(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         with variables.replayed(), collections_unchanged():
             return call.tensors(inputs)
 
@@ -54,11 +48,11 @@ def results_in_graph(call: Call) -> Any:  # noqa: ANN401 - what the function ret
             *tape.watched_variables(),
             *constants,
         ]
-        return results.packed(recomputed(again, call.inputs, captured, lambda _: results.tensors))
+        return results.packed(recomputed(second_call, call.inputs, captured, lambda _: results.tensors))
     needed = _needed(added, results.tensors)
     refuse_state(needed, call.name)
     sources = [*captured_tensors(graph, needed, call.inputs, results.tensors), *_variables_of(needed)]
-    return results.packed(_recomputed_in_v1(again, call.inputs, results.tensors, sources))
+    return results.packed(_recomputed_in_v1(second_call, call.inputs, results.tensors, sources))
 
 
 def _recomputed_in_v1(
@@ -75,9 +69,9 @@ def _recomputed_in_v1(
             awaited = [densify(grad) for grad in output_grads]
             # Without this a session would run the second computation together with the first, or merge both into one.
             with tf.control_dependencies(awaited):
-                again = [tf.identity(tensor) for tensor in inputs]
-                outputs_again = function(again)
-            grads = all_at_once(tf.gradients(outputs_again, [*again, *sources], awaited))
+                late_inputs = [tf.identity(tensor) for tensor in inputs]
+                outputs_again = function(late_inputs)
+            grads = all_at_once(tf.gradients(outputs_again, [*late_inputs, *sources], awaited))
             return [*[None] * unchanged, *grads]
 
         return [tf.identity(tensor) for tensor in tensors[:unchanged]], gradient
@@ -90,14 +84,14 @@ def _recomputed_in_v1(
 def _needed(added: Sequence[tf.Operation], outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
     """Return those ops among the added ones that the outputs depend on. Only these does a session run twice."""
     names = {op.name for op in added}
-    found: dict[str, tf.Operation] = {}
+    needed: dict[str, tf.Operation] = {}
     waiting = [tensor.op for tensor in outputs]
     while waiting:
         op = waiting.pop()
-        if op.name in names and op.name not in found:
-            found[op.name] = op
+        if op.name in names and op.name not in needed:
+            needed[op.name] = op
             waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return list(found.values())
+    return list(needed.values())
 
 
 def _constant_variables(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[tf.Variable]:
@@ -113,8 +107,8 @@ def _constant_variables(graph: tf.Graph, operations: Iterable[tf.Operation]) -> 
 def _variables_of(operations: Iterable[tf.Operation]) -> list[tf.Tensor]:
     """Return the references and handles of the variables of TF1 that ops make or use."""
     used = [tensor for op in operations for tensor in (*op.inputs, *op.outputs)]
-    found = {tensor.ref(): tensor for tensor in used if tensor.op.type in {"VariableV2", "VarHandleOp"}}
-    return [tensor for tensor in found.values() if _value_type(tensor).is_floating]
+    variables = {tensor.ref(): tensor for tensor in used if tensor.op.type in {"VariableV2", "VarHandleOp"}}
+    return [tensor for tensor in variables.values() if _value_type(tensor).is_floating]
 
 
 def _value_type(variable: tf.Tensor) -> tf.DType:

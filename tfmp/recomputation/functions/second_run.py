@@ -13,10 +13,8 @@ _CONTROL_FLOW = (tf.compat.v1.GraphKeys.COND_CONTEXT, tf.compat.v1.GraphKeys.WHI
 class VariablesOfFirstRun:
     """What `get_variable` returned to the first call of a function, and returns again to the second.
 
-    The order of the requests tells which is which. Names do not: layers that name themselves count on.
-
-    Attributes:
-        initializers: The names of the ops that only give the variables of the first call their initial values.
+    The order of the requests tells which is which. Names do not: layers that name themselves count on. `initializers`
+    are the names of the ops that only give the variables of the first call their initial values.
 
     Examples:
         >>> def ask():
@@ -66,11 +64,7 @@ class VariablesOfFirstRun:
 
     @contextlib.contextmanager
     def replayed(self) -> Iterator[None]:
-        """Let `get_variable` return the same again, in the scope of the first call, and refuse other variables.
-
-        Raises:
-            ValueError: If other variables are asked for.
-        """
+        """Let `get_variable` return the same again, in the scope of the first call, and refuse other variables."""
         returned = iter(self._returned)
 
         def replay(getter: Callable[..., object], name: str, *args: object, **kwargs: object) -> object:
@@ -90,11 +84,7 @@ class VariablesOfFirstRun:
 
 @contextlib.contextmanager
 def no_new_variables(function_name: str) -> Iterator[None]:
-    """Refuse to make variables here.
-
-    Raises:
-        ValueError: If a variable is made.
-    """
+    """Refuse to make variables here."""
 
     def refuse(next_creator: object, **kwargs: object) -> object:
         raise ValueError(

@@ -27,14 +27,7 @@ def with_training(signature: inspect.Signature) -> inspect.Signature:
 
 
 def masked(tensor: tf.Tensor, like: Any) -> tf.Tensor:  # noqa: ANN401 - a tensor or a variable of any kind
-    """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it.
-
-    Examples:
-        >>> original = tf.constant([1.0])
-        >>> original._keras_mask = tf.constant([True])
-        >>> masked(tf.identity(original), original)._keras_mask.numpy()
-        array([ True])
-    """
+    """Return the tensor with the mask of another one: a copy of a tensor loses the mask that Keras gave it."""
     mask = mask_of(like)
     if mask is not None:
         set_mask(tensor, mask)
@@ -45,22 +38,10 @@ def masked(tensor: tf.Tensor, like: Any) -> tf.Tensor:  # noqa: ANN401 - a tenso
 
 
 def mask_of(tensor: Any) -> tf.Tensor | None:  # noqa: ANN401 - a tensor or a variable of any kind
-    """Return the mask that Keras gave a tensor.
-
-    Examples:
-        >>> mask_of(tf.constant([1.0])) is None
-        True
-    """
+    """Return the mask that Keras gave a tensor."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Give a tensor a mask, as Keras does.
-
-    Examples:
-        >>> tensor = tf.constant([1.0])
-        >>> set_mask(tensor, tf.constant([True]))
-        >>> mask_of(tensor).numpy()
-        array([ True])
-    """
+    """Give a tensor a mask, as Keras does."""
     tensor._keras_mask = mask

@@ -17,9 +17,6 @@ class ChangedVariables:
     """What the calls of one layer change, found by tracing each kind of call into a graph that is thrown away.
 
     The trace also makes the layer's weights, if that was not done before.
-
-    Args:
-        layer_name: The name of the layer, for messages.
     """
 
     def __init__(self, layer_name: str) -> None:
@@ -31,15 +28,9 @@ class ChangedVariables:
         return type(self), (self._layer_name,)
 
     def of(self, call: Callable[[], object], arguments: Sequence[Any], training: object) -> list[ChangedVariable]:
-        """Return the variables that a call changes, on this replica.
+        """Return the variables that a call changes, on this replica; `arguments` are its flat arguments.
 
-        Args:
-            call: Calls the layer.
-            arguments: The flat arguments of the call.
-            training: Whether it is called for training.
-
-        Raises:
-            ValueError: The call does something that a second call would repeat, or do differently.
+        A call is refused if it does something that a second call would repeat, or do differently.
         """
         kind = (_replica(), *map(_kind, arguments))
         if kind not in self._known:

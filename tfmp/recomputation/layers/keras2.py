@@ -24,15 +24,8 @@ class RecomputeKeras2(front_door.Recompute):
     Variables that a call of the layer changes, such as moving statistics, metrics, and the state of a
     `tf.random.Generator`, get back the values that they had before the first call while the second one runs. Afterwards
     they go on with the values of the first call. Random numbers of ops that keep their own state cannot be drawn again:
-    such a layer is refused when it is first called in a way that draws them.
-
-    Args:
-        layer: The layer or model.
-        name: The name; by default that of the layer.
-        trainable: False to freeze the layer too.
-
-    Raises:
-        ValueError: The layer is `dynamic`: it cannot be traced.
+    such a layer is refused when it is first called in a way that draws them. A `dynamic` layer is refused when it is
+    wrapped.
     """
 
     # The package of the subclass.
@@ -74,7 +67,7 @@ class RecomputeKeras2(front_door.Recompute):
         if replaced is not None:
             return replaced
         # Here the code of this package is not converted by AutoGraph, but the layer is, if it would be outside of here.
-        function = without_autograph(functools.partial(self._call, converted_as_here(self.layer)))
+        function = without_autograph(functools.partial(self._call_layer, converted_as_here(self.layer)))
         function.__signature__ = with_training(inspect.signature(self.layer.call))  # type: ignore[attr-defined]
         function.is_of_recompute = True  # type: ignore[attr-defined]
         return function
@@ -84,14 +77,16 @@ class RecomputeKeras2(front_door.Recompute):
         # While Keras writes a SavedModel, it replaces the function of each layer, and then sets what was there before.
         vars(self)["_replaced_call"] = None if hasattr(function, "is_of_recompute") else function
 
-    def _call(self, converted: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _call_layer(self, converted: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         with _outside_of(self.name):
             if tf.executing_eagerly() and not gradients_may_be_recorded():
                 return self.layer(*args, **kwargs)
             layer_call = _LayerCall(self.layer, converted, args, kwargs)
             # A frozen layer may do something else: BatchNormalization then leaves its statistics alone.
             frozen = [inner.trainable for inner in _layers_in(self.layer)]
-            changed = self._changed.of(layer_call.traced, [*layer_call.flat, *frozen], self._training(args, kwargs))
+            changed = self._changed.of(
+                layer_call.run_in_trace, [*layer_call.flat, *frozen], self._training(args, kwargs)
+            )
             return layer_call.run(changed)
 
     def _training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
@@ -102,11 +97,7 @@ class RecomputeKeras2(front_door.Recompute):
         self.layer.reset_states()
 
     def compute_output_shape(self, input_shape: Any) -> Any:  # noqa: ANN401 - shapes may be nested
-        """Return the shape of what the layer returns.
-
-        Args:
-            input_shape: The shape of the layer's inputs.
-        """
+        """Return the shape of what the layer returns."""
         return self.layer.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:  # noqa: ANN401 - inputs may be nested
@@ -124,18 +115,15 @@ class RecomputeKeras2(front_door.Recompute):
     def _lookup_dependency(self, name: str, *args: Any) -> Any:  # noqa: ANN401
         # In the constructor there is no layer yet. A SavedModel has this layer's own children.
         layer = vars(self).get("layer")
-        found = layer and layer._lookup_dependency(name, *args)
-        return found or super()._lookup_dependency(name, *args)  # type: ignore[misc]
+        dependency = layer and layer._lookup_dependency(name, *args)
+        return dependency or super()._lookup_dependency(name, *args)  # type: ignore[misc]
 
 
 class _LayerCall:
     """One call of a layer, which can be repeated.
 
-    Args:
-        layer: The layer.
-        converted: The layer, converted by AutoGraph if the code outside is; for graphs.
-        args: The positional arguments.
-        kwargs: The keyword arguments; among them `training`, if the layer's own layers take it.
+    In graphs `converted` is called: the layer, converted by AutoGraph if the code outside is. The keyword arguments
+    have `training`, if the layer's own layers take it.
     """
 
     def __init__(
@@ -151,27 +139,29 @@ class _LayerCall:
         self._scope = tf.get_current_name_scope()
         self.flat = tf.nest.flatten(self._arguments, expand_composites=True)
 
-    def traced(self) -> None:
+    def run_in_trace(self) -> None:
         """Call the layer for its effects on a graph only."""
-        self._results(list(filter(_is_float, self.flat)))
+        self._call_with(list(filter(_is_float, self.flat)))
 
     def run(self, changed: Sequence[ChangedVariable]) -> Any:  # noqa: ANN401 - what the layer returns
         """Call the layer, and return its results."""
         before = _read(changed)
 
-        def again(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        def second_call(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             current = _read(changed)
             _assign(changed, before)
-            tensors = self._results(inputs).tensors
+            tensors = self._call_with(inputs).tensors
             _assign(changed, current)
             return tensors
 
         inputs = list(filter(_is_float, self.flat))
         if tf.executing_eagerly():
-            trace = Trace(self._results_and_masks, inputs)
-            results, replaced = recomputed_results(functools.partial(_run, trace), again, inputs, trace.captured())
+            trace = Trace(self._call_and_note_masks, inputs)
+            results, replaced = recomputed_results(
+                functools.partial(_run_trace, trace), second_call, inputs, trace.captured()
+            )
         else:
-            results, replaced = recomputed_results(self._results, again, inputs)
+            results, replaced = recomputed_results(self._call_with, second_call, inputs)
         values = iter(replaced)
         outputs = _replaced(results.outputs, values)
         for inner in _layers_in(self._layer):
@@ -179,7 +169,7 @@ class _LayerCall:
             inner._eager_losses.extend(next(values) for _ in results.losses.get(id(inner), []))
         return outputs
 
-    def _results(self, inputs: Sequence[tf.Tensor]) -> "_Results":
+    def _call_with(self, inputs: Sequence[tf.Tensor]) -> "_LayerResults":
         """Call the layer with other floating-point tensors, without adding losses to the model."""
         args, kwargs = _replaced(self._arguments, iter(inputs))
         layer = self._layer if tf.executing_eagerly() else self._converted
@@ -189,14 +179,14 @@ class _LayerCall:
         added = _take_losses(self._layer)
         for inner in _layers_in(self._layer):
             inner._eager_losses.extend(before.get(id(inner), []))
-        return _Results(outputs, added)
+        return _LayerResults(outputs, added)
 
-    def _results_and_masks(self, inputs: Sequence[tf.Tensor]) -> "tuple[_Results, list[tf.Tensor | None]]":
-        results = self._results(inputs)
+    def _call_and_note_masks(self, inputs: Sequence[tf.Tensor]) -> "tuple[_LayerResults, list[tf.Tensor | None]]":
+        results = self._call_with(inputs)
         return results, list(map(mask_of, results.flat_outputs))
 
 
-def _run(trace: Trace, inputs: Sequence[tf.Tensor]) -> "_Results":
+def _run_trace(trace: Trace, inputs: Sequence[tf.Tensor]) -> "_LayerResults":
     results, masks = trace.run(inputs)
     for tensor, mask in zip(results.flat_outputs, masks, strict=True):
         if mask is not None:
@@ -204,15 +194,12 @@ def _run(trace: Trace, inputs: Sequence[tf.Tensor]) -> "_Results":
     return results
 
 
-class _Results(NamedTuple):
-    """What a call of the layer returned and added.
+class _LayerResults(NamedTuple):
+    """What a call of the layer returned and added."""
 
-    Attributes:
-        outputs: The results; some may be None, or of an integer type.
-        losses: What the layers in the layer added by `add_loss`, by the `id` of each, in their order.
-    """
-
+    #: Some may be None, or of an integer type.
     outputs: Any
+    #: What the layers in the layer added by `add_loss`, by the `id` of each, in their order.
     losses: dict[int, list[tf.Tensor]]
 
     @property

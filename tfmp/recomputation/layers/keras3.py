@@ -28,11 +28,6 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     `keras.StatelessScope`. The second call gets the values that the variables had before the first one. The updates of
     the first call, such as moving statistics and the next seeds, are assigned afterwards; those of the second call are
     dropped. This holds for every variable of Keras that the call uses, whether the layer owns it or not.
-
-    Args:
-        layer: The layer or model.
-        name: The name; by default that of the layer.
-        trainable: False to freeze the layer too.
     """
 
     def __init__(self, layer: keras.layers.Layer, *, name: str | None = None, trainable: bool = True) -> None:
@@ -65,7 +60,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         recomputation.
         """
         if any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten([args, kwargs])):
-            self._called_symbolically(args, kwargs)
+            self._call_symbolically(args, kwargs)
         else:
             # This call changes no state, because the scope drops the updates.
             with keras.StatelessScope():
@@ -74,14 +69,14 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     @property
     def call(self) -> Callable[..., Any]:
         """The function that Keras calls; its signature is that of the layer's `call`."""
-        bound: Any = functools.partial(self._call)
+        bound: Any = functools.partial(self._call_layer)
         bound.__signature__ = self._signature
         return bound
 
-    def _call(self, *args: _Any, **kwargs: _Any) -> _Any:
+    def _call_layer(self, *args: _Any, **kwargs: _Any) -> _Any:
         if tf.executing_eagerly() and not gradients_may_be_recorded():
             return self.layer(*args, **kwargs)
-        call = _Call(self.layer, args, kwargs)
+        call = _LayerCall(self.layer, args, kwargs)
         if tf.executing_eagerly() and (kind := repr(kwargs.get("training"))) not in self._inspected:
             call.refuse_state_of_trace()
             self._inspected |= {kind}
@@ -102,18 +97,13 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         self.reset_state()
 
     def compute_output_spec(self, *args: _Any, **kwargs: _Any) -> _Any:
-        """Return what the layer returns for symbolic tensors.
-
-        Args:
-            *args: What the layer takes.
-            **kwargs: What the layer takes.
-        """
+        """Return what the layer returns for symbolic tensors."""
         # Not the `compute_output_spec` of the layer: it knows nothing of what Keras does around a call, such as casting
         # the inputs and the variables. Masks of the results belong to the symbolic tensors of that call: Keras computes
         # them again for those of the user's model.
-        return keras.tree.map_structure(_symbolic, self._called_symbolically(args, kwargs))
+        return keras.tree.map_structure(_symbolic, self._call_symbolically(args, kwargs))
 
-    def _called_symbolically(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Any:
+    def _call_symbolically(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Any:
         # New symbolic tensors, so that the call is not taken for a part of the user's model.
         args, kwargs = keras.tree.map_structure(_symbolic_with_mask, (args, kwargs))
         if not _takes_training(self.layer):
@@ -121,12 +111,7 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         return self.layer(*args, **kwargs)
 
     def compute_output_shape(self, *args: _Any, **kwargs: _Any) -> _Any:
-        """Return the shape of what the layer returns.
-
-        Args:
-            *args: What the layer's `compute_output_shape` takes.
-            **kwargs: What the layer's `compute_output_shape` takes.
-        """
+        """Return the shape of what the layer returns."""
         return self.layer.compute_output_shape(*args, **kwargs)
 
     # Two internal methods: TensorFlow has no public way to name the children of an object in a checkpoint. This layer
@@ -143,79 +128,67 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
         return owner._lookup_dependency(name, *args)
 
     def compute_mask(self, inputs: _Any, previous_mask: _Any) -> _Any:
-        """Return the mask of the layer's results.
-
-        Args:
-            inputs: The first argument of the call.
-            previous_mask: Its mask.
-        """
+        """Return the mask of the layer's results."""
         return self.layer.compute_mask(inputs, previous_mask)
 
 
-class _Results(NamedTuple):
-    """What a call of the layer returned and changed.
+class _LayerResults(NamedTuple):
+    """What a call of the layer returned and changed."""
 
-    Attributes:
-        outputs: The flat results; some may be None, or of an integer type.
-        structure: The results as the layer returned them, for their structure.
-        losses: What the layer added by `add_loss`.
-        updates: The variables that were assigned to, each with its new value.
-        borrowed: The variables that were used and are not the layer's own.
-    """
-
+    #: The flat results; some may be None, or of an integer type.
     outputs: Sequence[Any]
+    #: The results as the layer returned them, for their structure.
     structure: Any
+    #: What the layer added by `add_loss`.
     losses: Sequence[tf.Tensor]
+    #: The variables that were assigned to, each with its new value.
     updates: Sequence[tuple[keras.Variable, tf.Tensor]]
+    #: The variables that were used and are not the layer's own.
     borrowed: Sequence[keras.Variable]
 
     @property
     def tensors(self) -> list[tf.Tensor]:
         return [*filter(is_differentiable, self.outputs), *self.losses]
 
-    def with_tensors(self, values: Sequence[tf.Tensor]) -> "_Results":
+    def with_tensors(self, values: Sequence[tf.Tensor]) -> "_LayerResults":
         remaining = iter(values)
         outputs = [masked(next(remaining), output) if is_differentiable(output) else output for output in self.outputs]
         return self._replace(outputs=outputs, losses=list(remaining))
 
 
-class _Call:
+class _LayerCall:
     """One call of a layer, which can be repeated."""
 
     def __init__(self, layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._layer = layer
         self._arguments = (args, kwargs)
         self._flat = tf.nest.flatten(self._arguments)
-        own = {id(variable): variable for variable in [*layer.variables, *layer.metrics_variables]}.values()
+        variables = {id(variable): variable for variable in [*layer.variables, *layer.metrics_variables]}.values()
         # Not `trainable_variables`, which is empty if `layer.trainable` is False: Keras trains all variables of a model
         # that are trainable themselves.
-        self._trained = [variable for variable in own if variable.trainable]
-        self._others = [(variable, _value(variable)) for variable in own if not variable.trainable]
+        self._trained = [variable for variable in variables if variable.trainable]
+        self._values_before = [(variable, _value(variable)) for variable in variables if not variable.trainable]
 
     def run(self, wrapper: keras.layers.Layer) -> _Any:
-        """Call the layer, apply its updates, and return its results.
+        """Call the layer, apply its updates, and return its results. The wrapper counts the losses that are added."""
 
-        Args:
-            wrapper: The layer that counts the losses that are added.
-        """
+        def second_call(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return self._call_with(tensors).tensors
 
-        def again(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return self._results(tensors).tensors
-
-        known = len(_ops_of_graph())
-        results, values = recomputed_results(self._results, again, self._inputs())
-        refuse_state(_ops_of_graph()[known:], f"the layer {self._layer.name!r}")
+        num_before = len(_ops_of_graph())
+        results, values = recomputed_results(self._call_with, second_call, self._inputs())
+        refuse_state(_ops_of_graph()[num_before:], f"the layer {self._layer.name!r}")
         self._refuse_changed_weights(results)
         results = results.with_tensors(values)
         # Nothing is assigned yet. Gradients of a variable that is trained are those of the variable itself.
-        self._others += [(variable, _value(variable)) for variable in results.borrowed if not variable.trainable]
+        self._values_before += [(variable, _value(variable)) for variable in results.borrowed if not variable.trainable]
         for variable, value in results.updates:
             variable.assign(value)
         for loss in results.losses:
             wrapper.add_loss(loss)
         return tf.nest.pack_sequence_as(results.structure, results.outputs)
 
-    def _refuse_changed_weights(self, results: _Results) -> None:
+    def _refuse_changed_weights(self, results: _LayerResults) -> None:
         changed = [variable.path for variable, _ in results.updates if variable.trainable]
         if changed:
             raise ValueError(
@@ -227,12 +200,11 @@ class _Call:
     def refuse_state_of_trace(self) -> None:
         """Trace the call only to look at its ops, which eager code does not show.
 
-        Raises:
-            ValueError: The layer keeps state that is not in a variable of Keras, or cannot be traced.
+        State that is not in a variable of Keras is refused, and so is a layer that cannot be traced.
         """
         inputs = self._inputs()
         try:
-            traced = tf.function(lambda: self._results(inputs).tensors).get_concrete_function()
+            traced = tf.function(lambda: self._call_with(inputs).tensors).get_concrete_function()
         except Exception as error:
             raise ValueError(
                 f"the layer {self._layer.name!r} cannot be recomputed, because tf.function cannot trace it, so that "
@@ -244,14 +216,14 @@ class _Call:
         weights = (tf.convert_to_tensor(variable.value) for variable in self._trained)
         return [*weights, *filter(is_differentiable, self._flat)]
 
-    def _results(self, tensors: Sequence[tf.Tensor]) -> _Results:
+    def _call_with(self, tensors: Sequence[tf.Tensor]) -> _LayerResults:
         weights, inputs = tensors[: len(self._trained)], iter(tensors[len(self._trained) :])
-        flat = [masked(next(inputs), given) if is_differentiable(given) else given for given in self._flat]
+        flat = [masked(next(inputs), argument) if is_differentiable(argument) else argument for argument in self._flat]
         args, kwargs = tf.nest.pack_sequence_as(self._arguments, flat)
-        state = [*zip(self._trained, weights, strict=True), *self._others]
+        state = [*zip(self._trained, weights, strict=True), *self._values_before]
         with NotingScope(state) as scope:
-            structure = _called(self._layer, args, kwargs)
-        return _Results(
+            structure = _call_with_training(self._layer, args, kwargs)
+        return _LayerResults(
             tf.nest.flatten(structure), structure, scope.losses, scope.updates, list(scope.borrowed.values())
         )
 
@@ -264,7 +236,7 @@ class _TrainingContext(keras.layers.Layer):
         return function()
 
 
-def _called(layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any]) -> _Any:
+def _call_with_training(layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any]) -> _Any:
     if _takes_training(layer):
         return layer(*args, **kwargs)
     training = kwargs.pop("training", None)

@@ -9,8 +9,7 @@ import tensorflow as tf
 class NotingScope(keras.StatelessScope):
     """A scope that knows which variables were used and assigned to in it; Keras' own only knows their values.
 
-    Args:
-        state: Variables and the values that they have in the scope.
+    `state` has variables and the values that they have in the scope.
 
     Examples:
         >>> own, other = keras.Variable(1.0), keras.Variable(2.0)

@@ -89,10 +89,6 @@ def _class_for(layer: object) -> type[Recompute]:
 
 
 def recompute_class(keras: ModuleType) -> type[Recompute]:
-    """Return the class that wraps the layers of a Keras, importing it.
-
-    Raises:
-        ImportError: It is too old.
-    """
+    """Return the class that wraps the layers of a Keras, importing it."""
     found: type[Recompute] = importlib.import_module(f"tfmp.recomputation.layers.{module_for(keras)}").Recompute
     return found

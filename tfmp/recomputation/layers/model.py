@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import tensorflow as tf
+
 from tfmp.core import lists
 from tfmp.hosts.keras.which import is_keras2, keras_of
-from tfmp.recomputation.layers.keras2_model import rebuilt_functional
 from tfmp.recomputation.layers.layer import Recompute
 from tfmp.recomputation.layers.same_class import with_class_of
 
@@ -83,7 +84,7 @@ def _plain(keras: ModuleType, model: Any, replacement: Callable[[Any], Any]) -> 
     if isinstance(model, keras.Sequential):
         return keras.models.clone_model(_not_compiled(keras, model), clone_function=replacement)
     if is_keras2(keras):
-        return rebuilt_functional(keras, model, replacement)
+        return _functional_of_keras2(keras, model, replacement)
     bare = keras.Model(model.input, model.output, name=model.name)
     return keras.models.clone_model(bare, clone_function=replacement)
 
@@ -93,13 +94,47 @@ def _not_compiled(keras: ModuleType, model: Any) -> Any:  # noqa: ANN401 - of an
     return keras.Sequential([*(getattr(model, "inputs", None) or ()), *model.layers], name=model.name)
 
 
+def _functional_of_keras2(keras: ModuleType, model: Any, replacement: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+    """Return a functional model that calls other layers in the same way: those that `replacement` returns for its own.
+
+    `clone_model` of Keras 2 is for layers of the same kind: it cannot put a layer in the place of an inner model, whose
+    calls it counts differently.
+    """
+    # Private, but the only way to learn how the layers are connected. Keras 2 does not change any more.
+    nodes_by_depth = model._nodes_by_depth
+    if min(nodes_by_depth) < 0:
+        raise ValueError(
+            f"the model {model.name!r} was given losses or metrics of symbolic tensors (model.add_loss, "
+            "model.add_metric), and cannot be rebuilt: wrap its layers in tfmp.Recompute where they are made."
+        )
+    made: dict[int, Any] = {}
+    for depth in sorted(nodes_by_depth, reverse=True):
+        for node in nodes_by_depth[depth]:
+            results = _new_input(node.layer) if node.is_input else _called_like(node, replacement(node.layer), made)
+            made |= zip(map(id, tf.nest.flatten(node.outputs)), tf.nest.flatten(results), strict=True)
+    ends = [tf.nest.map_structure(lambda tensor: made[id(tensor)], each) for each in (model.input, model.output)]
+    return keras.Model(*ends, name=model.name)
+
+
+def _new_input(layer: Any) -> Any:  # noqa: ANN401
+    return type(layer).from_config(layer.get_config()).output
+
+
+def _called_like(node: Any, layer: Any, made: dict[int, Any]) -> Any:  # noqa: ANN401
+    """Call a layer as a node of the graph did, with tensors of the new model."""
+    # `map_arguments` takes a tensor from its list each time that the call uses it.
+    tensors = {str(id(tensor)): [made[id(tensor)]] * len(node.keras_inputs) for tensor in node.keras_inputs}
+    args, kwargs = node.map_arguments(tensors)
+    return layer(*args, **kwargs)
+
+
 def layers_by_path(keras: ModuleType, model: Any) -> dict[str, Any]:  # noqa: ANN401 - of any Keras
     """Return the layers of a model and of the models in it that can be rebuilt, by their paths."""
-    found: dict[str, Any] = {}
+    layers: dict[str, Any] = {}
     for path, layer in _layers_of(keras, model):
         # In Keras 2, a layer that only an attribute holds comes after those of the graph, and may have the same name.
-        found.setdefault(path, layer)
-    return found
+        layers.setdefault(path, layer)
+    return layers
 
 
 def _layers_of(keras: ModuleType, model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401

@@ -32,27 +32,24 @@ def with_class_of(
         rebuilt: A plain functional or Sequential model.
         replaced: What stands in it for the models in the original that were rebuilt too, by the `id` of each.
         paths: The paths of the layers that are recomputed, for saving.
-
-    Raises:
-        TypeError: The model would not be the same.
     """
     plain_class: Any = type(rebuilt)
     is_plain = type(model) is plain_class
     if not is_plain and type(model).call is not plain_class.call:
         raise _refusal(model, "its class has a `call` of its own, which need not call the layers in the same way")
-    own = [name for name in vars(model) if name not in vars(rebuilt)]
+    added = [name for name in vars(model) if name not in vars(rebuilt)]
     names = list(vars(model))
     constructed = names.index(_SET_BY_CONSTRUCTOR) if _SET_BY_CONSTRUCTOR in names else 0
-    early = {name for name in names[:constructed] if name in own}
+    early = {name for name in names[:constructed] if name in added}
     # A class may do anything when it is asked to set an attribute.
     try:
         model_class: Any = type(model)
         result = rebuilt if is_plain else plain_class.__new__(recomputed_class(keras, model_class))
-        _set(result, {name: vars(model)[name] for name in own if name in early}, model, replaced)
+        _set(result, {name: vars(model)[name] for name in added if name in early}, model, replaced)
         if not is_plain:
             plain_class.__init__(result, *_arguments(keras, rebuilt), name=model.name)
             result._recomputed_paths = [*getattr(model, "_recomputed_paths", ()), *paths]
-        _set(result, {name: vars(model)[name] for name in own if name not in early}, model, replaced)
+        _set(result, {name: vars(model)[name] for name in added if name not in early}, model, replaced)
         _set_settings(keras, result, model)
     except Exception as error:
         raise _refusal(model, f"{type(error).__name__}: {error}") from error
@@ -140,12 +137,7 @@ class RecomputedModel:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
-        """Make a model from a configuration that `get_config` returned.
-
-        Args:
-            config: The configuration.
-            custom_objects: Classes by their names, for those in the configuration that Keras does not know.
-        """
+        """Make a model from a configuration that `get_config` returned."""
         # Not at the top of the file, because that module imports this one.
         from tfmp.recomputation.layers.model import layers_by_path, recompute_layers
 
@@ -158,12 +150,7 @@ class RecomputedModel:
 
 @functools.cache
 def recomputed_class(keras: ModuleType, plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, which has no types
-    """Return the class for models of a class some of whose layers are recomputed.
-
-    Args:
-        keras: The package of the class.
-        plain: The class of models; if it is such a class already, it is returned.
-    """
+    """Return the class for models of a class some of whose layers are recomputed; `plain` may be such a class."""
     if issubclass(plain, RecomputedModel):
         return plain
     names = ("__doc__", "__module__", "__qualname__")

@@ -8,7 +8,6 @@ import libcst as cst
 
 from tfmp.migrate.analysis.data_flow import DataFlow
 from tfmp.migrate.analysis.expressions import argument, dotted, method
-from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.script import Script
 
 # Packages whose loss-scale wrappers and managers are tfmp's after the rewrite.
@@ -172,8 +171,7 @@ class WrappedOptimizers:
         if self._constructs(node):
             return Wrapping((node,), True)
         summed = self.distributed_optimizer(node)
-        returned = () if self.flow.bindings(node.func) else returned_by(self._script, node)
-        return self._all(returned if summed is None else [summed], True, seen)
+        return self._all(self.flow.returned_by(node) if summed is None else [summed], True, seen)
 
     def _all(
         self, nodes: Sequence[cst.BaseExpression], complete: bool, seen: frozenset[cst.CSTNode]

@@ -1,6 +1,6 @@
 """Finds the optimizer steps with which a script increments the global step itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum
 from functools import partial
 from typing import NamedTuple
@@ -8,7 +8,6 @@ from typing import NamedTuple
 import libcst as cst
 
 from tfmp.migrate.analysis.expressions import argument, dotted
-from tfmp.migrate.analysis.return_values import returned_by
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.training.global_step_updates import (
     GlobalStepUpdate,
@@ -89,7 +88,7 @@ class OptimizerStep:
             elif not isinstance(node, cst.Call):
                 values = self._known.flow.values(node)
                 stack += [one._replace(node=each) for each in (*values.nodes, *([] if values.complete else [None]))]
-            elif returned := self._returned(node):
+            elif returned := self._known.flow.returned_by(node):
                 stack += [one._replace(node=each, local=one.local | self._local(node, each)) for each in returned]
             elif one.is_outer and self._guards.exclude_class(node):
                 self._of_other_class.add(node)
@@ -107,10 +106,6 @@ class OptimizerStep:
             return _Candidate(argument(call, 0, "opt"), is_outer=False)
         inner = self._known.distributed_optimizer(call)
         return _Candidate(inner, is_outer=False) if inner is not None else None
-
-    def _returned(self, call: cst.Call) -> Sequence[cst.BaseExpression]:
-        """Return the values that a function of the script may return."""
-        return () if self._known.flow.bindings(call.func) else returned_by(self._script, call)
 
     def _local(self, call: cst.Call, returned: cst.BaseExpression) -> frozenset[str]:
         """Return the names in a called function that are of other variables than in the caller.

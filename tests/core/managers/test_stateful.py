@@ -1,0 +1,68 @@
+"""What the base class gives a manager, whatever its rule; `test_conformance.py` tests the managers that users get."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfmp.core.managers.stateful import StatefulManager
+
+
+class _State(NamedTuple):
+    loss_scale: tf.Tensor
+    steps: tf.Tensor
+
+
+class Halving(StatefulManager[_State]):
+    """Halves the scale at each overflow."""
+
+    def __init__(self, init_loss_scale: float = 8, starts: bool = True) -> None:
+        super().__init__(init_loss_scale, 2, 16)
+        if starts:
+            self._start_from(_State(self._init_loss_scale, np.int32(0)))
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
+        def rule(state: _State) -> _State:
+            scale = self._scale_within_bounds(state.loss_scale)
+            return _State(tf.where(finite_grads, scale, tf.maximum(2.0, scale / 2)), state.steps + 1)
+
+        return self._update(rule)
+
+    def restart(self, loss_scale: float) -> tf.Operation:
+        return self._restart_with(loss_scale=loss_scale)
+
+
+def test_rule_sees_the_state_that_it_has_left() -> None:
+    manager = Halving()
+    for finite, scale in [(True, 8), (False, 4), (False, 2), (False, 2)]:
+        manager.update_loss_scale(tf.constant(finite))
+        assert float(manager.get_loss_scale()) == scale
+    assert manager.state_dict() == {"loss_scale": 2.0, "steps": 4}
+    assert manager.lowest_loss_scale == 2
+
+
+@pytest.mark.parametrize(("restored", "meant"), [(4.0, 4), (0.0, 2), (1e30, 16), (math.inf, 16), (math.nan, 8)])
+def test_restored_scale_comes_within_the_bounds(restored: float, meant: float) -> None:
+    manager = Halving()
+    manager.state.create().loss_scale.assign(restored)
+    manager.update_loss_scale(tf.constant(True))
+    assert float(manager.get_loss_scale()) == meant
+
+
+def test_restart_keeps_nothing_but_what_it_is_given() -> None:
+    manager = Halving()
+    manager.update_loss_scale(tf.constant(True))
+    manager.restart(4.0)
+    assert manager.state_dict() == {"loss_scale": 4.0, "steps": 0}
+
+
+@pytest.mark.graph
+def test_variables_are_made_after_the_settings_are_checked(session: tf.compat.v1.Session) -> None:
+    with pytest.raises(ValueError, match=r"^init_loss_scale must be a float32 number of at least 2, got 1: "):
+        Halving(1)
+    Halving(starts=False)
+    assert tf.compat.v1.global_variables() == []
+    Halving()
+    assert [variable.op.name for variable in tf.compat.v1.global_variables()] == ["loss_scale/value", "steps/value"]

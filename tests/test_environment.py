@@ -1,0 +1,107 @@
+"""What `python -m tfmp` says of the installed versions, and that a missing or old package is an error with advice."""
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+from tfmp import environment
+from tfmp.environment import refuse_old_keras, require
+
+_PAGE = Path(__file__).parent.parent / "docs" / "reference" / "versions.md"
+_GOOD = {"Python": "3.11.7", "tensorflow-cpu": "2.21.0", "keras": "3.15.1", "tf_keras": "2.21.0", "numpy": "2.4.6"}
+
+
+def test_command_prints_the_versions_without_loading_tensorflow() -> None:
+    code = (
+        "import runpy, sys\n"
+        "try: runpy.run_module('tfmp', run_name='__main__')\n"
+        "finally: print('tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["tfmp", tfmp.__version__]
+    assert lines[-2:] == ["These versions are supported.", "False"]
+    assert any(line.startswith("keras ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({}, None),
+        ({"tf_keras": None, "keras": None}, None),
+        (
+            {"tensorflow-cpu": None},
+            "TensorFlow is not installed: pip install tensorflow, or tensorflow-cpu. tfmp.migrate does not need it.",
+        ),
+        ({"tensorflow-cpu": "2.14.0"}, "TensorFlow 2.14.0 is not supported: use 2.15 to 2.21."),
+        ({"tensorflow-cpu": "2.22.0rc1"}, "TensorFlow 2.22.0rc1 is not supported: use 2.15 to 2.21."),
+        ({"Python": "3.9.18"}, "Python 3.9.18 is not supported with TensorFlow 2.21: use 3.10 to 3.13."),
+        ({"keras": "3.11.0"}, "keras 3.11.0 is not supported with TensorFlow 2.21: use 3.12 to 3.15."),
+        ({"tf_keras": "2.20.1"}, "tf_keras 2.20.1 is not supported with TensorFlow 2.21: use 2.21."),
+        (
+            {"horovod": "0.28.1"},
+            "horovod 0.28.1 is not supported with TensorFlow 2.21: use 0.28.1 with TensorFlow 2.15.",
+        ),
+    ],
+)
+def test_each_version_that_is_not_supported_is_named(changed: dict[str, str | None], problem: str | None) -> None:
+    versions = {name: version for name, version in {**_GOOD, **changed}.items() if version is not None}
+    assert environment.problems(versions) == ([] if problem is None else [problem])
+
+
+def test_with_tensorflow_2_15_keras_2_is_supported_and_tf_keras_is_not() -> None:
+    versions = {"Python": "3.10.13", "tensorflow": "2.15.1", "keras": "2.15.0", "horovod": "0.28.1"}
+    assert environment.problems(versions) == []
+    (problem,) = environment.problems({**versions, "tf_keras": "2.15.0"})
+    assert problem == "tf_keras 2.15.0 is not supported with TensorFlow 2.15: use Keras 2.15, which is tf.keras."
+
+
+def test_the_page_has_the_same_table() -> None:
+    rows = re.findall(r"^\| (2\.\d+) \| ([^|]*) \| ([^|]*) \|([^|]*)\|", _PAGE.read_text("utf-8"), re.MULTILINE)
+
+    def bounds(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        ends = [tuple(map(int, each.split("."))) for each in re.findall(r"\d+\.\d+", text)]
+        return ends[0], ends[-1]
+
+    listed = {
+        bounds(tensorflow)[0]: (bounds(python), bounds(keras), bounds(tf_keras)[0] if tf_keras.strip() else None)
+        for tensorflow, python, keras, tf_keras in rows
+    }
+    assert listed == {tensorflow: tuple(supported) for tensorflow, supported in environment.SUPPORTED.items()}
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"),
+    [("2.15.0", False), ("3.0.5", True), ("3.4.1", True), ("3.5.0", False), ("3.15.1", False)],
+)
+def test_old_keras_is_one_clear_error(version: str, is_refused: bool) -> None:
+    keras = types.ModuleType("keras")
+    vars(keras)["__version__"] = version
+    if not is_refused:
+        refuse_old_keras(keras)
+        return
+    with pytest.raises(ImportError) as raised:
+        refuse_old_keras(keras)
+    assert str(raised.value) == (
+        f"tfmp needs Keras 3.5 or newer with TensorFlow {tf.__version__}, got Keras {version}: "
+        "pip install --upgrade keras."
+    )
+
+
+def test_missing_package_names_its_extra() -> None:
+    with pytest.raises(ImportError, match=r"needs the package 'no_such_package'.*its extra, 'tfmp\[examples\]'"):
+        require("no_such_package.part", extra="examples")
+
+
+def test_fault_inside_an_installed_package_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty_package.py").write_text("import not_there_either\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="not_there_either"):
+        require("faulty_package", extra="examples")

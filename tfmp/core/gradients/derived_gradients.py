@@ -1,0 +1,103 @@
+"""Remembers, in a graph, from which scaled gradients unscaled and clipped ones were computed.
+
+A step can then compute them again in the program that applies them. The tensors in between are never computed: a graph
+computes only what is used.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tfmp.types import Gradient, Gradients
+
+#: Computes the values of a gradient from others.
+Change: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+
+_ATTRIBUTE = "_tfmp_origin"
+
+
+class Origin(NamedTuple):
+    """How a gradient was computed from that of a scaled loss: divided by the loss scale, and then perhaps changed."""
+
+    scaled: Gradient
+    loss_scale: tf.Tensor
+    #: Computes the gradient's values from the unscaled ones; None if these were not changed.
+    change: Change | None = None
+    #: Boolean scalars. If all of them are True, the change turns no finite value into an infinity or a NaN, and no
+    #: infinity or NaN into a finite value.
+    keeps_finite: Sequence[tf.Tensor] = ()
+
+
+def note(grad: Gradient, origin: Origin) -> None:
+    """Remember how a gradient was computed, if it is in a graph; None and eager tensors are ignored."""
+    values = _values(grad)
+    if values is not None and not tf.executing_eagerly():
+        setattr(values, _ATTRIBUTE, origin)
+
+
+def origin_of(grad: Gradient) -> Origin | None:
+    """Return how a gradient was computed; None if that is not known.
+
+    Examples:
+        >>> @tf.function
+        ... def is_known(scaled):
+        ...     grad = scaled / 8
+        ...     note(grad, Origin(scaled, tf.constant(8.0)))
+        ...     return origin_of(grad).scaled is scaled, origin_of(grad + 1) is None
+        >>> [bool(known) for known in is_known(tf.constant([16.0]))]
+        [True, True]
+    """
+    return getattr(_values(grad), _ATTRIBUTE, None)
+
+
+def note_change(changed: Gradient, grad: Gradient, change: Change, keeps_finite: tf.Tensor) -> None:
+    """Remember that a function of the values made a gradient from another one, if the origin of the latter is known.
+
+    The function keeps finite values finite, and others not finite, if the boolean scalar `keeps_finite` is True.
+    """
+    origin = origin_of(grad)
+    if origin is None:
+        return
+    before = origin.change
+    both = change if before is None else lambda values: change(before(values))
+    note(changed, origin._replace(change=both, keeps_finite=[*origin.keeps_finite, keeps_finite]))
+
+
+class Derivation(NamedTuple):
+    """How all gradients of a step were computed from scaled ones."""
+
+    scaled: Gradients
+    loss_scale: tf.Tensor
+    #: For each gradient, the function that computes its values from the unscaled ones; None if these were not changed.
+    changes: Sequence[Change | None]
+    #: The boolean scalars of all changes; see `Origin`.
+    keeps_finite: Sequence[tf.Tensor]
+
+    @property
+    def is_unscaling(self) -> bool:
+        """True if the gradients were unscaled, and not changed in any other way."""
+        return all(change is None for change in self.changes)
+
+
+def derivation_of(grads: Gradients) -> Derivation | None:
+    """Return how gradients were computed; None if that is unknown for one, or if their loss scales are not the same."""
+    origins = [origin_of(grad) for grad in grads]
+    known = [origin for origin in origins if origin is not None]
+    if not known or len(known) < sum(grad is not None for grad in grads):
+        return None
+    graph, loss_scale = tf.compat.v1.get_default_graph(), known[0].loss_scale
+    # An eager tensor, which has no graph, can be used in any.
+    is_here = all(getattr(_values(origin.scaled), "graph", graph) is graph for origin in known)
+    if not is_here or any(origin.loss_scale is not loss_scale for origin in known):
+        return None
+    return Derivation(
+        scaled=[None if origin is None else origin.scaled for origin in origins],
+        loss_scale=loss_scale,
+        changes=[None if origin is None else origin.change for origin in origins],
+        keeps_finite=[flag for origin in known for flag in origin.keeps_finite],
+    )
+
+
+def _values(grad: Gradient) -> tf.Tensor | None:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad

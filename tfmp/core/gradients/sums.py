@@ -1,0 +1,102 @@
+"""Sums the values of tensors, reading each once; looks at single values only where a sum tells too little."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfmp.core.tracing import place_of_ops, within_xla
+
+#: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.
+_SMALL = 2**13
+_HALF_OF_SQUARE_SUM = "_tfmp_half_of_square_sum"
+
+
+def each_half_of_square_sum(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return half of the sum of squares of each tensor, in float64.
+
+    Half, because the fast kernel `tf.nn.l2_loss` computes that. A sum is computed in the dtype of its tensor, and once
+    at each place of a graph, however often it is asked for.
+    """
+    halves = [_half_of_square_sum(each) for each in values]
+    if len({each.dtype.name for each in halves}) > 1:
+        halves = [tf.cast(each, tf.float64) for each in halves]
+    return tf.cast(tf.stack(halves), tf.float64) if halves else tf.zeros([0], tf.float64)
+
+
+def _half_of_square_sum(values: tf.Tensor) -> tf.Tensor:
+    # The check, the norm and the counts of a step need the same sum. The tensor remembers it, for the place where it
+    # was computed.
+    here = place_of_ops()
+    place, half_of_sum = getattr(values, _HALF_OF_SQUARE_SUM, (None, None))
+    if place != here:
+        half_of_sum = weighted_sum(tf.square(values), 0.5) if within_xla() else tf.nn.l2_loss(values)
+        # A value from eager code may outlive the graph, and would keep it.
+        if tf.executing_eagerly() or tf.is_symbolic_tensor(values):
+            setattr(values, _HALF_OF_SQUARE_SUM, (here, half_of_sum))
+    return half_of_sum
+
+
+def weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
+    """Return the sum of the values, each multiplied by the weight before it is added."""
+    return tf.reduce_sum(sums_of_rows(rows(values), weight))
+
+
+def sums_of_rows(matrix: tf.Tensor, weight: float) -> tf.Tensor:
+    """Return the sum of each row of a matrix, whose values are multiplied by the weight before they are added."""
+    if within_xla() and not _has_accelerator():
+        # As a product of a matrix and a vector: on CPU, XLA (TensorFlow 2.15 to 2.21) multiplies matrices on all cores,
+        # but computes `tf.reduce_sum` on one. The rows are long, so that few sums are left for `tf.reduce_sum`.
+        return tf.linalg.matvec(matrix, tf.fill([matrix.shape[1]], tf.constant(weight, matrix.dtype)))
+    # On a GPU a product could be rounded to TensorFloat-32, and it would not be fused with what computes the values.
+    return tf.reduce_sum(matrix * tf.constant(weight, matrix.dtype), axis=1)
+
+
+def _has_accelerator() -> bool:
+    # Where a program will run is not known while it is traced, but it can only be a device that is there.
+    return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
+
+
+def rows(values: tf.Tensor) -> tf.Tensor:
+    """Return the values as a matrix with rows of a length that is known; without copying them."""
+    length = _length_of_rows(values.shape)
+    is_matrix = values.shape.rank == 2 and values.shape[1] == length
+    return values if is_matrix else tf.reshape(values, [-1, length])
+
+
+def _length_of_rows(shape: tf.TensorShape) -> int:
+    length = 1
+    for size in reversed(shape.as_list() if shape.rank else []):
+        if size is None or length >= 256:
+            break
+        length *= size
+    return max(length, 1)
+
+
+def joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the tensors with all small ones of a dtype concatenated into one, so that fewer ops are needed."""
+    small = [each for each in values if is_small(each)]
+    types = dict.fromkeys(each.dtype for each in small)
+    of_types = [end_to_end([each for each in small if each.dtype == dtype]) for dtype in types]
+    return [*(each for each in values if not is_small(each)), *of_types]
+
+
+def is_small(values: tf.Tensor) -> bool:
+    """Return whether a tensor has so few values that it is read together with others."""
+    size = values.shape.num_elements()
+    return size is not None and size < _SMALL
+
+
+def end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the values of all tensors in one vector."""
+    return tf.concat([each if each.shape.rank == 1 else tf.reshape(each, [-1]) for each in values], axis=0)
+
+
+def look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tensor) -> tf.Tensor:
+    """Return `look()` if `needed` is True. Otherwise return `seen`, without computing `look()`."""
+    if not within_xla():
+        # Not with the default name, `cond`: TensorFlow numbers the scopes of that name, and these numbers are part of
+        # checkpoint keys in scripts that used tf.contrib.
+        return tf.cond(needed, look, lambda: seen, name="look_again")
+    # Under XLA a conditional would copy the gradients that it captures. A loop of at most one iteration does not.
+    looked, _ = tf.while_loop(lambda _, again: again, lambda *_: (look(), tf.constant(False)), [seen, needed])
+    return looked

@@ -1,0 +1,130 @@
+"""The properties in which an optimizer or a scaler shows its loss scale and the results of its steps."""
+
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.monitors.gradient_ranges import GradientRanges
+from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.step.scaler import LossScaler
+
+
+class StepProperties:
+    """Properties for the loss scale and the results of steps: the base of classes with a manager and a scaler."""
+
+    #: Decides the loss scale.
+    manager: LossScaleManager
+    _loss_scale_manager: LossScaleManager
+    _scaler: LossScaler
+
+    def __repr__(self) -> str:
+        """Show the manager, the settings that differ from their defaults and, in an eager program, the state."""
+        shown = f"tfmp.{self._public_name}({', '.join([*self._settings_to_show(), repr(self._loss_scale_manager)])})"
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                return f"<{shown}>"
+            applied, skipped = int(self.applied_steps), int(self.skipped_steps)
+        return f"<{shown}: applied_steps={applied}, skipped_steps={skipped}>"
+
+    #: The name of the public class.
+    _public_name: ClassVar[str]
+
+    def _settings_to_show(self) -> list[str]:
+        return []
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The loss scale, a float32 scalar."""
+        return self._loss_scale_manager.get_loss_scale()
+
+    @property
+    def last_step_applied(self) -> tf.Tensor:
+        """True if the last step was applied, and before the first step; a boolean scalar."""
+        return self._loss_scale_manager.get_status().last_step_applied
+
+    @property
+    def last_step_finite(self) -> tf.Tensor:
+        """True if no gradient of the last step overflowed, and before the first step; a boolean scalar.
+
+        It differs from `last_step_applied` only with `overflow_drops="micro_batch"`. A step can then be applied without
+        the micro-batches that overflowed.
+        """
+        return self._loss_scale_manager.get_status().last_step_finite
+
+    @property
+    def attempted_steps(self) -> tf.Tensor:
+        """The number of steps applied or skipped since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_status().attempted_steps
+
+    @property
+    def applied_steps(self) -> tf.Tensor:
+        """The number of steps applied since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_status().applied_steps
+
+    @property
+    def skipped_steps(self) -> tf.Tensor:
+        """The number of steps skipped since the session, or the eager program, began; an int64 scalar."""
+        return self._loss_scale_manager.get_status().skipped_steps
+
+    @property
+    def consecutive_skipped_steps(self) -> tf.Tensor:
+        """The number of steps skipped since the last applied one; an int64 scalar."""
+        return self._loss_scale_manager.get_status().consecutive_skipped_steps
+
+    def overflow_reports(self) -> list[OverflowReport]:
+        """Return how often the gradient of each variable overflowed since the session or the eager program began.
+
+        Values are counted on the device, and only on steps in which a gradient overflowed. With several replicas, each
+        count is the largest count among the replicas.
+
+        Returns:
+            One report for each list of variables with which steps were taken, usually a single one. A report has the
+            `names` of the variables and two int64 tensors. `last` has a row for each variable: the numbers of values
+            that were infinite, NaN and saturated on the last step with an overflow. `steps` has a number for each
+            variable: on how many steps its gradient had such values.
+
+        Examples:
+            >>> import tfmp
+            >>> w = tf.Variable([1.0, 2.0], name="w")
+            >>> opt = tfmp.LossScaleOptimizer(
+            ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
+            >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, float("inf")]), var_list=[w])
+            >>> report, = opt.overflow_reports()
+            >>> report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()
+            (['w:0'], [[1, 0, 0]], [1])
+        """
+        return self._scaler.overflow_reports()
+
+    def record_gradient_ranges(self) -> GradientRanges:
+        """Let the steps that are built from now on record the powers of two of their gradients when asked.
+
+        A step is recorded only after a call of the object's `request`; every other step only reads a flag. This works
+        in eager code and in a `tf.function`, unless the function was traced before. In TF1 graphs,
+        `tfmp.LossScaleLoggingHook` fetches the gradients themselves.
+
+        Returns:
+            The object with which you request a step and read what it recorded; the same one at each call. `request()`
+            asks for the next step, and `read()` returns what was recorded: for each list of variables their `names`,
+            the `counts` of their gradients as `tfmp.ranges.exponent_counts` returns them, and the factor that the
+            gradients had, `scaled_by`.
+
+        Examples:
+            >>> import tfmp
+            >>> scaler = tfmp.GradScaler()
+            >>> ranges = scaler.record_gradient_ranges()
+            >>> w = tf.Variable([0.5, 3.0])
+            >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+            >>> ranges.request()
+            >>> with tf.GradientTape() as tape:
+            ...     loss = scaler.scale(tf.reduce_sum(w ** 2))
+            >>> _ = scaler.step(optimizer, zip(tape.gradient(loss, [w]), [w]))
+            >>> _ = scaler.update()
+            >>> tfmp.ranges.RangeHistogram(ranges.read()[0].counts[0])
+            <RangeHistogram of 2 values, 2^0..2^2>
+
+        Provisional: a minor version may change it and what it returns.
+        """
+        if self._scaler.gradient_ranges is None:
+            self._scaler.gradient_ranges = GradientRanges()
+        return self._scaler.gradient_ranges

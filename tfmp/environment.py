@@ -1,0 +1,169 @@
+"""The packages that tfmp works with: which are supported and installed, and errors that say what to install."""
+
+import importlib
+import importlib.util
+import platform
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import NamedTuple, TypeAlias
+
+_Release: TypeAlias = tuple[int, ...]
+
+#: The packages whose versions matter for a report of a fault, by the names of their distributions.
+PACKAGES = (
+    *("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-estimator", "horovod"),
+    *("numpy", "protobuf", "jax", "libcst", "matplotlib", "tqdm"),
+)
+
+
+class Supported(NamedTuple):
+    """The versions that are supported with one version of TensorFlow."""
+
+    #: The oldest and the newest Python.
+    python: tuple[_Release, _Release]
+    #: The oldest and the newest Keras.
+    keras: tuple[_Release, _Release]
+    #: The version of tf_keras; None if Keras itself is Keras 2.
+    tf_keras: _Release | None
+
+
+#: What is supported with each version of TensorFlow; `docs/reference/versions.md` has the same table.
+SUPPORTED: Mapping[_Release, Supported] = {
+    (2, 15): Supported(((3, 10), (3, 11)), ((2, 15), (2, 15)), None),
+    (2, 16): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 16)),
+    (2, 17): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 17)),
+    (2, 18): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 18)),
+    (2, 19): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 19)),
+    (2, 20): Supported(((3, 10), (3, 13)), ((3, 10), (3, 15)), (2, 20)),
+    (2, 21): Supported(((3, 10), (3, 13)), ((3, 12), (3, 15)), (2, 21)),
+}
+_OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = min(SUPPORTED), max(SUPPORTED)
+# TensorFlow 2.18 and 2.19 require Keras 3.5 themselves. TensorFlow 2.16 and 2.17 accept older versions, but no user
+# needs these: Keras 3.0 cannot declare how replicas share a variable, and before 3.5 a variable cannot be used as a
+# Python number.
+_OLDEST_KERAS3 = min(supported.keras[0] for supported in SUPPORTED.values() if supported.keras[0] >= (3,))
+_HOROVOD, _TENSORFLOW_OF_HOROVOD = "0.28.1", (2, 15)
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import a module of an optional package, or raise an error that names the extra of tfmp that installs it.
+
+    Examples:
+        >>> require("json", extra="examples").dumps([1])
+        '[1]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # If the module is installed but one of its own dependencies is missing, our advice would be wrong.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ImportError(
+            f"tfmp needs the package {error.name!r} here, which is not installed: install tfmp with its extra, "
+            f"'tfmp[{extra}]'."
+        ) from error
+
+
+def installed(package: str) -> bool:
+    """Return whether an optional package is installed, by the name under which it is imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def require_tensorflow() -> None:
+    """Raise an error unless TensorFlow is installed, with its files, in a version that tfmp supports."""
+    needed = f"tfmp needs TensorFlow {_text(_OLDEST_TENSORFLOW)} or newer"
+    if not installed("tensorflow"):
+        raise ImportError(
+            f"{needed}, which is not installed: pip install tensorflow, or tensorflow-cpu (tfmp's extras of these "
+            "names bring them too)."
+        )
+    version = getattr(importlib.import_module("tensorflow"), "__version__", None)
+    if version is None:
+        # Python imports an empty directory of this name, such as an uninstalled TensorFlow may leave behind.
+        raise ImportError(
+            "tfmp found an incomplete installation of TensorFlow: pip install --force-reinstall tensorflow, or "
+            "tensorflow-cpu."
+        )
+    if _release_of(version) < _OLDEST_TENSORFLOW:
+        raise ImportError(
+            f"{needed}, got {version}: upgrade tensorflow, or tensorflow-cpu if that is the distribution you have."
+        )
+
+
+def refuse_old_keras(keras: ModuleType) -> None:
+    """Raise an error if the imported package is a Keras 3 older than tfmp supports. Keras 2 is always accepted."""
+    if (3,) <= _release_of(keras.__version__) < _OLDEST_KERAS3:
+        tensorflow = importlib.import_module("tensorflow")
+        raise ImportError(
+            f"tfmp needs Keras {_text(_OLDEST_KERAS3)} or newer with TensorFlow {tensorflow.__version__}, got Keras "
+            f"{keras.__version__}: pip install --upgrade keras."
+        )
+
+
+def supported_tensorflow() -> str:
+    """Return the oldest and the newest supported version of TensorFlow, for messages, as in `2.15 to 2.21`."""
+    return _range(_OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW)
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed ones of `PACKAGES`, by their names, without importing them."""
+    # Imported here because the rewriter, which needs no versions, would wait longer for it than for `import tfmp`.
+    import importlib.metadata
+
+    versions = {"Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def problems(versions: Mapping[str, str]) -> list[str]:
+    """Return what of an installation is not supported, a sentence for each problem.
+
+    Examples:
+        >>> problems({"Python": "3.11.7", "tensorflow": "2.15.1", "keras": "2.15.0"})
+        []
+        >>> problems({"Python": "3.12.1", "tensorflow": "2.15.1", "keras": "2.15.0"})
+        ['Python 3.12.1 is not supported with TensorFlow 2.15: use 3.10 to 3.11.']
+    """
+    version = versions.get("tensorflow", versions.get("tensorflow-cpu"))
+    if version is None:
+        return [
+            "TensorFlow is not installed: pip install tensorflow, or tensorflow-cpu. tfmp.migrate does not need it."
+        ]
+    tensorflow = _release_of(version)
+    if tensorflow not in SUPPORTED:
+        return [f"TensorFlow {version} is not supported: use {supported_tensorflow()}."]
+    return list(_problems_with(tensorflow, versions))
+
+
+def _problems_with(tensorflow: _Release, versions: Mapping[str, str]) -> Iterator[str]:
+    supported = SUPPORTED[tensorflow]
+    exact = None if supported.tf_keras is None else (supported.tf_keras, supported.tf_keras)
+    for name, bounds in [("Python", supported.python), ("keras", supported.keras), ("tf_keras", exact)]:
+        version = versions.get(name)
+        if version is None or (bounds is not None and bounds[0] <= _release_of(version) <= bounds[1]):
+            continue
+        remedy = "use Keras 2.15, which is tf.keras" if bounds is None else f"use {_range(*bounds)}"
+        yield f"{name} {version} is not supported with TensorFlow {_text(tensorflow)}: {remedy}."
+    horovod = versions.get("horovod", _HOROVOD)
+    if "horovod" in versions and (horovod != _HOROVOD or tensorflow != _TENSORFLOW_OF_HOROVOD):
+        yield (
+            f"horovod {horovod} is not supported with TensorFlow {_text(tensorflow)}: use {_HOROVOD} with TensorFlow "
+            f"{_text(_TENSORFLOW_OF_HOROVOD)}."
+        )
+
+
+def _release_of(version: str) -> _Release:
+    """Return the first two numbers of a version, as in `2.21.0rc1`."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _text(release: _Release) -> str:
+    return ".".join(map(str, release))
+
+
+def _range(oldest: _Release, newest: _Release) -> str:
+    return _text(oldest) if oldest == newest else f"{_text(oldest)} to {_text(newest)}"

@@ -1,0 +1,144 @@
+"""The part of one optimizer in a step, and the one update of all optimizers that step together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.overflow.detectors import KINDS
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
+from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.update import Update
+from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
+from tfmp.grad_scaler.together import AdaptersTogether
+from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
+from tfmp.hosts.keras.compiler import UpdateCompilers
+from tfmp.hosts.keras.which import keras_of
+from tfmp.hosts.tf1 import TF1Adapter
+from tfmp.types import Done, Gradients
+
+
+class StepPart(NamedTuple):
+    """The part of one optimizer in a step."""
+
+    adapter: OptimizerAdapter
+    #: The gradients that the user passed to `step`, or their mean over Horovod's processes. They are unscaled if the
+    #: user called `unscale`.
+    given: Gradients
+    #: The result of the check in `unscale`; None if the user did not call `unscale`.
+    earlier: EarlierCheck | None
+
+    @property
+    def is_of_window(self) -> bool:
+        """True if the gradients are the mean of an accumulator's window, which may not be usable."""
+        return self.earlier is not None and self.earlier.overflow_counts is not None
+
+    def apply_scaled(self, loss_scale: tf.Tensor, applied: tf.Tensor) -> Done:
+        """Call the optimizer if it is a `ScaledGradientsOptimizer`, which applies its gradients or skips them."""
+        if not isinstance(self.adapter, ScaledGradientsAdapter):
+            return None
+        return self.adapter.apply_scaled(self.given, loss_scale if self.earlier is None else tf.constant(1.0), applied)
+
+    def apply_unchecked(self) -> Done:
+        """Apply the gradients without checking them, for a scaler that is not enabled."""
+        own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
+        return self.adapter.apply(self.given) if own is None else own
+
+
+def adapter_of(
+    optimizer: Any,  # noqa: ANN401 - of any host
+    variables: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    compilers: UpdateCompilers,
+) -> OptimizerAdapter:
+    """Return the adapter for an optimizer's type; `kwargs` are passed to its `apply_gradients`."""
+    if isinstance(optimizer, ScaledGradientsOptimizer):
+        return ScaledGradientsAdapter(optimizer, variables)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
+    of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
+    if of_keras and not kwargs and compilers.of(optimizer).is_of_own_code:
+        # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
+        # Only the optimizers of Keras 3 have `apply`.
+        adapter = Keras3Adapter if hasattr(optimizer, "apply") else KerasAdapter
+        return adapter(optimizer, variables, compiler=compilers.of(optimizer), leaves_out_none=True)
+    return OptimizerAdapter(optimizer, variables, kwargs)
+
+
+def make_variables(adapter: OptimizerAdapter) -> None:
+    """Make an optimizer's own variables; if a `tf.function` can no longer make any, raise an error with advice."""
+    try:
+        adapter.prepare(adapter.variables)
+    except ValueError as error:
+        # Keras raises a ValueError, whose text contains "variables", when the variables are made. For an optimizer of
+        # TensorFlow 1, TensorFlow itself raises an error at the end of the trace, which is not caught here.
+        if tf.executing_eagerly() or "ariables" not in str(error):
+            raise
+        kind, names = type(adapter.optimizer).__name__, ", ".join(adapter.names)
+        raise ValueError(
+            f"{kind} has no variables yet for {names}, and a tf.function makes none when it is traced again: call "
+            "scaler.prepare(optimizer, variables) before the function is first called."
+        ) from error
+
+
+def update_together(parts: Sequence[StepPart], facts: Facts) -> Update:
+    """Return one update for several optimizers, of which either all step or none.
+
+    Unless all of their gradients are scaled, all must be unscaled.
+    """
+    adapters = [part.adapter for part in parts]
+    adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
+    grads = [grad for part in parts for grad in part.given]
+    earlier = earlier_together(parts)
+    if earlier is None:
+        return update_of_scaled(adapter, grads, facts)
+    return update_of_unscaled(adapter, grads, facts, earlier)
+
+
+def earlier_together(parts: Sequence[StepPart]) -> EarlierCheck | None:
+    """Combine the earlier checks of several optimizers; None if `unscale` was called for none of them."""
+    checks = [part.earlier for part in parts if part.earlier is not None]
+    if not checks:
+        return None
+    largest = [None if part.earlier is None else part.earlier.result.max_abs for part in parts]
+    result = LocalResult(
+        usable=tf.reduce_all([check.result.usable for check in checks]),
+        # If the magnitude is unknown for one optimizer, the step computes it from the gradients of all.
+        max_abs=None if any(each is None for each in largest) else tf.reduce_max(largest),
+        complete=_complete_together([check.result for check in checks]),
+    )
+    return EarlierCheck(
+        result,
+        checked=[grad for check in checks for grad in check.checked],
+        # If only some optimizers have accumulated, the detector has not seen the gradients of the others, but what the
+        # micro-batches counted is recorded.
+        of_micro_batches=len(checks) == len(parts) and all(check.of_micro_batches for check in checks),
+        overflow_counts=_counts_together(parts),
+    )
+
+
+def _complete_together(checks: Sequence[LocalResult]) -> tf.Tensor | None:
+    if all(check.complete is None for check in checks):
+        return None
+    return tf.reduce_all([check.usable if check.complete is None else check.complete for check in checks])
+
+
+def _counts_together(parts: Sequence[StepPart]) -> tf.Tensor | None:
+    if not any(part.is_of_window for part in parts):
+        return None
+    return tf.concat(list(map(_counts_of, parts)), axis=0)
+
+
+def _counts_of(part: StepPart) -> tf.Tensor:
+    num_variables = len(part.adapter.variables)
+    counts = None if part.earlier is None else part.earlier.overflow_counts
+    if counts is None:
+        return tf.zeros([num_variables, len(KINDS)], tf.int64)
+    if counts.shape[0] != num_variables:
+        raise ValueError(
+            f"unscale returned {counts.shape[0]} gradients of the accumulator, and step got {num_variables}: pass all "
+            "of them, None too, with the variables in the accumulator's order."
+        )
+    return counts

@@ -1,0 +1,1 @@
+"""What the front-ends for all versions of Keras share."""

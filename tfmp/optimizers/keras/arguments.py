@@ -1,0 +1,93 @@
+"""Checks what a front-end for Keras is given: the optimizer to wrap, the manager, and other arguments."""
+
+import inspect
+import logging
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core import settings
+from tfmp.core.distribute.horovod_detection import is_horovods
+from tfmp.core.managers import (
+    LossScaleManager,
+    Specification,
+    dynamic_manager,
+    get_loss_scale_manager,
+    manager_of_wrapper,
+)
+from tfmp.hosts.keras.own_code import is_foreign
+
+_logger = logging.getLogger("tfmp")
+
+
+def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:
+    """Raise an error if the object to wrap is not an optimizer of `keras` (or `tf_keras`), or cannot be wrapped."""
+    if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
+        raise ValueError(
+            "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
+            "tfmp.LossScaleOptimizer.from_keras."
+        )
+    if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"inner_optimizer must be a {keras.__name__}.optimizers.Optimizer, got {inner_optimizer!r} of type "
+            f"{type(inner_optimizer).__name__}."
+        )
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ValueError(
+            "Keras' optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
+            "tf.compat.v1.train.Optimizer in graphs."
+        )
+
+
+def warn_of_methods_never_called(inner_optimizer: object, methods: Iterable[str]) -> None:
+    """Warn of methods of a user's own that the wrapper never calls, because it does their work itself."""
+    for name in methods:
+        if is_foreign(getattr(inner_optimizer, name, None)) and not is_horovods(inner_optimizer):
+            _logger.warning(
+                "%s.%s is never called, because the wrapper does its work: move what it adds to apply_gradients or "
+                "update_step, which are called on every step that is applied.",
+                type(inner_optimizer).__name__,
+                name,
+            )
+
+
+def refuse_other_arguments(inner_optimizer: object, others: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for arguments that the constructor of a front-end does not have, and say where they belong.
+
+    `defaults` are the settings that every optimizer of this Keras has; with these values they are accepted.
+    """
+    given = {name: value for name, value in others.items() if name not in defaults or value != defaults[name]}
+    if "loss_scale_factor" in given and "loss_scale_factor" in defaults:
+        raise ValueError(
+            f"loss_scale_factor={given['loss_scale_factor']!r} is a setting on the `inner_optimizer`, for training "
+            "without a wrapper: write tfmp.LossScaleOptimizer(optimizer, scale) for a fixed scale."
+        )
+    of_inner = [name for name in given if name in {*defaults, *inspect.signature(type(inner_optimizer)).parameters}]
+    if of_inner:
+        values = ", ".join(f"{name}={given[name]!r}" for name in of_inner)
+        kind = type(inner_optimizer).__name__
+        raise ValueError(
+            f"settings of the optimizer belong on the `inner_optimizer`, got {values}: write "
+            f"tfmp.LossScaleOptimizer({kind}(..., {values}))."
+        )
+    if given:
+        names = ", ".join(f"`{name}`" for name in given)
+        raise ValueError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no arguments: {names}.")
+
+
+def manager_of_keras(
+    loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
+) -> LossScaleManager:
+    """Return the loss-scale manager that the arguments of a Keras front-end describe."""
+    rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
+    given = {name: value for name, value in rule.items() if value is not None}
+    if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
+        return get_loss_scale_manager(settings.number("initial_scale", given["initial_scale"]))
+    if given and loss_scale_manager != "dynamic":
+        raise ValueError(
+            f"loss_scale_manager={loss_scale_manager!r} decides the scale by settings of its own: leave out "
+            "initial_scale and dynamic_growth_steps, or the manager."
+        )
+    return dynamic_manager(**given) if given else manager_of_wrapper(loss_scale_manager)

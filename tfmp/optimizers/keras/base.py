@@ -1,0 +1,237 @@
+"""The base class of the front-ends for Keras 2, tf_keras and Keras 3."""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core import lists, settings
+from tfmp.core.accumulation.settings import AccumulationSettings
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager
+from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.window import accumulate
+from tfmp.core.tracing import without_autograph
+from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
+from tfmp.optimizers.keras.accumulation import KerasAccumulation
+from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
+from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
+from tfmp.optimizers.keras.loops import LoopRecord
+from tfmp.optimizers.keras.takeover import continue_at
+from tfmp.types import Gradient, Gradients, Loss
+
+
+class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimizer):
+    """The methods that are the same in the front-ends for all versions of Keras."""
+
+    #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
+    _keras: ClassVar[ModuleType]
+    #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
+    #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
+    _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm", "ema_overwrite_frequency", "weight_decay")),
+            "ema_momentum": 0.99,
+            "use_ema": False,
+        }
+    )
+    #: Holds the variables of this class in Keras' files.
+    _state_in_files: ClassVar[type[StateInFiles]]
+    # The next four come from a base class of Keras, or from the front-end.
+    name: str
+    inner_optimizer: Any
+    add_variable: Callable[..., Any]
+    variables: Any
+
+    def _set_up(
+        self,
+        manager: LossScaleManager,
+        is_distributed: bool,
+        overflow_detector: OverflowDetector | None,
+        accumulation: AccumulationSettings,
+        aggregation_dtype: tf.DType | None = None,
+    ) -> None:
+        self._loss_scale_manager = manager
+        self._is_distributed = settings.flag("is_distributed", is_distributed)
+        detector = validated_detector(overflow_detector)
+        self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, aggregation_dtype)
+        self._accumulation = KerasAccumulation(accumulation, detector)
+        # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
+        self._overflow_counts = self._scaler.overflow_counts
+        self._loop = LoopRecord()
+        num_unused = len(self._own_variables())
+        # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
+        self._loss_scale_manager.store_in(self._add_state_variable)
+        self._loss_scale_state = self._state_in_files(lambda: self._own_variables()[num_unused:], self._continue_at)
+
+    def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
+        raise NotImplementedError
+
+    @property
+    def initial_scale(self) -> float:
+        """As in Keras' own wrapper: the loss scale that the manager started from, as a float.
+
+        Raises:
+            AttributeError: The manager does not follow the rule of Keras' own wrapper.
+        """
+        return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
+
+    @property
+    def dynamic_growth_steps(self) -> int | None:
+        """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale.
+
+        Raises:
+            AttributeError: The manager does not follow the rule of Keras' own wrapper.
+        """
+        return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`, True for all others."""
+        return not isinstance(self._loss_scale_manager, FixedLossScaleManager)
+
+    def _setting_of_keras(self, *names: str) -> Any:  # noqa: ANN401 - a number of some kind
+        manager = self._loss_scale_manager
+        config = manager.get_config() if isinstance(manager, OWN_MANAGERS) else {}
+        values = [config[name] for name in names if name in config]
+        if not values:
+            raise AttributeError(
+                f"a {type(manager).__name__} does not follow the rule of Keras' own wrapper, which has this setting: "
+                "ask the loss-scale manager instead."
+            )
+        return values[0]
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """As in `tfmp.LossScaleOptimizer`."""
+        self._loop.last_call = "scale_loss"
+        return self._scaler.scale(loss)
+
+    def get_scaled_loss(self, loss: Loss) -> Loss:
+        """As in `tfmp.LossScaleOptimizer`."""
+        self._loop.last_call = "get_scaled_loss"
+        if callable(loss):
+            return lambda: self._scaler.scale(loss())
+        return self._scaler.scale(loss)
+
+    @without_autograph
+    def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
+        """As in `tfmp.LossScaleOptimizer`."""
+        grads = lists.gradients(grads)
+        self._loop.warn_if_never_scaled(grads)
+        self._loop.last_call = "get_unscaled_gradients"
+        return self._scaler.unscale(grads)
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Exclude variables from the inner optimizer's weight decay.
+
+        Args:
+            var_list: The variables to exclude.
+            var_names: Strings. A variable whose name contains one of them is excluded.
+
+        Raises:
+            TypeError: An argument is a single variable or string, or anything else that is not a list.
+        """
+        self.inner_optimizer.exclude_from_weight_decay(
+            None if var_list is None else lists.variables("var_list", var_list),
+            None if var_names is None else lists.names("var_names", var_names),
+        )
+
+    def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
+        """Set the variables to their moving averages, if the inner optimizer keeps moving averages (`use_ema=True`).
+
+        Args:
+            var_list: The variables that were trained.
+
+        Raises:
+            TypeError: `var_list` is not a list of variables.
+        """
+        self.inner_optimizer.finalize_variable_values(lists.variables("var_list", var_list))
+
+    def _own_variables(self) -> list[Any]:
+        variables = self.variables
+        return list(variables[: len(variables) - len(self.inner_optimizer.variables)])
+
+    def _continue_at(self, loss_scale: float, good_steps: int) -> None:
+        continue_at(self._loss_scale_manager, loss_scale, good_steps)
+
+    def set_weights(self, weights: Iterable[np.ndarray]) -> None:
+        """Set the values of `variables`, which include the inner optimizer's variables, or of the latter alone.
+
+        Args:
+            weights: An array for each variable, in the order of `variables`; or of the inner optimizer's `variables`,
+                as it has them without a wrapper.
+
+        Raises:
+            TypeError: `weights` is not a list.
+            ValueError: The number of values differs from the number of variables. Before `build` the optimizer does not
+                have all its variables yet.
+        """
+        variables, inner_variables = self.variables, self.inner_optimizer.variables
+        weights = lists.items("weights", weights, "a list of values", "pass one array for each of the variables")
+        if len(weights) not in {len(variables), len(inner_variables)}:
+            raise ValueError(
+                f"the optimizer has {len(variables)} variables, got {len(weights)} values: build it first, for the "
+                "weights that it trains."
+            )
+        if len(weights) == len(inner_variables):
+            variables = inner_variables
+        for variable, value in zip(variables, weights, strict=True):
+            variable.assign(value)
+
+    def get_config(self) -> dict[str, Any]:
+        """As in `tfmp.LossScaleOptimizer`."""
+        serialize = self._keras.saving.serialize_keras_object
+        return {
+            "name": self.name,
+            "inner_optimizer": serialize(self.inner_optimizer),
+            "loss_scale_manager": serialize(self._loss_scale_manager),
+            "is_distributed": self._is_distributed,
+            **self._accumulation.get_config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "LossScaleOptimizerKeras":
+        """As in `tfmp.LossScaleOptimizer`."""
+        known = cls._classes_by_name() | (custom_objects or {})
+        parts: dict[str, Any] = {
+            name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=known)
+            for name in ("inner_optimizer", "loss_scale_manager")
+            if name in config
+        }
+        # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
+        # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
+        used = {name: value for name, value in config.items() if name not in cls._settings_of_every_optimizer}
+        return type.__call__(cls, **{**used, **parts})
+
+    @classmethod
+    def _classes_by_name(cls) -> dict[str, type]:
+        """Return the classes that a saved configuration may name and that Keras would not find by itself."""
+        return {}
+
+    def _settings_to_show(self) -> list[str]:
+        shown = {"is_distributed": self._is_distributed, **self._accumulation.get_config(), **self._own_settings()}
+        return settings_to_show(self.inner_optimizer, shown)
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Return the entries of `get_config` that only the front-end for this version of Keras has."""
+        raise NotImplementedError
+
+    def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> None:
+        """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
+        accumulator = self._accumulation.accumulator_of(adapter.variables)
+        if accumulator is not None:
+            in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
+            accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
+        elif are_scaled:
+            self._scaler.step(update_of_scaled(adapter, grads, facts))
+        else:
+            self._scaler.step(update_of_unscaled(adapter, grads, facts))

@@ -1,0 +1,175 @@
+"""Lays out a Keras front-end in checkpoints like the optimizer that it wraps, and reads the layouts of other wrappers.
+
+`tf.train.Checkpoint` saves a graph of objects. An optimizer is an object whose children depend on who saved it:
+
+    no wrapper               _variables/0, 1, ...  _iterations  _learning_rate  _momentums  and so on
+    tfmp                     the same, and  _variables/state_0, state_1, ...  _loss_scale_manager
+    Keras 2's own wrapper    the same, and  loss_scale/{current_loss_scale, good_steps}
+    Keras 3's own wrapper    inner_optimizer, with the same;  _variables, its own;  dynamic_scale  step_counter
+    tfmp 0.2 and earlier     inner_optimizer or _inner_optimizer, likewise;  _variables, its own;  _loss_scale_manager
+
+So a run without loss scaling goes on with tfmp, and back, as it does with Keras 2's own wrapper. The layouts with
+`inner_optimizer` are called nested here. In these, `_variables` means the wrapper's own variables.
+
+A restore visits the children of an object in the order in which they were saved, and the children of these after all of
+them. So when it comes to those of `_variables`, it has passed `inner_optimizer` if there is one.
+
+TensorFlow has no public way to choose the names under which a checkpoint holds the parts of an object. The private
+methods that this file overrides are among those that Keras 2's own wrapper delegates to the optimizer inside it.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+
+class CheckpointedAsInner:
+    """The methods of a Keras front-end that TensorFlow's checkpoints call."""
+
+    # The first comes from the front-end, the second from TensorFlow.
+    inner_optimizer: Any
+    _update_uid: int
+
+    def _continue_at(self, loss_scale: float, good_steps: int) -> None:
+        """Continue from the scale and the count of finite steps that Keras' own wrapper saved."""
+        raise NotImplementedError
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        own = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc] # TensorFlow's
+        kept = {name: child for name, child in own.items() if name not in {*_NESTED, *_OF_ANY_OPTIMIZER}}
+        inner = self.inner_optimizer._trackable_children(save_type, **kwargs)
+        return {**kept, **inner, _VARIABLES: self._checkpointed_variables}
+
+    def _lookup_dependency(self, name: str, cached_dependencies: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401
+        if cached_dependencies is None:
+            # No restore asks, but TensorFlow before it tracks an attribute of the wrapper itself.
+            return super()._lookup_dependency(name)  # type: ignore[misc] # TensorFlow's
+        if name in _NESTED:
+            self._checkpointed_variables.nested_in = self._update_uid
+            return self.inner_optimizer
+        if name in _OF_ANY_OPTIMIZER and name in super()._trackable_children():  # type: ignore[misc] # TensorFlow's
+            # Whose it is may not be known yet. It is also one of `_variables`, and is restored as that.
+            return None
+        if name in self._scale_of_keras:
+            return self._scale_of_keras[name]
+        return cached_dependencies.get(name)
+
+    @property
+    def _deferred_dependencies(self) -> "_Deferred":
+        # What is only made by `build` is restored then, by the optimizer that makes it.
+        return _Deferred(lambda name: None if name in _OF_ANY_OPTIMIZER else (self.inner_optimizer, name))
+
+    @functools.cached_property
+    def _checkpointed_variables(self) -> "_Variables":
+        own = super()._trackable_children()[_VARIABLES]  # type: ignore[misc] # TensorFlow's
+        return _Variables(own, self.inner_optimizer, lambda: self._update_uid)
+
+    @functools.cached_property
+    def _scale_of_keras(self) -> dict[str, tf.Module]:
+        received: dict[str, tf.Tensor] = {}
+
+        def receive(name: str, value: tf.Tensor) -> None:
+            received[name] = value
+            if len(received) == len(parts):
+                self._continue_at(float(received.pop("loss_scale")), int(received.pop("good_steps")))
+
+        parts = {"loss_scale": _Received(tf.float32, functools.partial(receive, "loss_scale"))}
+        parts["good_steps"] = _Received(tf.int64, functools.partial(receive, "good_steps"))
+        of_keras2 = tf.Module()
+        of_keras2.current_loss_scale, of_keras2.good_steps = parts["loss_scale"], parts["good_steps"]
+        return {"loss_scale": of_keras2, "dynamic_scale": parts["loss_scale"], "step_counter": parts["good_steps"]}
+
+
+_VARIABLES = "_variables"
+#: The wrapped optimizer: in Keras 3, where its own wrapper has the same name for it, and in Keras 2.
+_NESTED = ("inner_optimizer", "_inner_optimizer")
+#: What Keras makes for every optimizer. A wrapper does not use its own.
+_OF_ANY_OPTIMIZER = ("_iterations", "_learning_rate")
+#: Before the position of a variable of the wrapper in its own list.
+_STATE = "state_"
+
+
+class _Variables(tf.Module):
+    """In checkpoints, the list of the wrapped optimizer's variables, to which those of the wrapper are added.
+
+    `own` is the wrapper's list of its own variables. `current_restore` returns the number of the restore that visited
+    the wrapper last.
+    """
+
+    def __init__(self, own: Any, inner_optimizer: Any, current_restore: Callable[[], int]) -> None:  # noqa: ANN401
+        super().__init__()
+        self._own = own
+        self._inner_optimizer = inner_optimizer
+        self._current_restore = current_restore
+        #: The number of the last restore from a nested layout.
+        self.nested_in: int | None = None
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        own = self._own._trackable_children(save_type, **kwargs)
+        inner = self._inner_optimizer._trackable_children()[_VARIABLES]._trackable_children(save_type, **kwargs)
+        return {**inner, **{_STATE + name: variable for name, variable in own.items()}}
+
+    def _lookup_dependency(self, name: str, cached_dependencies: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401
+        if cached_dependencies is None:
+            return super()._lookup_dependency(name)
+        return cached_dependencies.get(_STATE + name if self._is_nested else name)
+
+    @property
+    def _is_nested(self) -> bool:
+        return self.nested_in == self._current_restore()
+
+    @property
+    def _deferred_dependencies(self) -> "_Deferred":
+        # The lists restore the variables that are appended to them later.
+        return _Deferred(self._list_and_position)
+
+    def _list_and_position(self, name: str) -> tuple[Any, str]:
+        if self._is_nested or name.startswith(_STATE):
+            return self._own, name.removeprefix(_STATE)
+        return self._inner_optimizer._trackable_children()[_VARIABLES], name
+
+
+class _Deferred:
+    """In place of the dictionary of what a restored object does not have yet: hands each part on to another object.
+
+    `place` returns the object that will have the part with a name, and the part's name there; None if none will.
+    """
+
+    def __init__(self, place: Callable[[str], tuple[Any, str] | None]) -> None:
+        self._place = place
+
+    def setdefault(self, name: str, positions: list[Any]) -> list[Any]:
+        """Return the list of positions in checkpoints for a part; TensorFlow adds one to it."""
+        place = self._place(name)
+        if place is None:
+            return positions
+        owner, name_there = place
+        waiting: list[Any] = owner._deferred_dependencies.setdefault(name_there, positions)
+        return waiting
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - as of a dictionary
+        """Return `default`: the object that hands on keeps nothing itself."""
+        return default
+
+    pop = get
+
+
+class _Received(tf.Module):
+    """Takes a value out of a checkpoint, from where Keras' own wrapper has a variable of a type."""
+
+    def __init__(self, dtype: tf.DType, receive: Callable[[tf.Tensor], None]) -> None:
+        super().__init__()
+        self._dtype = dtype
+        self._receive = receive
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {_VALUE: tf.zeros([], self._dtype)}
+
+    def _restore_from_tensors(self, restored: Mapping[str, tf.Tensor]) -> None:
+        self._receive(restored[_VALUE])
+
+
+#: The name that every variable of TensorFlow has for its value.
+_VALUE = "VARIABLE_VALUE"

@@ -1,0 +1,141 @@
+"""Saves a Keras front-end in Keras' files like the optimizer that it wraps, and reads what other wrappers saved there.
+
+A file `.weights.h5`, and the one in a `.keras` file, has a group of values for each object that Keras finds on its walk
+through the attributes of a model. Who saved an optimizer shows in the number of its values:
+
+    no wrapper               optimizer/vars: the variables of the optimizer
+    tfmp                     the same; and optimizer/_loss_scale_state/vars: the wrapper's own, by their names
+    Keras 2's own wrapper    as no wrapper
+    Keras 3's own wrapper    optimizer/vars: four of its own, then those of the optimizer
+    tfmp 0.2 and earlier     optimizer/vars: the wrapper's own, then those of the optimizer
+
+Every wrapper also has optimizer/inner_optimizer/vars, the variables of the optimizer once more: the optimizer is one of
+its attributes. Keras' own wrapper needs them to load what tfmp saved.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tfmp.core.managers import OWN_MANAGERS
+from tfmp.core.managers.step_counters import StepCounters
+
+_logger = logging.getLogger("tfmp")
+
+
+class SavedAsInner:
+    """The methods of a Keras front-end that Keras' files call."""
+
+    # These come from the front-end and from Keras.
+    inner_optimizer: Any
+    _own_variables: Callable[[], list[Any]]
+    _loss_scale_state: "StateInFiles"
+    #: The number of values that Keras' own wrapper saves before those of the optimizer; None if it saves no other.
+    _saved_by_keras: int | None = None
+    # Whether Keras' next walk shall leave out the inner optimizer, which is loaded.
+    _inner_is_loaded = False
+
+    def _load_from_keras(self, store: Mapping[str, Any]) -> None:
+        """Continue from the loss scale that Keras' own wrapper saved."""
+        raise NotImplementedError
+
+    def save_own_variables(self, store: Any) -> None:  # noqa: ANN401 - a group of a file
+        """Save the variables of the inner optimizer by their positions; Keras saves the loss scale beside them."""
+        self._inner_is_loaded = False
+        self.inner_optimizer.save_own_variables(store)
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Set the variables to the values that this class, Keras' own wrapper or an optimizer without one saved."""
+        num_inner = len(self.inner_optimizer.variables)
+        num_before = len(store.keys()) - num_inner
+        own = self._own_variables()
+        if num_before == 0:
+            self.inner_optimizer.load_own_variables(store)
+            self._inner_is_loaded = True
+        elif num_before == self._saved_by_keras and _have_shapes(store, [()] * num_before):
+            self._load_from_keras(store)
+        elif num_before == len(own) and _have_shapes(store, [tuple(variable.shape) for variable in own]):
+            _assign((variable, store[str(index)]) for index, variable in enumerate(own))
+        else:
+            _logger.warning(
+                "%d values that the file holds for the optimizer do not fit and are left out: %s has %d variables. "
+                "Before you load, build the optimizer, model.optimizer.build(model.trainable_variables), with the "
+                "settings that it was saved with.",
+                len(store.keys()),
+                type(self.inner_optimizer).__name__,
+                num_inner,
+            )
+
+    def __dir__(self) -> Iterable[str]:
+        """Return the names of the attributes; to Keras' walk after loading, without the optimizer that is loaded."""
+        names = list(super().__dir__())
+        if self._inner_is_loaded:
+            self._inner_is_loaded = False
+            return [name for name in names if name not in {"inner_optimizer", "_inner_optimizer", "optimizers"}]
+        return names
+
+
+class StateInFiles:
+    """The wrapper's own variables in Keras' files: the loss scale, the counters, and the sums of an unfinished window.
+
+    Keras' walk comes to this object, an attribute of the wrapper, if it is one of the objects that Keras saves. So each
+    front-end has a subclass of this class and of `keras.losses.Loss`, which is the simplest of these. The variables of
+    a window are there after `build`. `continue_at` gets the scale and the count of finite steps that a manager of
+    another class saved.
+    """
+
+    def __init__(self, variables: Callable[[], Sequence[Any]], continue_at: Callable[[float, int], None]) -> None:
+        super().__init__(name="loss_scale_state")  # type: ignore[call-arg] # of Keras' Loss
+        # These are functions: if Keras' walk came from here to the wrapper again, it would go round in circles.
+        self._variables = variables
+        self._continue_at = continue_at
+        self._of_manager = self._by_name().keys() - StepCounters._fields
+
+    def save_own_variables(self, store: Any) -> None:  # noqa: ANN401 - a group of a file
+        """Save the variables by their names."""
+        for name, variable in self._by_name().items():
+            store[name] = variable.numpy()
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Set the variables to saved values, by their names; a variable that is not saved keeps its value."""
+        saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 - a file has only this
+        here = self._by_name()
+        if self._of_manager - saved.keys() and {"loss_scale", "good_steps"} <= saved.keys():
+            # A manager of another class saved them.
+            self._continue_at(float(saved["loss_scale"]), int(saved["good_steps"]))
+            saved = {name: value for name, value in saved.items() if name not in self._of_manager}
+        _assign((variable, saved[name]) for name, variable in here.items() if name in saved)
+        if "kept" not in here and saved.get("kept", 0) > 0:
+            _logger.warning(
+                "the sums of the %d micro-batches in the unfinished window of the file are not loaded, because "
+                "accumulation_steps is 1 here.",
+                saved["kept"],
+            )
+
+    def _by_name(self) -> dict[str, Any]:
+        # The names of Keras 2 end in `:0`.
+        return {variable.name.split(":")[0]: variable for variable in self._variables()}
+
+
+def _have_shapes(store: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether the first values have these shapes."""
+    return all(np.shape(store[str(index)]) == shape for index, shape in enumerate(shapes))
+
+
+def _assign(pairs: Iterable[tuple[Any, Any]]) -> None:
+    for variable, value in pairs:
+        # A variable that each replica has of its own divides an assigned value by the number of replicas. An HDF5
+        # dataset cannot be divided, so it is read into an array first.
+        variable.assign(np.asarray(value))
+
+
+def register_managers(keras: ModuleType) -> None:
+    """Register tfmp's managers with `keras` or `tf_keras`, so that a saved model that names one can be loaded.
+
+    The author of any other manager registers it.
+    """
+    for manager in OWN_MANAGERS:
+        keras.saving.register_keras_serializable(package="tfmp")(manager)

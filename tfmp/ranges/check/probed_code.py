@@ -1,0 +1,127 @@
+"""Checks code of raw TensorFlow, functions and the losses of TF1 graphs, through its probes."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfmp.core.gradients import arithmetic
+from tfmp.ranges.check.model_runs import (
+    ModelRun,
+    Precision,
+    RunTensors,
+    by_name,
+    eager_run,
+    measurements,
+    run_of,
+    told_apart,
+)
+from tfmp.ranges.probes import Probe, probes_of_graph, recorded_probes
+from tfmp.types import Gradients
+
+
+class Functions:
+    """A function that takes a batch and computes a loss, and perhaps another one that does so in float16.
+
+    `variables` are those to differentiate by; None stands for those that the loss depends on.
+    """
+
+    keeps_float32 = False
+
+    def __init__(
+        self,
+        in_float32: Callable[[Any], tf.Tensor],
+        in_float16: Callable[[Any], tf.Tensor] | None,
+        variables: Sequence[tf.Variable] | None,
+    ) -> None:
+        self._in_float32 = in_float32
+        self._in_float16 = in_float16
+        self._variables = variables
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether there is a function that computes in float16."""
+        return self._in_float16 is not None
+
+    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
+        """Yield nothing: no probe holds another one."""
+        return iter(())
+
+    def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the function takes
+        """Run a batch forward and backward; no probe can be kept in float32."""
+        function = self._in_float16 if precision.dtype == "float16" and self._in_float16 else self._in_float32
+        with recorded_probes() as probes, tf.GradientTape(persistent=False) as tape:
+            loss = tf.reduce_mean(arithmetic.widen(tf.convert_to_tensor(function(batch))))
+            scaled = loss * precision.loss_scale
+        variables = list(tape.watched_variables() if self._variables is None else self._variables)
+        grads = tape.gradient(scaled, [*(probe.tensor for probe in probes), *variables])
+        tensors = _tensors_of_probes(loss, probes, variables, grads)
+        return eager_run(tensors, precision.loss_scale)
+
+
+class GraphLoss:
+    """A loss that is a tensor of a TF1 graph, and perhaps another one that the graph computes in float16.
+
+    `variables` are those to differentiate both losses by; None stands for those that are trained.
+    """
+
+    keeps_float32 = False
+
+    def __init__(
+        self,
+        in_float32: tf.Tensor,
+        in_float16: tf.Tensor | None,
+        variables: Sequence[tf.Variable] | None,
+        session: tf.compat.v1.Session,
+    ) -> None:
+        self._session = session
+        with in_float32.graph.as_default():
+            self._loss_scale = tf.compat.v1.placeholder(tf.float32, [], "loss_scale_of_check")
+            self._variables = tf.compat.v1.trainable_variables() if variables is None else list(variables)
+            self._in_float32 = measurements(self._tensors(in_float32))
+            self._in_float16 = None if in_float16 is None else measurements(self._tensors(in_float16))
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether the graph has the loss in float16, too."""
+        return self._in_float16 is not None
+
+    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
+        """Yield nothing: no probe holds another one."""
+        return iter(())
+
+    def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever can be fed
+        """Run a batch, a `feed_dict` or None, forward and backward; no probe can be kept in float32."""
+        fetches = self._in_float16 if precision.dtype == "float16" else self._in_float32
+        values = self._session.run(fetches, {**(batch or {}), self._loss_scale: precision.loss_scale})
+        return run_of(values, precision.loss_scale)
+
+    def _tensors(self, loss: tf.Tensor) -> RunTensors:
+        loss = tf.reduce_mean(arithmetic.widen(loss))
+        probes = probes_of_graph()
+        grads = tf.gradients(loss * self._loss_scale, [*(probe.tensor for probe in probes), *self._variables])
+        # The graph may hold the same model twice, in float32 and in float16: a probe belongs to the loss that depends
+        # on it.
+        reached = [index for index, _ in enumerate(probes) if grads[index] is not None]
+        of_probes = [grads[index] for index in reached]
+        return _tensors_of_probes(
+            loss, [probes[index] for index in reached], self._variables, [*of_probes, *grads[len(probes) :]]
+        )
+
+
+def _tensors_of_probes(
+    loss: tf.Tensor, probes: Sequence[Probe], variables: Sequence[tf.Variable], grads: Gradients
+) -> RunTensors:
+    """Return the tensors of a run through probes.
+
+    The gradients are those of the scaled loss for the probes, then those for the variables.
+    """
+    names = told_apart(variable.name.partition(":")[0] for variable in variables)
+    return RunTensors(
+        loss=loss,
+        inputs={},
+        outputs=by_name((probe.name, probe.tensor) for probe in probes),
+        output_gradients=by_name(zip((probe.name for probe in probes), grads, strict=False)),
+        weights=by_name(zip(names, map(tf.convert_to_tensor, variables), strict=True)),
+        weight_gradients=by_name(zip(names, grads[len(probes) :], strict=True)),
+    )
