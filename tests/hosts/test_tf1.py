@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.bert import AdamWeightDecayOptimizer
 from tfmp.core.distribute import SingleProcess, current_distribution
-from tfmp.hosts.tf1 import StepCounter, TF1Adapter
+from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter
 
 pytestmark = pytest.mark.essential
 
@@ -28,7 +28,7 @@ _for_every_habit = pytest.mark.parametrize("optimizer", [tf1.train.GradientDesce
 @_for_every_habit
 def test_global_step_goes_up_by_exactly_one_in_eager_mode(optimizer: type) -> None:
     weight, global_step = tf.Variable(1.0), tf.Variable(5, dtype=tf.int64)
-    adapter = TF1Adapter(optimizer(0.5), [weight], counter=StepCounter(global_step, SingleProcess()))
+    adapter = TF1Adapter(optimizer(0.5), [weight], counter=GlobalStepCounter(global_step, SingleProcess()))
     for _ in range(2):
         adapter.apply([tf.constant(1.0)])
     assert (float(weight), int(global_step)) == (0, 7)
@@ -42,7 +42,7 @@ def test_global_step_goes_up_by_exactly_one_in_a_graph(
 ) -> None:
     weight = tf1.Variable(1.0, use_resource=use_resource)
     global_step = tf1.Variable(tf.constant(5, tf.int64), use_resource=use_resource)
-    adapter = TF1Adapter(optimizer(0.5), [weight], counter=StepCounter(global_step, SingleProcess()))
+    adapter = TF1Adapter(optimizer(0.5), [weight], counter=GlobalStepCounter(global_step, SingleProcess()))
     op = adapter.apply([tf.constant(1.0)])
     session.run([weight.initializer, global_step.initializer])
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_global_step_of_two_replicas_goes_up_by_exactly_one(
     opt = optimizer(0.5)
 
     def step() -> None:
-        counter = StepCounter(global_step, current_distribution(is_distributed=True))
+        counter = GlobalStepCounter(global_step, current_distribution(is_distributed=True))
         TF1Adapter(opt, [weight], counter=counter).apply([tf.constant(0.25)])
 
     tf.function(lambda: two_replicas.run(step))()

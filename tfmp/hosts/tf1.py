@@ -11,7 +11,7 @@ from tfmp.core.distribute import Distribution
 from tfmp.types import Done, Gradients
 
 
-class StepCounter:
+class GlobalStepCounter:
     """Increments a global step by exactly one per step, whether or not the optimizer increments it.
 
     Not every optimizer of TensorFlow 1 increments the global step that it is given: BERT's, for example, does not. Of
@@ -59,7 +59,7 @@ class TF1Adapter(OptimizerAdapter):
         variables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
         *,
-        counter: StepCounter | None = None,
+        counter: GlobalStepCounter | None = None,
         name_scope: str | None = None,
         leaves_out_none: bool = False,
         average: Callable[[Gradients], Gradients] | None = None,

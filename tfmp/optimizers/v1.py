@@ -24,7 +24,7 @@ from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.tf1 import StepCounter, TF1Adapter
+from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
     optimizer_of,
@@ -222,7 +222,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             self._opt,
             variables,
             {"name": name},
-            counter=None if global_step is None else StepCounter(global_step, facts.distribution),
+            counter=None if global_step is None else GlobalStepCounter(global_step, facts.distribution),
             name_scope=name_scope,
             average=self._average_when_applying(variables, facts),
         )
