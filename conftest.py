@@ -24,7 +24,9 @@ if not _KERAS3:
     # Its example is an optimizer of Keras 3.
     collect_ignore += ["tfmp/optimizer_state/half_state.py", "docs/howto/half_state.md"]
 if importlib.util.find_spec("jax") is None:
-    collect_ignore.append("tools/run_exported_steps.py")
+    collect_ignore += [
+        f"tools/{name}.py" for name in ("exported_program", "run_exported_steps", "run_exported_trainings")
+    ]
 if importlib.util.find_spec("mutmut") is None:
     collect_ignore.append("tools/mutation")
 if importlib.util.find_spec("mkdocs") is None:

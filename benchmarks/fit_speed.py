@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {name: value for name, value in vars(options).items() if not isinstance(value, Path)}
     report.write_json(options.json, {"conditions": conditions, "settings": settings, "figures": figures})
     if options.plot:
-        milliseconds = {name: [1000 * turn for turn in turns] for name, turns in _turns(figures).items()}
+        milliseconds: dict[str, Sequence[float]] = {
+            name: [1000 * turn for turn in turns] for name, turns in _turns(figures).items()
+        }
         training_turns.plot({f"model.fit\n{title}": milliseconds}, "ms a step", options.plot)
     training_turns.check_losses({name: each["losses"] for name, each in figures.items()}, _TOLERANCES[options.policy])
     return 0

@@ -13,14 +13,10 @@ writes sums as products of matrices.
 
 import argparse
 import functools
-import json
-import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import keras
 import numpy as np
@@ -28,16 +24,10 @@ import tensorflow as tf
 
 from benchmarks.harness import cells, keras_contenders
 from benchmarks.harness.cells import Cell
-from tfmp.core.gradients import sums
+from tools import program_export
+from tools.program_export import Exported
 
 _WRAPPERS = ("bare", "Keras 3", "tfmp")
-
-
-class _Exported(NamedTuple):
-    """A program: the module of XLA, and what `programs.json` says of it."""
-
-    module: bytes
-    entry: dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,19 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if keras_contenders.why_not_here():
         parser.error(keras_contenders.why_not_here())
 
-    options.folder.mkdir(parents=True, exist_ok=True)
-    entries: list[dict[str, Any]] = []
-    with mock.patch.object(sums, "_has_accelerator", return_value=not options.for_cpu):
-        for exported in _exported(options.shapes):
-            (options.folder / exported.entry["file"]).write_bytes(exported.module)
-            entries.append(exported.entry)
-            print(f"{exported.entry['file']}: {len(exported.module)} bytes", flush=True)
-    (options.folder / "programs.json").write_text(json.dumps(entries, indent=1))
-    shutil.copy(Path(__file__).with_name("run_exported_steps.py"), options.folder / "run.py")
+    with program_export.for_accelerators(not options.for_cpu):
+        program_export.write(options.folder, _exported(options.shapes), "run_exported_steps.py")
     return 0
 
 
-def _exported(shapes: str) -> Iterator[_Exported]:
+def _exported(shapes: str) -> Iterator[Exported]:
     kinds = [Cell(shapes, "xla", "SGD"), Cell(shapes, "xla", "Adam"), Cell(shapes, "xla", "Adam", "clipped")]
     for cell in kinds:
         for name in _WRAPPERS:
@@ -81,42 +64,13 @@ def _exported(shapes: str) -> Iterator[_Exported]:
             yield _of_step(opt, variables, entry)
 
 
-def _of_step(opt: Any, variables: Sequence[Any], entry: dict[str, Any]) -> _Exported:  # noqa: ANN401
+def _of_step(opt: Any, variables: Sequence[Any], entry: dict[str, Any]) -> Exported:  # noqa: ANN401
     @functools.partial(tf.function, jit_compile=True)
     def step(grads: list[tf.Tensor]) -> None:
         opt.apply(grads, variables)
 
     grads = [tf.zeros(variable.shape) for variable in variables]
-    concrete = step.get_concrete_function(grads)
-    by_handle = {id(variable.handle): variable for variable in concrete.variables}
-    # The parameters of the program: the gradients, and then the variables in the order in which they were used.
-    used = [by_handle[id(handle)] for handle in concrete.captured_inputs]
-    places = {id(variable): place for place, variable in enumerate(used)}
-    compiled = step.experimental_get_compiler_ir(grads)
-    return _Exported(
-        compiled(stage="hlo_serialized"),
-        entry
-        | {
-            "gradients": [grad.shape.as_list() for grad in grads],
-            "variables": list(map(_description, used)),
-            "weights": [places[id(variable.value)] for variable in variables],
-            "updates": list(_updates(compiled(stage="hlo"), len(grads))),
-        },
-    )
-
-
-def _description(variable: tf.Variable) -> dict[str, Any]:
-    value = variable.numpy()
-    if np.ptp(np.float64(value)):
-        raise ValueError(f"the first value of {variable.name} is not one number, got {value!r}.")
-    return {"shape": list(value.shape), "dtype": value.dtype.name, "value": value.flat[0].item()}
-
-
-def _updates(module: str, num_grads: int) -> Iterator[tuple[int, int]]:
-    """Yield the outputs of a module that are new values of variables, each with the variable's place."""
-    header = module[: module.index("\n")]
-    for output, parameter in re.findall(r"\{(\d*)\}: \((\d+),", header):
-        yield int(output or 0), int(parameter) - num_grads
+    return program_export.exported(step, [grads], [variable.value for variable in variables], entry)
 
 
 if __name__ == "__main__":

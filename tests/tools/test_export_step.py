@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("form", ["accelerators", "CPUs"])
 def test_programs_take_the_right_steps_on_jax(form: str, folders: dict[str, Path]) -> None:
-    command = [sys.executable, str(folders[form] / "run.py"), "--rounds", "1"]
+    command = [sys.executable, str(folders[form] / "run.py"), "--rounds", "1", "--copy-mib", "1"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     lines = shown.stdout.splitlines()
@@ -50,7 +50,7 @@ def test_a_program_that_takes_wrong_steps_is_named(folders: dict[str, Path], tmp
     other = next(row for row in rows if row["file"] == "sgd-keras3.hlo")
     other.update({name: bare[name] for name in ("variables", "weights", "updates")})
     (folder / "programs.json").write_text(json.dumps(rows))
-    command = [sys.executable, str(folder / "run.py"), "--rounds", "1"]
+    command = [sys.executable, str(folder / "run.py"), "--rounds", "1", "--copy-mib", "1"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert shown.returncode == 1
     assert "WRONG: SGD, skipped, Keras 3: wrong weights" in shown.stdout
