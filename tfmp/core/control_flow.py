@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.core.tracing import within_xla
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import ApplyGradients, Done, Gradients
 
 

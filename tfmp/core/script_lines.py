@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core.graph_search import ancestors
+from tfmp.core.tensorflow_internals import GENERATED_FILE
 
 #: Packages that stand between a script, or another library, and this module.
 _HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
 #: The names of the directories that packages are installed in.
 _INSTALLED = {"site-packages", "dist-packages"}
-# Part of the name of the files that AutoGraph generates. Such a file is skipped: the traceback of an op names the
-# original line too.
-_GENERATED = "__autograph_generated_file"
 #: The largest number of ops that `gradient_op` visits. Clipping adds only a few ops per gradient.
 _MOST_OPS = 2000
 
@@ -167,7 +165,8 @@ def _is_users(filename: str) -> bool:
 def _is_outside(filename: str) -> bool:
     """Return whether a file belongs neither to the host frameworks nor to Python."""
     # Python's own frozen modules, such as importlib, have names like `<frozen runpy>`.
-    if filename.startswith("<frozen") or _GENERATED in filename:
+    # The traceback of an op names the original line too.
+    if filename.startswith("<frozen") or GENERATED_FILE in filename:
         return False
     if filename.startswith(_directories(*_HOSTS)):
         return False

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.overflow.results import EarlierCheck
+from tfmp.core.tensorflow_internals import control_flow_context
 from tfmp.types import Done
 
 
@@ -113,8 +114,8 @@ class CallOrder:
         with tf.init_scope():
             in_eager_program = tf.executing_eagerly()
         graph = tf.compat.v1.get_default_graph()
-        # A conditional of control flow v1 has no graph of its own; only this private method shows it.
-        if not in_eager_program and (graph.building_function or graph._get_control_flow_context() is not None):
+        # A conditional of control flow v1 has no graph of its own.
+        if not in_eager_program and (graph.building_function or control_flow_context(graph) is not None):
             raise NotImplementedError(
                 f"{verb} in a conditional, or in a tf.function, in a TF1 graph: update would not run it. Compute the "
                 f"gradients in the conditional and build the {verb} outside of it; or train in a tf.function of an "

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters.base import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
+from tfmp.core.tensorflow_internals import make_slots
 from tfmp.types import Done, Gradients
 
 
@@ -79,8 +80,7 @@ class TF1Adapter(OptimizerAdapter):
         """
         with tf.init_scope():
             if tf.executing_eagerly() and not tf.distribute.has_strategy():
-                # A private method, but the one that optimizers override to make their slots. The base class makes none.
-                self.optimizer._create_slots(variables)
+                make_slots(self.optimizer, variables)
 
     def reduce(self, grads: Gradients) -> Gradients:
         """Average the gradients over Horovod's workers, if that was left to the step."""

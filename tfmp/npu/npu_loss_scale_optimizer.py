@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager, validated_manager
 from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.tensorflow_internals import TRACKING_PREFIX
 from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager
 from tfmp.optimizers.v1 import LossScaleOptimizerV1
 from tfmp.types import Gradients
@@ -64,7 +65,7 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the wrapped optimizer
         # Python and TensorFlow read names such as `__deepcopy__` and `_self_setattr_tracking` to learn about this
         # object, not about the wrapped one. While this object is copied or unpickled, it wraps no optimizer yet.
-        if name.startswith(("__", "_self_")) or "_opt" not in vars(self):
+        if name.startswith(("__", TRACKING_PREFIX)) or "_opt" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
         return getattr(self._opt, name)
 

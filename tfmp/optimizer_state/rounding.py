@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfmp.core.tracing import within_xla
+from tfmp.core.tensorflow_internals import within_xla
 
 
 def rounded(values: tf.Tensor, dtype: tf.DType, seed: Sequence[tf.Tensor | int] | None = None) -> tf.Tensor:

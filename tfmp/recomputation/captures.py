@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.tracing import is_watched
+from tfmp.core.tensorflow_internals import is_watched
 from tfmp.recomputation.structure import is_differentiable
 
 

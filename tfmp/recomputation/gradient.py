@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
-from tfmp.core.tracing import is_watched, unrecorded, within_xla
+from tfmp.core.tensorflow_internals import is_watched, unrecorded, within_xla
 from tfmp.recomputation.captures import captured_tensors, refuse_watched
 from tfmp.recomputation.trace import Trace
 

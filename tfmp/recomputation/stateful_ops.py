@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.tracing import is_stateful
+from tfmp.core.tensorflow_internals import is_stateful
 
 #: Ops that TensorFlow calls stateful, and that do the same both times: they read, or write only for people.
 _HARMLESS = frozenset({

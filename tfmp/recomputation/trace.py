@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.tracing import is_watched, unoptimized, unrecorded
+from tfmp.core.tensorflow_internals import is_watched, unoptimized, unrecorded
 from tfmp.recomputation.structure import Tensors, is_differentiable
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfmp.core import lists
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients.derived_gradients import note_change
-from tfmp.core.tracing import within_xla
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
 

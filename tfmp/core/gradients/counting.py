@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.gradients import sums
 from tfmp.core.gradients.arithmetic import values_of
-from tfmp.core.tracing import within_xla
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradients
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import sums
 from tfmp.core.gradients.arithmetic import map_values, values_of
-from tfmp.core.tracing import within_xla
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
 

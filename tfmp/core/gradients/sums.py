@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.tracing import place_of_ops, within_xla
+from tfmp.core.tensorflow_internals import within_xla
+from tfmp.core.tracing import place_of_ops
 
 #: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.
 _SMALL = 2**13

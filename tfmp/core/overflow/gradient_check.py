@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.gradients import arithmetic, counting, finiteness, norms
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
-from tfmp.core.tracing import within_xla
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradients
 
 

@@ -13,6 +13,15 @@ key was `loss_scale`. Both must still work with resource variables. But if a res
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.tensorflow_internals import (
+    control_dependencies,
+    control_flow_context,
+    key_of_distributed,
+    set_key_of_distributed,
+    set_slice_information,
+    slice_information,
+)
+
 
 def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
     """Make a scalar variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
@@ -54,17 +63,16 @@ def checkpoint_key(variable: tf.Variable) -> str:
 
     All parts of a partitioned variable have the same key.
     """
-    # TensorFlow has no public way to ask for the key; see `_set_checkpoint_key`.
     if isinstance(variable, tf.distribute.DistributedValues):
-        return str(variable._common_name)
-    part = variable._get_save_slice_info()
+        return key_of_distributed(variable)
+    part = slice_information(variable)
     return str(variable.op.name if part is None else part.full_name)
 
 
 def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
     """Return the shape of the whole variable for one part of a partitioned variable; None for any other variable."""
-    # TensorFlow has no public way to ask. What `_set_checkpoint_key` sets has no shape.
-    part = None if isinstance(variable, tf.distribute.DistributedValues) else variable._get_save_slice_info()
+    # What `_set_checkpoint_key` sets has no shape.
+    part = None if isinstance(variable, tf.distribute.DistributedValues) else slice_information(variable)
     return tuple(part.full_shape) if part is not None and part.full_shape else None
 
 
@@ -74,8 +82,7 @@ def at_top_level_of_graph() -> bool:
     with tf.init_scope():
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not graph:
             return False
-    # These methods are private: TensorFlow has no public way to ask without adding an op.
-    return not graph._current_control_dependencies() and graph._get_control_flow_context() is None
+    return not control_dependencies(graph) and control_flow_context(graph) is None
 
 
 #: All replicas assign the same value, so a mirrored variable takes the first replica's value instead of reducing them.
@@ -98,9 +105,9 @@ class _WholeVariable(tf.Variable.SaveSliceInfo):
 
 
 def _set_checkpoint_key(variable: tf.Variable, key: str) -> None:
-    # TensorFlow has no public way to give a variable in GLOBAL_VARIABLES a key other than its name that every `Saver`
-    # respects: the default one, Estimator's, and those made for `global_variables()`. Hence the private attributes.
+    # Every `Saver` must respect the key of a variable in GLOBAL_VARIABLES: the default one, Estimator's, and those that
+    # are made for `global_variables()`.
     if isinstance(variable, tf.distribute.DistributedValues):
-        variable._common_name = key
+        set_key_of_distributed(variable, key)
     else:
-        variable._set_save_slice_info(_WholeVariable(key))
+        set_slice_information(variable, _WholeVariable(key))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.tracing import ops_are_watched, within_xla
+from tfmp.core.tensorflow_internals import ops_are_watched, within_xla
 from tfmp.hosts.keras.kept_programs import KeptPrograms
 from tfmp.hosts.keras.own_code import OwnCode
 from tfmp.hosts.keras.replicas import can_update_one_replica

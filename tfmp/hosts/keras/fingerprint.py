@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.tensorflow_internals import TRACKING_PREFIX
 from tfmp.hosts.keras.own_code import OWN_PACKAGES, is_from, is_of_keras
 
 _Reference: TypeAlias = Callable[[], object]
@@ -73,8 +74,7 @@ class Fingerprint:
         if not is_of_keras(value) or hasattr(value, "numpy"):
             self.is_complete = self.is_complete and _is_constant(value)
             return id(value)
-        # TensorFlow's own notes, for checkpoints, have names that begin with "_self_".
-        attributes = {name: each for name, each in vars(value).items() if not name.startswith("_self_")}
+        attributes = {name: each for name, each in vars(value).items() if not name.startswith(TRACKING_PREFIX)}
         return id(value), self._read(attributes)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.core.tracing import unrecorded
+from tfmp.core.tensorflow_internals import unrecorded
 from tfmp.hosts.keras.fingerprint import Fingerprint
 from tfmp.types import Gradients
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.gradients.norms import global_norm, halves_of_square_sums
-from tfmp.core.tracing import within_xla
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.fingerprint import Fingerprint
 from tfmp.hosts.keras.kept_programs import run_compiled

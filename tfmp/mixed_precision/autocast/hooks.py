@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES
+from tfmp.core.tensorflow_internals import op_definition
 from tfmp.environment import supported_tensorflow
 from tfmp.mixed_precision.autocast import around_calls, around_control_flow, around_ops
 from tfmp.mixed_precision.autocast.op_types import FLOATS, OpInputs
@@ -191,7 +192,7 @@ _FLOAT_NUMBERS = frozenset(each.as_datatype_enum for each in FLOATS)
 
 def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
     """Return the inputs of an op that share a type, and whether the op has state."""
-    op_def = _op_def(op)
+    op_def = op_definition(op)
     attributes = {attr.name: _types(attr.allowed_values.list.type) for attr in op_def.attr}
     results = {argument.type_attr for argument in op_def.output_arg}
     returns_floats = any(argument.type in _FLOAT_NUMBERS for argument in op_def.output_arg)
@@ -212,11 +213,6 @@ def inputs_of(op: str) -> tuple[list[OpInputs], bool]:
         for attr, group in groups.items()
     ]
     return inputs, op_def.is_stateful
-
-
-def _op_def(op: str) -> Any:  # noqa: ANN401 - a protocol buffer
-    registry = importlib.import_module("tensorflow.python.framework.op_def_registry")
-    return registry.get(op)
 
 
 def _types(numbers: Sequence[int]) -> frozenset[tf.DType]:

@@ -3,16 +3,13 @@
 import contextlib
 from collections.abc import Iterator
 
-# An internal module: TensorFlow (2.15 to 2.21) has no public way to save what `tf.random.set_seed` began, and
-# setting the seed again would start from its beginning.
-from tensorflow.python.eager import context
+from tfmp.core.tensorflow_internals import global_random_generator
 
 
 @contextlib.contextmanager
 def global_seed_unchanged() -> Iterator[None]:
     """Give eager code that draws random numbers afterwards the same ones as if the block had not run."""
-    # Not there before eager code has run, as in a program of TF1 graphs.
-    generator = getattr(context.context(), "_rng", None)
+    generator = global_random_generator()
     if generator is None:
         # Without a seed, random numbers cannot be repeated anyway.
         yield

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.tracing import gradients_may_be_recorded
+from tfmp.core.tensorflow_internals import gradients_may_be_recorded
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.second_run import no_new_variables
 from tfmp.recomputation.gradient import recomputed_results

@@ -6,7 +6,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from tfmp.core.tracing import converted_as_here, without_autograph
+from tfmp.core.tensorflow_internals import converted_as_here
+from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.which import keras_of
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.eager import EagerCalls

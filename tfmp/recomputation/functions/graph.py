@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import densify
-from tfmp.core.tracing import variables_used_by, within_loop_of_tf1
+from tfmp.core.tensorflow_internals import variables_used_by, within_loop_of_tf1
 from tfmp.recomputation.captures import captured_tensors
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.second_run import VariablesOfFirstRun, collections_unchanged

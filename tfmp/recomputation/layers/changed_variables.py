@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core.tensorflow_internals import new_function_graph
 from tfmp.recomputation.stateful_ops import refuse_state
 
 #: The handle of a variable, and the type of its value.
@@ -41,7 +42,7 @@ class ChangedVariables:
         scope = tf.get_current_name_scope()
         # Keras traces its symbolic calls into such a graph too. A `tf.function` would own the variables that the layer
         # makes.
-        graph = tf.__internal__.FuncGraph("changed_variables")
+        graph = new_function_graph("changed_variables")
         with graph.as_default(), tf.name_scope(scope and f"{scope}/"):
             call()
         handles = {

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.tracing import converted_as_here, gradients_may_be_recorded, without_autograph
+from tfmp.core.tensorflow_internals import converted_as_here, gradients_may_be_recorded
+from tfmp.core.tracing import without_autograph
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import mask_of, masked, set_mask, with_training

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfmp.core.tracing import gradients_may_be_recorded, unrecorded
+from tfmp.core.tensorflow_internals import gradients_may_be_recorded, unrecorded
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import mask_of, masked, set_mask, with_training

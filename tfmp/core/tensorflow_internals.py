@@ -1,0 +1,267 @@
+"""The private names of TensorFlow that tfmp uses, each behind a function that says what it is for.
+
+They are private in TensorFlow 2.15 to 2.21, and were read in the source of 2.15.1, 2.16.2 and 2.21.0. Two kinds of
+private names are elsewhere: the functions that `tfmp.autocast` replaces, in `mixed_precision/autocast/hooks.py`, and
+private methods that a class of tfmp overrides, in that class. `tests/test_private_names.py` lists these, and fails if
+another module uses a private name.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
+from tensorflow.python.eager import context, record
+from tensorflow.python.framework import op_callbacks, op_def_registry
+from tensorflow.python.ops import control_flow_util
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+#: How the attributes begin in which TensorFlow (2.15 to 2.21) notes the children of an object for checkpoints. There is
+#: no public way to tell them from an object's own.
+TRACKING_PREFIX = "_self_"
+
+#: A part of the names of the files into which AutoGraph (2.15 to 2.21) writes what it converted. The public
+#: `tf.autograph` does not say from which line of a script such code comes.
+GENERATED_FILE = "__autograph_generated_file"
+
+
+def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Return the function such that AutoGraph converts it if AutoGraph converts the code that runs here.
+
+    A function that is called again later, when nothing is converted any more, is then converted there too.
+
+    `tf.__internal__.autograph` of TensorFlow 2.15 to 2.21. The public `tf.autograph.to_graph` converts always.
+
+    Examples:
+        >>> converted_as_here(len)([1, 2])
+        2
+    """
+    autograph = tf.__internal__.autograph
+    converted: Callable[Parameters, Returned] = autograph.tf_convert(function, autograph.control_status_ctx())
+    return converted
+
+
+def within_xla() -> bool:
+    """Return whether the running code is traced for a `tf.function(jit_compile=True)`, directly or nested in one.
+
+    `GraphOrParentsInXlaContext` of TensorFlow 2.15 to 2.21. A public way to ask a graph would replace it.
+    """
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def control_flow_context(graph: tf.Graph) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    """Return the branch or loop of TF1's control flow in which a graph adds ops; None outside of these.
+
+    `Graph._get_control_flow_context` of TensorFlow 2.15 to 2.21. Nothing public tells without adding an op.
+    """
+    return graph._get_control_flow_context()
+
+
+def within_loop_of_tf1() -> bool:
+    """Return whether ops are being added to a loop that `tf.while_loop` builds by the control flow of TF1.
+
+    `GetContainingWhileContext` of TensorFlow 2.15 to 2.21. Nothing public tells what a context belongs to.
+
+    Examples:
+        >>> within_loop_of_tf1()
+        False
+    """
+    context_of_ops = control_flow_context(tf.compat.v1.get_default_graph())
+    return control_flow_util.GetContainingWhileContext(context_of_ops) is not None
+
+
+def control_dependencies(graph: tf.Graph) -> Sequence[tf.Operation]:
+    """Return the ops on which an op would depend that the graph adds now.
+
+    `Graph._current_control_dependencies` of TensorFlow 2.15 to 2.21. Nothing public tells without adding an op.
+    """
+    dependencies: Sequence[tf.Operation] = graph._current_control_dependencies()
+    return dependencies
+
+
+def ops_are_watched() -> bool:
+    """Return whether a debugging tool adds an op of its own after each op that this thread builds.
+
+    `tf.debugging.enable_check_numerics` and `tf.debugging.experimental.enable_dump_debug_info` do so. XLA cannot
+    compile the ops that they add, so nothing should be compiled while they are enabled.
+
+    `op_callbacks` of TensorFlow 2.15 to 2.21. In public, the tools can be turned on and off, but not asked.
+    """
+    return bool(op_callbacks.should_invoke_op_callbacks())
+
+
+def gradients_may_be_recorded() -> bool:
+    """Return whether a `tf.GradientTape` or a forward accumulator records the ops of this thread.
+
+    `record.could_possibly_record` of TensorFlow 2.15 to 2.21. In public, only who holds a tape knows of it.
+
+    Examples:
+        >>> gradients_may_be_recorded()
+        False
+        >>> with tf.GradientTape():
+        ...     gradients_may_be_recorded()
+        True
+    """
+    return bool(record.could_possibly_record())
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Keep every `tf.GradientTape` of this thread from recording ops; what notes variables still notes them.
+
+    `record.stop_recording` of TensorFlow 2.15 to 2.21. The public `tf.GradientTape.stop_recording` is for one tape.
+
+    Examples:
+        >>> x = tf.Variable(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     with unrecorded():
+        ...         y = x + 1
+        >>> tape.gradient(y, x) is None
+        True
+    """
+    stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
+    return stopped
+
+
+def is_watched(tensor: tf.Tensor) -> bool:
+    """Return whether a `tf.GradientTape` of this thread would compute a gradient with respect to a tensor.
+
+    `record.should_record_backprop` of TensorFlow 2.15 to 2.21. In public, a tape tells its variables only.
+
+    Examples:
+        >>> x = tf.constant(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     is_watched(x + 1), is_watched(tf.constant(2.0))
+        (True, False)
+    """
+    return bool(record.should_record_backprop([tensor]))
+
+
+@contextlib.contextmanager
+def unoptimized() -> Iterator[None]:
+    """Run the functions that this thread calls as they were traced, without TensorFlow's optimization of their graphs.
+
+    `context.function_call_options` of TensorFlow 2.15 to 2.21. What the public
+    `tf.config.optimizer.set_experimental_options` sets, other threads get too.
+
+    Examples:
+        >>> def scaled(x):
+        ...     return x * 0.1 * 3.0 * 0.7  # which an optimized graph computes as x * 0.21
+        >>> x = tf.range(100.0)
+        >>> bool(tf.reduce_all(tf.function(scaled)(x) == scaled(x)))
+        False
+        >>> with unoptimized():
+        ...     bool(tf.reduce_all(tf.function(scaled)(x) == scaled(x)))
+        True
+    """
+    of_thread = context.context()
+    options = of_thread.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    of_thread.function_call_options = context.FunctionCallOptions(options.executor_type, config)
+    try:
+        yield
+    finally:
+        of_thread.function_call_options = options
+
+
+def global_random_generator() -> random.Random | None:
+    """Return what draws the seeds of eager ops after `tf.random.set_seed`; None without a seed.
+
+    It is also None before eager code has run, as in a program of TF1 graphs.
+
+    `context._rng` of TensorFlow 2.15 to 2.21. In public, the seed can be set, which starts from its beginning, but what
+    it began cannot be saved.
+    """
+    return getattr(context.context(), "_rng", None)
+
+
+def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
+    """Return the variables that the graph of a function used until now, also those that are not trainable.
+
+    `FuncGraph._watched_variables` of TensorFlow 2.15 to 2.21. The public `FuncGraph.variables` is empty until the
+    function is traced to its end.
+
+    Examples:
+        >>> v = tf.Variable(1.0, trainable=False, name="v")
+        >>> f = tf.function(lambda: (v + 1, print(variables_used_by(tf.compat.v1.get_default_graph())[0].name))[0])
+        >>> float(f())
+        v:0
+        2.0
+    """
+    return list(graph._watched_variables)
+
+
+def new_function_graph(name: str) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    """Return an empty graph that captures what code in it uses from outside, and does not own the variables it makes.
+
+    `tf.__internal__.FuncGraph` of TensorFlow 2.15 to 2.21. A public `tf.Graph` captures nothing, and a `tf.function`
+    owns the variables that are made while it is traced.
+    """
+    return tf.__internal__.FuncGraph(name)
+
+
+def op_definition(op_type: str) -> Any:  # noqa: ANN401 - a protocol buffer
+    """Return the definition of a type of ops, an `OpDef`; None if TensorFlow has no such type.
+
+    `op_def_registry` of TensorFlow 2.15 to 2.21. The public `tf.Operation.op_def` needs an op.
+    """
+    return op_def_registry.get(op_type)
+
+
+def is_stateful(op_type: str) -> bool:
+    """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
+
+    See `op_definition`.
+
+    Examples:
+        >>> is_stateful("RandomUniform"), is_stateful("StatelessRandomUniformV2")
+        (True, False)
+    """
+    definition = op_definition(op_type)
+    return definition is not None and bool(definition.is_stateful)
+
+
+def slice_information(variable: tf.Variable) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    """Return as which part of a larger variable a `Saver` saves a variable, a `tf.Variable.SaveSliceInfo`, or None.
+
+    `Variable._get_save_slice_info` of TensorFlow 2.15 to 2.21. The class is public, but no variable tells its object.
+    """
+    return variable._get_save_slice_info()
+
+
+def set_slice_information(variable: tf.Variable, information: tf.Variable.SaveSliceInfo) -> None:
+    """Let every `Saver` save a variable as part of a larger one.
+
+    `Variable._set_save_slice_info` of TensorFlow 2.15 to 2.21. In public, a variable that exists has no key of its own
+    in checkpoints but for one `Saver`, to which a dictionary is passed.
+    """
+    variable._set_save_slice_info(information)
+
+
+def key_of_distributed(variable: tf.distribute.DistributedValues) -> str:
+    """Return the key under which a `Saver` saves a variable of a strategy.
+
+    `DistributedVariable._common_name` of TensorFlow 2.15 to 2.21. Nothing public tells the key.
+    """
+    return str(variable._common_name)
+
+
+def set_key_of_distributed(variable: tf.distribute.DistributedValues, key: str) -> None:
+    """Let every `Saver` save a variable of a strategy under a key.
+
+    `DistributedVariable._common_name` of TensorFlow 2.15 to 2.21, for the reason of `set_slice_information`.
+    """
+    variable._common_name = key
+
+
+def make_slots(optimizer: tf.compat.v1.train.Optimizer, variables: Sequence[tf.Variable]) -> None:
+    """Let an optimizer of TF1 make its variables, such as momenta; the base class makes none.
+
+    `Optimizer._create_slots` of TensorFlow 2.15 to 2.21, which optimizers override. In public, only `apply_gradients`
+    makes them.
+    """
+    optimizer._create_slots(variables)
