@@ -169,9 +169,7 @@ def unoptimized() -> Iterator[None]:
 
 
 def global_random_generator() -> random.Random | None:
-    """Return what draws the seeds of eager ops after `tf.random.set_seed`; None without a seed.
-
-    It is also None before eager code has run, as in a program of TF1 graphs.
+    """Return what draws the seeds of eager ops after `tf.random.set_seed`; None if that was not called in eager code.
 
     `context._rng` of TensorFlow 2.15 to 2.21. In public, the seed can be set, which starts from its beginning, but what
     it began cannot be saved.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
+from tfmp.hosts.keras.internals import decays, index_of
 from tfmp.optimizer_state.float32_view import Float32View
 from tfmp.optimizer_state.rounding import rounded
 from tfmp.optimizer_state.settings import HalfSettings, half_settings
@@ -186,8 +187,8 @@ class HalfState(_NextClass):
         if not _is_half(variable):
             return variable
         # Two for each weight: for its decay, and for its update.
-        number = _FIRST_OF_WEIGHTS + 2 * self._get_variable_index(variable)
-        if self.weight_decay is not None and self._use_weight_decay(variable):
+        number = _FIRST_OF_WEIGHTS + 2 * index_of(self, variable)
+        if self.weight_decay is not None and decays(self, variable):
             decayed = self._view(variable, variable.dtype, number)
             decayed.assign_sub(decayed * self.weight_decay * tf.cast(learning_rate, tf.float32))
         return self._view(variable, variable.dtype, number + 1)

@@ -17,6 +17,7 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import optimizer_of, validated_aggregation_dtype
 from tfmp.optimizers.keras.accumulation import variables_of_each_replica
@@ -124,7 +125,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
     @property
     def _learning_rate(self) -> Any:  # noqa: ANN401 - a variable or a schedule
         # Keras' TensorBoard callback reads this private attribute of the optimizer, to log the rate of a schedule.
-        return self.inner_optimizer._learning_rate
+        return learning_rate_or_schedule(self.inner_optimizer)
 
     @property
     def use_ema(self) -> bool:

@@ -19,6 +19,7 @@ from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.optimizers.base import optimizer_of
+from tfmp.hosts.keras.internals import built_with
 from tfmp.optimizers.keras.accumulation import variables_of_each_replica
 from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
@@ -281,7 +282,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 raise ValueError("the optimizer is not built yet: pass trainable_variables, or call build with them.")
             with keras.name_scope(self.name):
                 self.build(variables)
-        return self._trainable_variables if variables is None else variables
+        return built_with(self) if variables is None else variables
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         variable = self.add_variable(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import ops_are_watched, within_xla
+from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.kept_programs import KeptPrograms
 from tfmp.hosts.keras.own_code import OwnCode
 from tfmp.hosts.keras.replicas import can_update_one_replica
@@ -185,8 +186,7 @@ def _has_no_conditional(optimizer: _Optimizer) -> bool:
 def _parts_with_code(optimizer: _Optimizer, variables: Sequence[_Variable]) -> list[object]:
     """Return the objects whose code computes an update: the optimizer, its schedule and the constraints."""
     optimizers = [optimizer, *_inner_optimizers(optimizer)]
-    # `_learning_rate` is private, but the public property gives only the value at this step, not the schedule.
-    rates = [each._learning_rate for each in optimizers]
+    rates = map(learning_rate_or_schedule, optimizers)
     constraints = [getattr(variable, "constraint", None) for variable in variables]
     # In Keras 2 a learning rate that is no schedule is a variable of TensorFlow's.
     parts = [each for each in [*rates, *constraints] if not (each is None or isinstance(each, tf.Variable))]

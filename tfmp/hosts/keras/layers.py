@@ -1,7 +1,7 @@
-"""What tfmp needs of layers that Keras has no public way to ask or do, for Keras 3 (3.5 to 3.15) and Keras 2.
+"""Which layers are in a layer, and in which types they compute, for Keras 3 and Keras 2.
 
-* The layers inside a layer: `layers` exists for models only. Of these, the ones that a functional model calls: it also
-  holds what stands in its attributes, such as a preprocessor.
+* The layers inside a layer. Of these, the ones that a functional model calls: it also holds what stands in its
+  attributes, such as a preprocessor.
 * The types that Keras computes a layer in. Nothing is read from a layer by the name of a public attribute, such as
   `inputs` or `compute_dtype`, unless the attribute is of a class of Keras: in a layer of the user's, it may mean
   anything.
@@ -11,7 +11,6 @@
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -19,6 +18,20 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
+from tfmp.hosts.keras.internals import (
+    TRACKING_PREFIXES,
+    cast_where_read,
+    casts_inputs,
+    functional_class,
+    functional_of_sequential,
+    is_graph_of_layers,
+    layer_and_all_within,
+    layers_directly_in,
+    nested_inputs,
+    nodes_by_depth,
+    own_weights,
+    widen_symbolic,
+)
 from tfmp.hosts.keras.which import is_keras2
 
 #: A layer or model of any Keras.
@@ -27,12 +40,7 @@ _Layer: TypeAlias = Any
 
 def layers_of(model: _Layer) -> list[_Layer]:
     """Return a model and all layers in it, each once."""
-    return list({id(layer): layer for layer in model._flatten_layers()}.values())
-
-
-def layers_directly_in(layer: _Layer) -> list[_Layer]:
-    """Return the layers that a layer holds, without those that these hold."""
-    return list(layer._flatten_layers(include_self=False, recursive=False))
+    return list({id(layer): layer for layer in layer_and_all_within(model)}.values())
 
 
 def paths_within(keras: ModuleType, model: _Layer) -> dict[int, list[str]]:
@@ -77,13 +85,11 @@ def _layers_called_by(keras: ModuleType, layer: _Layer) -> list[_Layer]:
 
 def _graph_of(keras: ModuleType, layer: _Layer) -> list[Any] | None:
     """Return the operations that a functional model calls; None for a layer that has a `call` of its own."""
-    call = None if "call" in vars(layer) else type(layer).call
+    call, functional = None if "call" in vars(layer) else type(layer).call, functional_class(keras)
     if not is_keras2(keras):
-        functional = importlib.import_module(f"{keras.__name__}.src.models.functional").Functional
         return list(layer.operations) if call is functional.call else None
-    functional = importlib.import_module(f"{keras.__name__}.src.engine.functional").Functional
-    is_graph = call is functional.call or (call is keras.Sequential.call and layer._graph_initialized)
-    return [node.layer for nodes in layer._nodes_by_depth.values() for node in nodes] if is_graph else None
+    is_graph = call is functional.call or (call is keras.Sequential.call and is_graph_of_layers(layer))
+    return [node.layer for nodes in nodes_by_depth(layer).values() for node in nodes] if is_graph else None
 
 
 def compute_dtype(keras: ModuleType, layer: _Layer) -> str:
@@ -114,18 +120,6 @@ def is_quantized(keras: ModuleType, layer: _Layer) -> bool:
     return is_simulated or (not is_keras2(keras) and bool(_read_as_keras_does(keras, layer, "quantization_mode")))
 
 
-def is_compiled(keras: ModuleType, model: _Layer) -> bool:
-    """Return whether a layer is a model that is compiled."""
-    return isinstance(model, keras.Model) and bool(model._is_compiled if is_keras2(keras) else model.compiled)
-
-
-def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
-    """Return the weights of a layer, without those of the layers in it. A model need not be built."""
-    if is_keras2(keras):
-        return [*layer._trainable_weights, *layer._non_trainable_weights]
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
-
-
 def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
     """Return the operations of a functional model that cast the inputs of its layers to half precision.
 
@@ -133,17 +127,14 @@ def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
     """
     functional = _functional_of(keras, model)
     operations = () if is_keras2(keras) or functional is None else functional.operations
-    return [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF_TYPES_BY_NAME]
+    return [each for each in operations if casts_inputs(each) and each.dtype in HALF_TYPES_BY_NAME]
 
 
 def _functional_of(keras: ModuleType, model: _Layer) -> Any:  # noqa: ANN401 - a functional model of any Keras
     """Return a functional model, or the one that a sequential model consists of; None for any other layer."""
-    if is_keras2(keras):
-        functional = importlib.import_module(f"{keras.__name__}.src.engine.functional").Functional
-        return model if isinstance(model, functional) else None
-    functional = importlib.import_module(f"{keras.__name__}.src.models.functional").Functional
-    found = model._functional if isinstance(model, keras.Sequential) else model
-    return found if isinstance(found, functional) else None
+    is_made_of_one = isinstance(model, keras.Sequential) and not is_keras2(keras)
+    found = functional_of_sequential(model) if is_made_of_one else model
+    return found if isinstance(found, functional_class(keras)) else None
 
 
 def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -> None:
@@ -153,36 +144,13 @@ def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -
     whatever its layers compute in. The layers cast their inputs themselves. Any other layer is left as it is. `undo`
     gets what takes the changes back.
     """
-
-    def change(owner: Any, name: str, value: Any) -> None:  # noqa: ANN401 - an object of any Keras
-        undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, value)
-
     for cast in half_casts(keras, model):
-        change(cast, "dtype", "float32")
-    functional = _functional_of(keras, model)
-    # Keras 2 also has the inputs in a public attribute, which a class of the user's may set to something else. A
-    # sequential model of Keras 2 that is not built has none yet.
-    inputs = getattr(functional, "_nested_inputs" if is_keras2(keras) else "inputs", None)
+        undo.callback(setattr, cast, "dtype", cast.dtype)
+        cast.dtype = "float32"
+    inputs = nested_inputs(keras, _functional_of(keras, model))
     for tensor in [] if inputs is None else tf.nest.flatten(inputs):
-        if tf.as_dtype(tensor.dtype).name not in HALF_TYPES_BY_NAME:
-            continue
-        if is_keras2(keras):
-            spec, layer = tensor._type_spec, tensor.node.layer
-            change(tensor, "_type_spec", tf.TensorSpec(spec.shape, tf.float32, spec.name))
-            undo.callback(layer._set_dtype_policy, layer._dtype_policy)
-            layer._set_dtype_policy(keras.mixed_precision.Policy("float32"))
-        else:
-            change(tensor._keras_history.operation, "_dtype", "float32")
-            change(tensor, "_dtype", "float32")
-
-
-def is_function_of_tensorflow(keras: ModuleType, layer: _Layer) -> bool:
-    """Return whether a layer is what Keras 2 makes of a function of TensorFlow that is called on a layer's result.
-
-    Such a layer computes in the type that it is given.
-    """
-    return type(layer).__module__ == f"{keras.__name__}.src.layers.core.tf_op_layer"
+        if tf.as_dtype(tensor.dtype).name in HALF_TYPES_BY_NAME:
+            widen_symbolic(keras, tensor, undo)
 
 
 def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str, Any]:
@@ -192,7 +160,6 @@ def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str
     has plain ones: in attributes, and in lists, tuples and dictionaries among these. Only these attributes are
     returned, by name.
     """
-    module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.autocast_variable")
     # They read their variables in float32, and cast the result themselves.
     uncast = (keras.layers.BatchNormalization, keras.layers.LayerNormalization, keras.layers.Embedding)
     if isinstance(layer, uncast):
@@ -200,14 +167,13 @@ def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str
     own = {id(weight) for weight in own_weights(keras, layer)}
 
     def casting(value: Any) -> Any:  # noqa: ANN401 - whatever stands in an attribute
-        is_plain = id(value) in own and not isinstance(value, module.AutoCastVariable)
-        return module.create_autocast_variable(value) if is_plain and value.dtype.is_floating else value
+        return cast_where_read(keras, value) if id(value) in own and value.dtype.is_floating else value
 
     # Keras' own lists, such as those of all weights, and what TensorFlow tracks stay as they are.
     attributes = {
         name: value
         for name, value in layer.__dict__.items()
-        if name not in _attributes_of_keras(keras) and not name.startswith(("_self_", "_obj_"))
+        if name not in _attributes_of_keras(keras) and not name.startswith(TRACKING_PREFIXES)
     }
     return {name: _mapped(casting, value) for name, value in attributes.items() if _holds(own, value)}
 

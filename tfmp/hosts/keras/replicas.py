@@ -1,22 +1,16 @@
 """Applies gradients on the replicas of a strategy, the update of each replica as one program that XLA compiles."""
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
+from tfmp.hosts.keras.internals import clipped, updates_as_other_optimizers_do, updating_one_replica
 from tfmp.hosts.keras.kept_programs import run_compiled
 from tfmp.hosts.keras.views import of_tensorflow, view_of
 from tfmp.types import Done, Gradients
-
-#: On the TensorFlow backend Keras 3 overrides these private methods, in a class of this name, so that each replica
-#: updates all. Those of its base class, which the other backends use, update variables as they are. They are the same
-#: in Keras 3.5 to 3.15.
-_UPDATING = ("_backend_update_step", "_apply_weight_decay")
-_OF_TENSORFLOW, _OF_ALL = "TFOptimizer", "BaseOptimizer"
 
 
 def can_update_one_replica(optimizer: Any) -> bool:  # noqa: ANN401
@@ -24,19 +18,13 @@ def can_update_one_replica(optimizer: Any) -> bool:  # noqa: ANN401
 
     One that overrides Keras' private methods, such as Nadam, cannot.
     """
-    return all(_is_of_tensorflow(type(optimizer), name) for name in _UPDATING)
-
-
-def _is_of_tensorflow(kind: type, method: str) -> bool:
-    return next(each.__name__ for each in kind.__mro__ if method in vars(each)) == _OF_TENSORFLOW
+    return updates_as_other_optimizers_do(optimizer)
 
 
 def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]) -> None:  # noqa: ANN401
     """Sum the gradients over the replicas and apply the sums, as a Keras 3 optimizer does; call it on each replica."""
-    # Keras clips the gradients of each replica before it sums them. This private method does nothing without one of
-    # the settings.
-    clipped = optimizer._clip_gradients(list(grads))
-    apply_sums(optimizer, sum_over_replicas(clipped, variables), variables)
+    # Keras clips the gradients of each replica before it sums them.
+    apply_sums(optimizer, sum_over_replicas(clipped(optimizer, grads), variables), variables)
 
 
 class ProgramOfReplicas:
@@ -100,10 +88,5 @@ def apply_sums(
 @contextlib.contextmanager
 def _of_one_replica(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
     """Yield a view of the optimizer that shares its variables, neither clips nor sums, and updates one replica."""
-    base = next(each for each in type(optimizer).__mro__ if each.__name__ == _OF_ALL)
-    with view_of(optimizer, clipnorm=None, clipvalue=None, global_clipnorm=None) as view:
-        for name in _UPDATING:
-            vars(view)[name] = functools.partial(getattr(base, name), view)
+    with view_of(optimizer, clipnorm=None, clipvalue=None, global_clipnorm=None) as view, updating_one_replica(view):
         yield view
-        for name in _UPDATING:
-            del vars(view)[name]

@@ -11,14 +11,12 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
+from tfmp.hosts.keras.internals import is_function_of_tensorflow, layers_directly_in, own_weights
 from tfmp.hosts.keras.layers import (
     called_layers_of,
     compute_dtype,
-    is_function_of_tensorflow,
     is_quantized,
-    layers_directly_in,
     layers_of,
-    own_weights,
     paths_within,
     variable_dtype,
 )

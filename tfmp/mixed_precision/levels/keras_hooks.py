@@ -7,7 +7,6 @@ Keras that is imported later is wrapped then.
 """
 
 import functools
-import importlib
 import inspect
 import threading
 import warnings
@@ -18,7 +17,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import wrapt
 
-from tfmp.hosts.keras.layers import called_layers_of, compute_dtype, is_compiled
+from tfmp.hosts.keras.internals import is_compiled, is_layer_of_tf1, layer_class_of_graphs
+from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import is_keras2
 from tfmp.mixed_precision.levels.level import SETTINGS, Level, policy_of
 
@@ -59,8 +59,7 @@ def _wrap(keras: ModuleType) -> None:
     layer = keras.layers.Layer
     layer.__init__ = _with_policy(keras, layer.__init__)
     if is_keras2(keras):
-        # In graphs of TensorFlow 1, Keras 2 swaps the base class.
-        v1 = importlib.import_module(f"{keras.__name__}.src.engine.base_layer_v1").Layer
+        v1 = layer_class_of_graphs(keras)
         v1.__init__ = _with_policy(keras, v1.__init__)
     # Keras looks whether a class has another `compile` than the class that this is defined in.
     trainer = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
@@ -103,9 +102,8 @@ def _settings_of_caller(layer: _Layer) -> dict[str, Any]:
 
 
 def _takes_policies(keras: ModuleType, layer: _Layer) -> bool:
-    # In Keras 2, metrics are layers. The layers of tf.compat.v1.layers take the type of their inputs.
-    is_v1 = any("legacy_tf_layers" in each.__module__ for each in type(layer).__mro__)
-    return not is_v1 and not isinstance(layer, keras.metrics.Metric)
+    # In Keras 2, metrics are layers.
+    return not is_layer_of_tf1(layer) and not isinstance(layer, keras.metrics.Metric)
 
 
 def _warning_of_unscaled_loss(keras: ModuleType, compile_model: Callable[..., Any]) -> Callable[..., Any]:

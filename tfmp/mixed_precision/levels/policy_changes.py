@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from tfmp.hosts.keras.internals import dtype_policy, put_dtype_policy
 from tfmp.hosts.keras.layers import attributes_with_cast_variables, widen_inputs
 from tfmp.hosts.keras.which import is_keras2
 
@@ -41,12 +42,9 @@ def change_policies(
 
 
 def _remember_policy(keras: ModuleType, layer: _Layer, undo: contextlib.ExitStack) -> None:
-    policy = layer._dtype_policy
-    if is_keras2(keras):
-        undo.callback(layer._set_dtype_policy, policy)
-        return
-    # Not by the public setter, which may be what fails. It changes a map of policies in place.
-    undo.callback(layer.__dict__.__setitem__, "_dtype_policy", policy)
+    policy = dtype_policy(layer)
+    # Not by the public setter of Keras 3, which may be what fails. It changes a map of policies in place.
+    undo.callback(put_dtype_policy, keras, layer, policy)
     if isinstance(policy, Mapping):
         undo.callback(_restore_map, policy, dict(policy))
 
@@ -62,7 +60,7 @@ def _set_policy(keras: ModuleType, layer: _Layer, policy: str, undo: contextlib.
     if not is_keras2(keras):
         layer.dtype_policy = policy
         return
-    layer._set_dtype_policy(keras.mixed_precision.Policy(policy))
+    put_dtype_policy(keras, layer, keras.mixed_precision.Policy(policy))
     if layer.built and policy.startswith("mixed_"):
         changed = attributes_with_cast_variables(keras, layer)
         undo.callback(layer.__dict__.update, {name: layer.__dict__[name] for name in changed})

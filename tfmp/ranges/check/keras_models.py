@@ -12,16 +12,15 @@ import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
+from tfmp.hosts.keras.internals import is_compiled, layers_directly_in
 from tfmp.hosts.keras.layers import (
     called_layers_of,
     compute_dtype,
-    is_compiled,
     is_quantized,
-    layers_directly_in,
     layers_of,
     paths_within,
 )
-from tfmp.ranges.check import keras_internals
+from tfmp.ranges.check import around_keras
 from tfmp.ranges.check.model_runs import (
     ModelRun,
     Precision,
@@ -49,7 +48,7 @@ class KerasModel:
     def __init__(self, keras: ModuleType, model: _Keras, loss_fn: Callable[..., Any] | str | None) -> None:
         self._keras = keras
         self._model = model
-        self._loss_fn = keras_internals.loss_of_name(keras, loss_fn) if isinstance(loss_fn, str) else loss_fn
+        self._loss_fn = around_keras.loss_of_name(keras, loss_fn) if isinstance(loss_fn, str) else loss_fn
         self._is_named = isinstance(loss_fn, str)
         self._layers = _layers(keras, model)
         _validate(keras, model, self._loss_fn)
@@ -73,7 +72,7 @@ class KerasModel:
             self._refuse_other_types(calls)
             # Layers may be called again while the gradients are computed, in order to compute activations again.
             inputs, outputs = list(calls.inputs), list(calls.outputs)
-            with keras_internals.on_first_replica(self._keras, self._model):
+            with around_keras.on_first_replica(self._keras, self._model):
                 grads = tape.gradient(scaled, [*(tensor for _, tensor in outputs), *sources])
         names = [self._names[id(self._layer_of_variable[id(each)])] for each in self._model.trainable_variables]
         of_outputs, of_variables = grads[: len(outputs)], grads[len(outputs) :]
@@ -113,9 +112,9 @@ class KerasModel:
             for layer in self._layers:
                 if precision.dtype is not None and id(layer) not in self._of_other_types:
                     policy = "float32" if id(layer) in in_float32 else "mixed_float16"
-                    changed.enter_context(keras_internals.computing_in(self._keras, layer, policy))
-                changed.enter_context(keras_internals.called_through(layer, functools.partial(calls.call, layer)))
-            yield changed.enter_context(keras_internals.state_unchanged(self._keras, self._model))
+                    changed.enter_context(around_keras.computing_in(self._keras, layer, policy))
+                changed.enter_context(around_keras.called_through(layer, functools.partial(calls.call, layer)))
+            yield changed.enter_context(around_keras.state_unchanged(self._keras, self._model))
 
     def _kept_in_float32(self, precision: Precision) -> set[int]:
         if precision.dtype != "float16":
@@ -133,9 +132,7 @@ class KerasModel:
         x, y, weights = self._keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_tensor, batch))
         outputs = self._model(x, training=True)
         if self._loss_fn is None:
-            loss = keras_internals.compiled_loss(
-                self._keras, self._model, x=x, y=y, y_pred=outputs, sample_weight=weights
-            )
+            loss = around_keras.compiled_loss(self._keras, self._model, x=x, y=y, y_pred=outputs, sample_weight=weights)
             if loss is None:
                 raise ValueError(f"the model {self._model.name!r} was compiled without a loss, and adds none.")
             return arithmetic.widen(loss)
@@ -173,7 +170,7 @@ class _Calls:
     def call(self, layer: _Keras, call: Callable[..., Any], *args: _Keras, **kwargs: _Keras) -> _Keras:
         """Call a layer by its own `call`, in inference if it draws random numbers, and note its inputs and outputs."""
         self.called.add(id(layer))
-        draws = keras_internals.draws_random_numbers(self._keras, layer)
+        draws = around_keras.draws_random_numbers(self._keras, layer)
         positional: Sequence[Any] = args
         if draws:
             # Dropout would draw another mask in float16 than in float32.

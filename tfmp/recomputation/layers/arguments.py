@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.hosts.keras.internals import mask_of, set_mask
+
 
 def with_training(signature: inspect.Signature) -> inspect.Signature:
     """Return a signature that takes `training`, which the second call must be given.
@@ -32,16 +34,3 @@ def masked(tensor: tf.Tensor, like: Any) -> tf.Tensor:  # noqa: ANN401 - a tenso
     if mask is not None:
         set_mask(tensor, mask)
     return tensor
-
-
-# A private attribute: Keras has no public way to hand on a mask beside a tensor.
-
-
-def mask_of(tensor: Any) -> tf.Tensor | None:  # noqa: ANN401 - a tensor or a variable of any kind
-    """Return the mask that Keras gave a tensor."""
-    return getattr(tensor, "_keras_mask", None)
-
-
-def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Give a tensor a mask, as Keras does."""
-    tensor._keras_mask = mask

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import converted_as_here, gradients_may_be_recorded
 from tfmp.core.tracing import without_autograph
+from tfmp.hosts.keras.internals import added_losses, layer_and_all_within, mask_of, set_mask
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
-from tfmp.recomputation.layers.arguments import mask_of, masked, set_mask, with_training
+from tfmp.recomputation.layers.arguments import masked, with_training
 from tfmp.recomputation.layers.changed_variables import ChangedVariable, ChangedVariables
 from tfmp.recomputation.trace import Trace
 
@@ -84,7 +85,7 @@ class RecomputeKeras2(front_door.Recompute):
                 return self.layer(*args, **kwargs)
             layer_call = _LayerCall(self.layer, converted, args, kwargs)
             # A frozen layer may do something else: BatchNormalization then leaves its statistics alone.
-            frozen = [inner.trainable for inner in _layers_in(self.layer)]
+            frozen = [inner.trainable for inner in layer_and_all_within(self.layer)]
             changed = self._changed.of(
                 layer_call.run_in_trace, [*layer_call.flat, *frozen], self._training(args, kwargs)
             )
@@ -165,9 +166,9 @@ class _LayerCall:
             results, replaced = recomputed_results(self._call_with, second_call, inputs)
         values = iter(replaced)
         outputs = _replaced(results.outputs, values)
-        for inner in _layers_in(self._layer):
+        for inner in layer_and_all_within(self._layer):
             # Where the model looks for them. The layer itself has put the tensors there that have no gradients.
-            inner._eager_losses.extend(next(values) for _ in results.losses.get(id(inner), []))
+            added_losses(inner).extend(next(values) for _ in results.losses.get(id(inner), []))
         return outputs
 
     def _call_with(self, inputs: Sequence[tf.Tensor]) -> "_LayerResults":
@@ -178,8 +179,8 @@ class _LayerCall:
         with tf.name_scope(self._scope and f"{self._scope}/"):
             outputs = layer(*args, **kwargs)
         added = _take_losses(self._layer)
-        for inner in _layers_in(self._layer):
-            inner._eager_losses.extend(before.get(id(inner), []))
+        for inner in layer_and_all_within(self._layer):
+            added_losses(inner).extend(before.get(id(inner), []))
         return _LayerResults(outputs, added)
 
     def _call_and_note_masks(self, inputs: Sequence[tf.Tensor]) -> "tuple[_LayerResults, list[tf.Tensor | None]]":
@@ -213,16 +214,10 @@ class _LayerResults(NamedTuple):
 
 
 def _take_losses(layer: Any) -> dict[int, list[tf.Tensor]]:  # noqa: ANN401 - of either package
-    taken = {id(inner): list(inner._eager_losses) for inner in _layers_in(layer)}
-    for inner in _layers_in(layer):
-        inner._eager_losses.clear()
+    taken = {id(inner): list(added_losses(inner)) for inner in layer_and_all_within(layer)}
+    for inner in layer_and_all_within(layer):
+        added_losses(inner).clear()
     return taken
-
-
-def _layers_in(layer: Any) -> Iterator[Any]:  # noqa: ANN401 - of either package
-    """Yield a layer and the layers in it, each of which has a list of losses, `_eager_losses`."""
-    # Both are private. The public list, `losses`, cannot be changed, and also has the losses of regularized weights.
-    return layer._flatten_layers()
 
 
 def _read(variables: Sequence[ChangedVariable]) -> list[tf.Tensor]:

@@ -9,9 +9,10 @@ import keras
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import gradients_may_be_recorded, unrecorded
+from tfmp.hosts.keras.internals import mask_of, set_mask
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
-from tfmp.recomputation.layers.arguments import mask_of, masked, set_mask, with_training
+from tfmp.recomputation.layers.arguments import masked, with_training
 from tfmp.recomputation.layers.keras3_scope import NotingScope
 from tfmp.recomputation.stateful_ops import refuse_state
 from tfmp.recomputation.structure import is_differentiable
@@ -29,6 +30,8 @@ class Recompute(front_door.Recompute, keras.layers.Wrapper):
     the first call, such as moving statistics and the next seeds, are assigned afterwards; those of the second call are
     dropped. This holds for every variable of Keras that the call uses, whether the layer owns it or not.
     """
+
+    _signature: inspect.Signature
 
     def __init__(self, layer: keras.layers.Layer, *, name: str | None = None, trainable: bool = True) -> None:
         # Before the constructor of the base class, which asks for the signature of `call`; and not by Keras' own

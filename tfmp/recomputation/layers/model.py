@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import lists
+from tfmp.hosts.keras.internals import nodes_by_depth
 from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.recomputation.layers.layer import Recompute
 from tfmp.recomputation.layers.same_class import with_class_of
@@ -100,16 +101,15 @@ def _functional_of_keras2(keras: ModuleType, model: Any, replacement: Callable[[
     `clone_model` of Keras 2 is for layers of the same kind: it cannot put a layer in the place of an inner model, whose
     calls it counts differently.
     """
-    # Private, but the only way to learn how the layers are connected. Keras 2 does not change any more.
-    nodes_by_depth = model._nodes_by_depth
-    if min(nodes_by_depth) < 0:
+    nodes = nodes_by_depth(model)
+    if min(nodes) < 0:
         raise ValueError(
             f"the model {model.name!r} was given losses or metrics of symbolic tensors (model.add_loss, "
             "model.add_metric), and cannot be rebuilt: wrap its layers in tfmp.Recompute where they are made."
         )
     made: dict[int, Any] = {}
-    for depth in sorted(nodes_by_depth, reverse=True):
-        for node in nodes_by_depth[depth]:
+    for depth in sorted(nodes, reverse=True):
+        for node in nodes[depth]:
             results = _new_input(node.layer) if node.is_input else _called_like(node, replacement(node.layer), made)
             made |= zip(map(id, tf.nest.flatten(node.outputs)), tf.nest.flatten(results), strict=True)
     ends = [tf.nest.map_structure(lambda tensor: made[id(tensor)], each) for each in (model.input, model.output)]

@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from tfmp.hosts.keras.internals import SET_BY_CONSTRUCTOR, compiled_with, put_dtype_policy, set_trainable_of_itself
 from tfmp.hosts.keras.which import is_keras2
 from tfmp.recomputation.layers.layer import Recompute
 
 #: A model or layer of any Keras.
 _Model: TypeAlias = Any
-
-#: What the constructor of a model of Keras 3 sets first. A class may set attributes before it calls the constructor:
-#: their layers come first among the weights.
-_SET_BY_CONSTRUCTOR = "_inbound_nodes"
 
 
 def with_class_of(
@@ -39,7 +36,8 @@ def with_class_of(
         raise _refusal(model, "its class has a `call` of its own, which need not call the layers in the same way")
     added = [name for name in vars(model) if name not in vars(rebuilt)]
     names = list(vars(model))
-    constructed = names.index(_SET_BY_CONSTRUCTOR) if _SET_BY_CONSTRUCTOR in names else 0
+    # A class may set attributes before it calls the constructor: their layers come first among the weights.
+    constructed = names.index(SET_BY_CONSTRUCTOR) if SET_BY_CONSTRUCTOR in names else 0
     early = {name for name in names[:constructed] if name in added}
     # A class may do anything when it is asked to set an attribute.
     try:
@@ -96,17 +94,16 @@ def _with_replaced(value: Any, replaced: Mapping[int, _Model]) -> Any:  # noqa: 
 
 def _set_settings(keras: ModuleType, result: _Model, model: _Model) -> None:
     """Set what the constructor and `compile` have set in the original."""
-    # Private: the setters would set the layers too, which both models share.
-    result._trainable = model.trainable
+    # The layers keep theirs, since both models share them.
+    set_trainable_of_itself(result, model.trainable)
     if is_keras2(keras):
-        result._set_dtype_policy(model.dtype_policy)
+        put_dtype_policy(keras, result, model.dtype_policy)
     else:
         result.dtype_policy = model.dtype_policy
-    # Private too: a configuration that is written down and read again is none of functions that Keras cannot write.
-    compiled = getattr(model, "_compile_config", None)
+    compiled = compiled_with(model)
     if compiled is None:
         return
-    settings = {**compiled.config, "optimizer": model.optimizer}
+    settings = {**compiled, "optimizer": model.optimizer}
     if not is_keras2(keras):
         # If Keras was to wrap the optimizer, it has done so.
         settings["auto_scale_loss"] = False

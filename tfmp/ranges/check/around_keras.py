@@ -1,21 +1,24 @@
-"""What the check needs of Keras that Keras has no public way to ask or do, for Keras 3 (3.5 to 3.15) and Keras 2.
+"""What the check changes in Keras for a run, and puts back when the run ends, for Keras 3 and Keras 2.
 
-* The type in which a layer computes: Keras 3 has a public setter, which for a `DTypePolicyMap` changes the map of all
-  layers; Keras 2 has none, and makes the variables of a float32 layer such that they are never cast.
-* Whether a layer draws random numbers.
-* A function between a layer and its callers: `call` of one object can only be replaced in the object itself.
-
-Everything that is changed is put back when the run ends.
+* The type in which a layer computes. In Keras 2, a float32 layer gets variables that cast themselves.
+* The `call` of a layer, which can only be replaced in the object itself.
+* Moving statistics, seeds and metrics.
 """
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.hosts.keras.internals import (
+    dtype_policy,
+    has_random_generator,
+    loss_of_function,
+    policy_with_variables_in,
+    put_dtype_policy,
+)
 from tfmp.hosts.keras.layers import attributes_with_cast_variables, half_casts
 from tfmp.hosts.keras.which import is_keras2
 
@@ -25,17 +28,12 @@ _Layer: TypeAlias = Any
 
 def draws_random_numbers(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer, or the cell of a recurrent layer, draws random numbers itself."""
-    if is_keras2(keras):
-        generators = (importlib.import_module(f"{keras.__name__}.src.backend").RandomGenerator, tf.random.Generator)
-        draws = isinstance(getattr(layer, "_random_generator", None), generators)
-    else:
-        draws = isinstance(layer, keras.layers.Layer) and bool(layer._seed_generators)
     cells: list[Any] = []
     if isinstance(layer, keras.layers.RNN):
         cells = [layer.cell]
     elif isinstance(layer, keras.layers.StackedRNNCells):
         cells = list(layer.cells)
-    return draws or any(draws_random_numbers(keras, each) for each in cells)
+    return has_random_generator(keras, layer) or any(draws_random_numbers(keras, each) for each in cells)
 
 
 @contextlib.contextmanager
@@ -57,30 +55,30 @@ def called_through(layer: _Layer, around: Callable[..., Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def computing_in(keras: ModuleType, layer: _Layer, policy: str) -> Iterator[None]:
     """Let a layer compute by another policy, "float32" or "mixed_float16"."""
+    own = dtype_policy(layer)
     if is_keras2(keras):
-        own = layer._dtype_policy
         changed = attributes_with_cast_variables(keras, layer)
         before = {name: layer.__dict__[name] for name in changed}
-        layer._set_dtype_policy(keras.mixed_precision.Policy(policy))
+        put_dtype_policy(keras, layer, keras.mixed_precision.Policy(policy))
         layer.__dict__.update(changed)
         try:
             yield
         finally:
             layer.__dict__.update(before)
-            layer._set_dtype_policy(own)
+            put_dtype_policy(keras, layer, own)
         return
-    own, new = layer._dtype_policy, keras.DTypePolicy(policy)
     # Keras casts variables if the policy says that their type is another one than that of the computation.
-    new._variable_dtype = layer.variable_dtype
+    new = policy_with_variables_in(keras, policy, layer.variable_dtype)
     casts = half_casts(keras, layer)
     types_of_casts = [each.dtype for each in casts]
-    layer._dtype_policy = new
+    # Not by the public setter, which for a `DTypePolicyMap` changes the map of all layers.
+    put_dtype_policy(keras, layer, new)
     try:
         for each in casts:
             each.dtype = "float32"
         yield
     finally:
-        layer._dtype_policy = own
+        put_dtype_policy(keras, layer, own)
         for each, dtype in zip(casts, types_of_casts, strict=True):
             each.dtype = dtype
 
@@ -102,8 +100,7 @@ def state_unchanged(keras: ModuleType, model: _Layer) -> Iterator[list[Any]]:
 def loss_of_name(keras: ModuleType, name: str) -> Callable[..., tf.Tensor]:
     """Return the loss that `compile` makes of a name, which computes in float32 and takes the weights of examples."""
     found = keras.losses.get(name)
-    # The class that Keras makes of a function is public in Keras 3 only as the base of other losses.
-    return found if isinstance(found, keras.losses.Loss) else keras.losses.MeanSquaredError.__bases__[0](found)
+    return found if isinstance(found, keras.losses.Loss) else loss_of_function(keras, found)
 
 
 def compiled_loss(keras: ModuleType, model: _Layer, **kwargs: Any) -> tf.Tensor | None:  # noqa: ANN401 - what Keras takes

@@ -1,0 +1,276 @@
+"""Fails on a Keras that has one of the private names no longer, or that means something else by it.
+
+All tests are essential: they run with every supported Keras.
+"""
+
+import contextlib
+import functools
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras
+
+from tfmp.hosts.keras import internals
+
+pytestmark = pytest.mark.essential
+
+
+def _functional(keras: ModuleType, **kwargs: Any) -> Any:
+    inputs = keras.Input([2], name="inputs")
+    return keras.Model(inputs, keras.layers.Dense(3, name="dense")(inputs), **kwargs)
+
+
+def _sequential(keras: ModuleType) -> Any:
+    return keras.Sequential([keras.Input([2]), keras.layers.Dense(3, name="dense")])
+
+
+@for_every_keras()
+def test_layers_are_found_in_a_layer_that_is_no_model(keras: ModuleType) -> None:
+    cell = keras.layers.LSTMCell(2)
+    outer = keras.layers.TimeDistributed(keras.layers.RNN(cell))
+    assert list(internals.layer_and_all_within(outer)) == [outer, outer.layer, cell]
+    assert internals.layers_directly_in(outer) == [outer.layer]
+
+
+@for_every_keras()
+def test_functional_models_are_of_their_class(keras: ModuleType) -> None:
+    assert type(_functional(keras)) is internals.functional_class(keras)
+    assert not isinstance(keras.layers.Dense(2), internals.functional_class(keras))
+
+
+@for_every_keras("keras3")
+def test_sequential_model_of_keras3_consists_of_a_functional_one(keras: ModuleType) -> None:
+    assert internals.functional_of_sequential(keras.Sequential([keras.layers.Dense(2)])) is None
+    found = internals.functional_of_sequential(_sequential(keras))
+    assert isinstance(found, internals.functional_class(keras))
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_calls_of_which_models_of_keras2_consist_are_known(keras: ModuleType) -> None:
+    nodes = internals.nodes_by_depth(_functional(keras))
+    assert {depth: [node.layer.name for node in at] for depth, at in nodes.items()} == {0: ["dense"], 1: ["inputs"]}
+    assert internals.is_graph_of_layers(_sequential(keras))
+    assert not internals.is_graph_of_layers(keras.Sequential([keras.layers.Dense(2)]))
+
+
+@for_every_keras()
+def test_inputs_of_models_are_known_and_can_be_widened(keras: ModuleType) -> None:
+    inputs = keras.Input([2], dtype="float16")
+    model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    assert internals.nested_inputs(keras, None) is None
+    (found,) = tf.nest.flatten(internals.nested_inputs(keras, model))
+    with contextlib.ExitStack() as undo:
+        internals.widen_symbolic(keras, found, undo)
+        assert tf.as_dtype(found.dtype) == tf.float32
+        assert tf.as_dtype(model.inputs[0].dtype) == tf.float32
+    assert tf.as_dtype(found.dtype) == tf.float16
+
+
+@for_every_keras("keras3")
+def test_casts_of_keras3_are_told_from_other_operations(keras: ModuleType) -> None:
+    inputs = keras.Input([2])
+    cast, absolute = keras.ops.cast(inputs, "float16"), keras.ops.abs(inputs)
+    model = keras.Model(inputs, [cast, absolute])
+    # Those of the results; an input is an operation too.
+    assert [internals.casts_inputs(each) for each in model.operations if each not in model.layers] == [True, False]
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_functions_of_tensorflow_in_models_of_keras2_are_told_from_layers(keras: ModuleType) -> None:
+    inputs = keras.Input([2])
+    model = keras.Model(inputs, keras.layers.Dense(2)(tf.abs(inputs)))
+    is_function = {type(each).__name__: internals.is_function_of_tensorflow(keras, each) for each in model.layers}
+    assert is_function == {"InputLayer": False, "TFOpLambda": True, "Dense": False}
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_base_class_of_layers_in_graphs_is_that_of_a_layer_made_there(keras: ModuleType) -> None:
+    with tf.Graph().as_default():
+        layer = keras.layers.Dense(2)
+    assert isinstance(layer, internals.layer_class_of_graphs(keras))
+    assert not isinstance(keras.layers.Dense(2), internals.layer_class_of_graphs(keras))
+
+
+@for_every_keras("keras2")
+def test_layers_of_tf1_are_told_from_those_of_keras(keras: ModuleType) -> None:
+    assert internals.is_layer_of_tf1(tf.compat.v1.layers.Dense(2))
+    assert not internals.is_layer_of_tf1(keras.layers.Dense(2))
+
+
+@for_every_keras()
+def test_compiled_models_are_known_with_their_arguments(keras: ModuleType) -> None:
+    model = _functional(keras)
+    assert not internals.is_compiled(keras, model)
+    assert internals.compiled_with(model) is None
+
+    def loss(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        return tf.abs(labels - outputs)
+
+    model.compile("sgd", loss)
+    assert internals.is_compiled(keras, model)
+    compiled = internals.compiled_with(model)
+    assert compiled is not None
+    assert compiled["loss"] is loss
+    assert not internals.is_compiled(keras, keras.layers.Dense(2))
+
+
+@for_every_keras()
+def test_own_weights_are_those_without_inner_layers(keras: ModuleType) -> None:
+    norm = keras.layers.BatchNormalization()
+    norm.build([None, 2])
+    assert {id(each) for each in internals.own_weights(keras, norm)} == {id(each) for each in norm.weights}
+    assert internals.own_weights(keras, _functional(keras)) == []
+
+
+@for_every_keras()
+def test_a_layer_is_frozen_without_the_layers_in_it(keras: ModuleType) -> None:
+    model = _functional(keras)
+    internals.set_trainable_of_itself(model, False)
+    assert [model.trainable, model.get_layer("dense").trainable] == [False, True]
+
+
+@for_every_keras()
+def test_layers_that_draw_random_numbers_are_known(keras: ModuleType) -> None:
+    draws = functools.partial(internals.has_random_generator, keras)
+    assert [draws(keras.layers.Dropout(0.5)), draws(keras.layers.Dense(2))] == [True, False]
+    assert not draws(object())
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_losses_that_a_layer_of_keras2_added_can_be_taken(keras: ModuleType) -> None:
+    layer = keras.layers.ActivityRegularization(l2=1.0)
+    layer(tf.ones([1, 2]))
+    assert [float(each) for each in internals.added_losses(layer)] == [2.0]
+    internals.added_losses(layer).clear()
+    assert layer.losses == []
+
+
+@for_every_keras("keras3")
+def test_constructor_of_models_of_keras3_sets_a_known_attribute_first(keras: ModuleType) -> None:
+    class Early(keras.Model):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            self.early = 1
+            super().__init__()
+            self.late = 2
+
+    names = list(vars(Early()))
+    assert names.index("early") < names.index(internals.SET_BY_CONSTRUCTOR) < names.index("late")
+
+
+@for_every_keras()
+def test_policy_is_put_into_a_layer_and_nothing_else_changes(keras: ModuleType) -> None:
+    is_keras2 = keras.__version__.startswith("2.")
+    layer = keras.layers.Dense(2)
+    policies = keras.mixed_precision if is_keras2 else keras.dtype_policies
+    policy = getattr(policies, "Policy" if is_keras2 else "DTypePolicy")("mixed_float16")
+    before = internals.dtype_policy(layer)
+    internals.put_dtype_policy(keras, layer, policy)
+    assert internals.dtype_policy(layer) is policy
+    assert layer.compute_dtype == "float16"
+    internals.put_dtype_policy(keras, layer, before)
+    assert layer.compute_dtype == "float32"
+
+
+@for_every_keras("keras3")
+def test_policy_of_keras3_may_have_variables_of_another_type(keras: ModuleType) -> None:
+    policy = internals.policy_with_variables_in(keras, "float32", "float16")
+    assert (policy.compute_dtype, policy.variable_dtype) == ("float32", "float16")
+    assert keras.DTypePolicy("float32").variable_dtype == "float32"
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_variable_is_cast_where_a_layer_of_keras2_reads_it(keras: ModuleType) -> None:
+    layer = keras.layers.Dense(2, dtype="float32")
+    layer.build([None, 2])
+    cast = internals.cast_where_read(keras, layer.kernel)
+    assert internals.cast_where_read(keras, cast) is cast
+    seen = []
+
+    class Reads(keras.layers.Layer):  # type: ignore[name-defined, misc]
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            seen.append((inputs @ cast).dtype)
+            return inputs
+
+    Reads(dtype="mixed_float16")(tf.ones([1, 2]))
+    assert seen == [tf.float16]
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_what_keras2_tracks_is_in_attributes_of_known_prefixes(keras: ModuleType) -> None:
+    layer = keras.layers.Layer()
+    before = set(vars(layer))
+    layer.held = [keras.layers.Dense(2)]
+    added = set(vars(layer)) - before - {"held"}
+    assert added
+    assert all(name.startswith(internals.TRACKING_PREFIXES) for name in added)
+
+
+@for_every_keras()
+def test_mask_is_where_keras_puts_it(keras: ModuleType) -> None:
+    masked = keras.layers.Masking()(tf.constant([[[1.0], [0.0]]]))
+    mask = internals.mask_of(masked)
+    assert mask is not None
+    assert np.asarray(mask).tolist() == [[True, False]]
+    other = tf.constant([[[1.0], [2.0]]])
+    assert internals.mask_of(other) is None
+    internals.set_mask(other, mask)
+    # Keras takes the mean over what is not masked.
+    assert np.asarray(keras.layers.GlobalAveragePooling1D()(other)).tolist() == [[1.0]]
+
+
+@for_every_keras()
+def test_loss_of_a_function_takes_weights_of_examples(keras: ModuleType) -> None:
+    loss = internals.loss_of_function(keras, lambda labels, outputs: tf.reduce_sum(outputs - labels, axis=-1))
+    assert isinstance(loss, keras.losses.Loss)
+    found = loss(tf.zeros([2, 1]), tf.constant([[1.0], [2.0]]), sample_weight=tf.constant([2.0, 1.0]))
+    assert float(found) == 2
+
+
+@for_every_keras()
+def test_learning_rate_is_a_schedule_if_it_follows_one(keras: ModuleType) -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+    assert internals.learning_rate_or_schedule(keras.optimizers.SGD(schedule)) is schedule
+    assert float(internals.learning_rate_or_schedule(keras.optimizers.SGD(0.5))) == 0.5
+
+
+@for_every_keras("keras3")
+def test_optimizer_of_keras3_tells_of_the_variables_that_it_trains(keras: ModuleType) -> None:
+    optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5, clipvalue=1.0)
+    variables = [keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="bias")]
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.build(variables)
+    assert [each is variable for each, variable in zip(internals.built_with(optimizer), variables, strict=True)] == [
+        True,
+        True,
+    ]
+    assert [internals.index_of(optimizer, each) for each in variables] == [0, 1]
+    assert [internals.decays(optimizer, each) for each in variables] == [True, False]
+    assert [float(each) for each in internals.clipped(optimizer, [tf.constant(2.0), tf.constant(-3.0)])] == [1, -1]
+    unclipped = tf.constant(2.0)
+    assert internals.clipped(keras.optimizers.SGD(0.5), [unclipped])[0] is unclipped
+
+
+@for_every_keras("keras3")
+def test_optimizer_of_keras3_updates_the_replica_that_runs(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        variable, optimizer = keras.Variable(8.0, aggregation="mean"), keras.optimizers.SGD(1.0)
+        optimizer.build([variable])
+    assert internals.updates_as_other_optimizers_do(optimizer)
+    assert not internals.updates_as_other_optimizers_do(keras.optimizers.Nadam(1.0))
+
+    def update(copy: tf.Variable) -> None:
+        with internals.updating_one_replica(optimizer):
+            optimizer.apply([tf.constant(1.0)], [variable])
+
+    def on_all(strategy: tf.distribute.Strategy) -> None:
+        strategy.extended.update(variable.value, update, group=False)
+
+    two_replicas.run(lambda: tf.distribute.get_replica_context().merge_call(on_all))
+    copies = two_replicas.experimental_local_results(variable.value)
+    assert [float(each) for each in copies] == [7, 7]
+    assert not {"_backend_update_step", "_apply_weight_decay"} & vars(optimizer).keys()

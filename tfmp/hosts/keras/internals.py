@@ -1,0 +1,363 @@
+"""The private names of Keras that tfmp uses, each behind a function that says what it is for.
+
+They were read in Keras 3.5.0 and 3.15.1 ("Keras 3" below stands for 3.5 to 3.15), and in Keras 2.15.0 and tf_keras
+2.16.0 and 2.21.0 ("Keras 2"), which do not change any more. Private methods that a class of tfmp overrides are in that
+class. `tests/test_private_names.py` lists these, and fails if another module uses a private name.
+
+No Keras is imported here: most functions take the package that an object is of.
+"""
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tfmp.core.tensorflow_internals import TRACKING_PREFIX
+from tfmp.hosts.keras.which import is_keras2
+from tfmp.types import Gradients
+
+#: A layer or model of any Keras.
+_Layer: TypeAlias = Any
+#: An optimizer of any Keras.
+_Optimizer: TypeAlias = Any
+
+# Layers and models.
+
+
+def layer_and_all_within(layer: _Layer) -> Iterator[_Layer]:
+    """Yield a layer and the layers in it, some perhaps more than once.
+
+    `Layer._flatten_layers` of Keras 3 and 2. The public `layers` exists for models only.
+    """
+    found: Iterator[_Layer] = layer._flatten_layers()
+    return found
+
+
+def layers_directly_in(layer: _Layer) -> list[_Layer]:
+    """Return the layers that a layer holds, without those that these hold.
+
+    `Layer._flatten_layers` of Keras 3 and 2; see `layer_and_all_within`.
+    """
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def functional_class(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return the class of functional models.
+
+    `Functional` in `keras.src.models` of Keras 3 and in `keras.src.engine` of Keras 2. In public, `keras.Model` makes
+    such models, but does not name their class.
+    """
+    module = "engine" if is_keras2(keras) else "models"
+    return importlib.import_module(f"{keras.__name__}.src.{module}.functional").Functional
+
+
+def functional_of_sequential(model: _Layer) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return the functional model that a sequential model of Keras 3 consists of; None if it is not built.
+
+    `Sequential._functional` of Keras 3. Nothing public gives the operations that such a model calls.
+    """
+    return model._functional
+
+
+def is_graph_of_layers(sequential: _Layer) -> bool:
+    """Return whether a sequential model of Keras 2 is called as a functional model.
+
+    `Sequential._graph_initialized` of Keras 2. Nothing public tells.
+    """
+    return bool(sequential._graph_initialized)
+
+
+def nodes_by_depth(model: _Layer) -> dict[int, list[Any]]:
+    """Return the calls of which a functional model of Keras 2 consists, by their distance from its results.
+
+    `Functional._nodes_by_depth` of Keras 2. Nothing public tells how the layers are connected. In Keras 3,
+    `Functional.operations` is public.
+    """
+    nodes: dict[int, list[Any]] = model._nodes_by_depth
+    return nodes
+
+
+def nested_inputs(keras: ModuleType, functional: _Layer) -> Any:  # noqa: ANN401 - nested as the inputs are
+    """Return the symbolic inputs of a functional model; None if it has none, as one that is None itself.
+
+    `Functional._nested_inputs` of Keras 2: a class of the user's may set the public `inputs` to something else. Keras 3
+    gives `inputs`. A sequential model of Keras 2 that is not built has none yet.
+    """
+    return getattr(functional, "_nested_inputs" if is_keras2(keras) else "inputs", None)
+
+
+def casts_inputs(operation: object) -> bool:
+    """Return whether an operation of a functional model of Keras 3 is a cast, as Keras puts them there before 3.10.
+
+    `Cast` of `keras.src.ops` of Keras 3. In public there is only the function `keras.ops.cast`, which makes such
+    operations.
+    """
+    return type(operation).__name__ == "Cast"
+
+
+def is_function_of_tensorflow(keras: ModuleType, layer: _Layer) -> bool:
+    """Return whether a layer is what Keras 2 makes of a function of TensorFlow that is called on a layer's result.
+
+    Such a layer computes in the type that it is given.
+
+    `tf_op_layer` of `keras.src.layers` of Keras 2. The classes have no public names.
+    """
+    return type(layer).__module__ == f"{keras.__name__}.src.layers.core.tf_op_layer"
+
+
+def is_layer_of_tf1(layer: _Layer) -> bool:
+    """Return whether a layer is one of `tf.compat.v1.layers`, which takes the type of its inputs.
+
+    `legacy_tf_layers` of Keras 2. The public names of the classes load Keras, and are gone in TensorFlow 2.16.
+    """
+    return any("legacy_tf_layers" in each.__module__ for each in type(layer).__mro__)
+
+
+def layer_class_of_graphs(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return the class that Keras 2 makes the base class of layers in graphs of TensorFlow 1.
+
+    `Layer` in `keras.src.engine.base_layer_v1` of Keras 2. In public it is `keras.layers.Layer` only while a layer is
+    made in a graph.
+    """
+    return importlib.import_module(f"{keras.__name__}.src.engine.base_layer_v1").Layer
+
+
+def is_compiled(keras: ModuleType, model: _Layer) -> bool:
+    """Return whether a layer is a model that is compiled.
+
+    `Model._is_compiled` of Keras 2. In Keras 3, `compiled` is public.
+    """
+    return isinstance(model, keras.Model) and bool(model._is_compiled if is_keras2(keras) else model.compiled)
+
+
+def compiled_with(model: _Layer) -> Mapping[str, Any] | None:
+    """Return the arguments that a model was compiled with, as they were given; None if it was not compiled.
+
+    `Model._compile_config` of Keras 3 and 2. The public `get_compile_config` writes them down, so that it loses
+    functions that Keras cannot write.
+    """
+    config = getattr(model, "_compile_config", None)
+    return None if config is None else config.config
+
+
+def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
+    """Return the weights of a layer, without those of the layers in it. A model need not be built.
+
+    `Layer._trainable_variables` of Keras 3 and `Layer._trainable_weights` of Keras 2, and those that are not trainable.
+    The public lists have the weights of inner layers too.
+    """
+    if is_keras2(keras):
+        return [*layer._trainable_weights, *layer._non_trainable_weights]
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def set_trainable_of_itself(layer: _Layer, trainable: bool) -> None:
+    """Set whether a layer is trained, and leave the layers in it as they are.
+
+    `Layer._trainable` of Keras 3 and 2. The public setter sets the layers in it too.
+    """
+    layer._trainable = trainable
+
+
+def has_random_generator(keras: ModuleType, layer: _Layer) -> bool:
+    """Return whether a layer, or any cell of a recurrent layer, has what random numbers are drawn with.
+
+    `Layer._seed_generators` of Keras 3, and `_random_generator` of the layers of Keras 2 that draw. Nothing public
+    tells.
+    """
+    if is_keras2(keras):
+        generators = (importlib.import_module(f"{keras.__name__}.src.backend").RandomGenerator, tf.random.Generator)
+        return isinstance(getattr(layer, "_random_generator", None), generators)
+    return isinstance(layer, keras.layers.Layer) and bool(layer._seed_generators)
+
+
+def added_losses(layer: _Layer) -> list[tf.Tensor]:
+    """Return the list in which a layer of Keras 2 keeps the losses that its own calls added; it may be changed.
+
+    `Layer._eager_losses` of Keras 2. The public `losses` cannot be changed, and also has the losses of inner layers and
+    of regularized weights.
+    """
+    losses: list[tf.Tensor] = layer._eager_losses
+    return losses
+
+
+#: What the constructor of a model of Keras 3 (3.5 to 3.15) sets first. What a class sets before it calls the
+#: constructor comes before it among the attributes, and the order is not public.
+SET_BY_CONSTRUCTOR = "_inbound_nodes"
+
+
+# Types.
+
+
+def dtype_policy(layer: _Layer) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return the policy of a layer.
+
+    `Layer._dtype_policy` of Keras 3 and 2. A class of the user's may mean something else by the public `dtype_policy`.
+    """
+    return layer._dtype_policy
+
+
+def put_dtype_policy(keras: ModuleType, layer: _Layer, policy: object) -> None:
+    """Give a layer a policy, and do nothing else.
+
+    `Layer._dtype_policy` of Keras 3, and `Layer._set_dtype_policy` of Keras 2. The public setter of Keras 3 may fail in
+    a class of the user's, and changes a map of policies in place; Keras 2 has none.
+    """
+    if is_keras2(keras):
+        layer._set_dtype_policy(policy)
+    else:
+        layer.__dict__["_dtype_policy"] = policy
+
+
+def policy_with_variables_in(keras: ModuleType, name: str, variable_dtype: str) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return the policy of Keras 3 of a name, by which variables are of another type than the name says.
+
+    `DTypePolicy._variable_dtype` of Keras 3. In public, the name decides on both types.
+    """
+    policy = keras.DTypePolicy(name)
+    policy._variable_dtype = variable_dtype
+    return policy
+
+
+def widen_symbolic(keras: ModuleType, tensor: Any, undo: contextlib.ExitStack) -> None:  # noqa: ANN401 - Keras has no types
+    """Let a symbolic input of a functional model, and what made it, be of float32; `undo` gets what takes it back.
+
+    `KerasTensor._dtype` and `_keras_history` of Keras 3, and `_type_spec` of Keras 2. In public, their types cannot be
+    changed.
+    """
+    if is_keras2(keras):
+        spec, layer = tensor._type_spec, tensor.node.layer
+        _change(tensor, "_type_spec", tf.TensorSpec(spec.shape, tf.float32, spec.name), undo)
+        undo.callback(layer._set_dtype_policy, layer._dtype_policy)
+        layer._set_dtype_policy(keras.mixed_precision.Policy("float32"))
+    else:
+        _change(tensor._keras_history.operation, "_dtype", "float32", undo)
+        _change(tensor, "_dtype", "float32", undo)
+
+
+def _change(owner: object, name: str, value: object, undo: contextlib.ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def cast_where_read(keras: ModuleType, variable: Any) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return a variable of Keras 2 as one that is cast to the type of a layer where the layer reads it.
+
+    `create_autocast_variable` of `keras.src.mixed_precision` of Keras 2. In public, Keras decides that when a layer
+    makes a variable.
+    """
+    module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.autocast_variable")
+    return variable if isinstance(variable, module.AutoCastVariable) else module.create_autocast_variable(variable)
+
+
+#: How the attributes of a layer of Keras 2 begin that hold what TensorFlow and Keras track; there is no public way to
+#: tell them from the layer's own.
+TRACKING_PREFIXES = (TRACKING_PREFIX, "_obj_")
+
+
+# Masks and losses.
+
+
+def mask_of(tensor: Any) -> tf.Tensor | None:  # noqa: ANN401 - a tensor or a variable of any kind
+    """Return the mask that Keras gave a tensor.
+
+    `_keras_mask` of the tensors of Keras 3 and 2. Keras has no public way to hand on a mask beside a tensor.
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
+    """Give a tensor a mask, as Keras does; see `mask_of`."""
+    tensor._keras_mask = mask
+
+
+def loss_of_function(keras: ModuleType, function: Callable[..., Any]) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return the loss that `compile` makes of a function.
+
+    `LossFunctionWrapper` of Keras 3 and 2. The class is public only as the base of other losses.
+    """
+    return keras.losses.MeanSquaredError.__bases__[0](function)
+
+
+# Optimizers.
+
+
+def learning_rate_or_schedule(optimizer: _Optimizer) -> Any:  # noqa: ANN401 - a variable of any kind, or a schedule
+    """Return the learning rate of an optimizer: a variable, or the schedule itself.
+
+    `Optimizer._learning_rate` of Keras 3 and 2. The public `learning_rate` has a schedule's value at this step.
+    """
+    return optimizer._learning_rate
+
+
+def built_with(optimizer: _Optimizer) -> list[Any]:
+    """Return the variables that an optimizer of Keras 3 was built with.
+
+    `Optimizer._trainable_variables` of Keras 3. The public `variables` has those that the optimizer made.
+    """
+    variables: list[Any] = optimizer._trainable_variables
+    return variables
+
+
+def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of TensorFlow or Keras
+    """Return the place of a variable among those that an optimizer of Keras 3 was built with.
+
+    `Optimizer._get_variable_index` of Keras 3. In public, the optimizer gives neither the place nor the list.
+    """
+    index: int = optimizer._get_variable_index(variable)
+    return index
+
+
+def decays(optimizer: _Optimizer, variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras
+    """Return whether an optimizer of Keras 3 decays a variable, if it decays any.
+
+    `Optimizer._use_weight_decay` of Keras 3. The public `exclude_from_weight_decay` sets it, and nothing tells it.
+    """
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def clipped(optimizer: _Optimizer, grads: Gradients) -> Gradients:
+    """Return the gradients as an optimizer of Keras 3 clips them; unchanged if it does not clip.
+
+    `Optimizer._clip_gradients` of Keras 3. In public, only `apply` clips.
+    """
+    result: Gradients = optimizer._clip_gradients(list(grads))
+    return result
+
+
+#: On the TensorFlow backend Keras 3 overrides these methods, in a class of this name, so that each replica updates all.
+#: Those of its base class, which the other backends use, update variables as they are. They are the same in Keras 3.5
+#: to 3.15.
+_UPDATING = ("_backend_update_step", "_apply_weight_decay")
+_OF_TENSORFLOW, _OF_ALL = "TFOptimizer", "BaseOptimizer"
+
+
+def updates_as_other_optimizers_do(optimizer: _Optimizer) -> bool:
+    """Return whether an optimizer overrides no method that `updating_one_replica` replaces; Nadam does, for example.
+
+    See `updating_one_replica`. Nothing public tells which class has a private method.
+    """
+    return all(_is_of_tensorflow(type(optimizer), name) for name in _UPDATING)
+
+
+def _is_of_tensorflow(kind: type, method: str) -> bool:
+    return next(each.__name__ for each in kind.__mro__ if method in vars(each)) == _OF_TENSORFLOW
+
+
+@contextlib.contextmanager
+def updating_one_replica(optimizer: _Optimizer) -> Iterator[None]:
+    """Let an optimizer of Keras 3 update the variables of the replica that runs, and not those of all replicas.
+
+    `_backend_update_step` and `_apply_weight_decay` of Keras 3. In public, an optimizer cannot be told to update one
+    replica.
+    """
+    base = next(each for each in type(optimizer).__mro__ if each.__name__ == _OF_ALL)
+    for name in _UPDATING:
+        optimizer.__dict__[name] = functools.partial(getattr(base, name), optimizer)
+    yield
+    for name in _UPDATING:
+        del optimizer.__dict__[name]
