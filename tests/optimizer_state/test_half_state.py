@@ -312,6 +312,14 @@ def test_weight_decay_of_weights_in_half_precision_is_not_lost(dtype: str) -> No
     assert np.float32(excluded.numpy()).tolist() == [1.0] * 4
 
 
+def test_weights_in_half_precision_decay_once_in_a_step() -> None:
+    weight = keras.Variable(np.ones(2, np.float32), dtype="float16")
+    opt = tfmp.half_state(keras.optimizers.SGD(0.5, weight_decay=0.5), rounding="stochastic")
+    opt.build([weight])
+    opt.apply([tf.zeros([2], tf.float16)], [weight])
+    assert np.float32(weight.numpy()).tolist() == [0.75, 0.75]
+
+
 def test_model_at_o3_learns() -> None:
     points, sides = classification()
     sgd = tfmp.half_state(keras.optimizers.SGD(0.5, momentum=0.9), momentum="float16", rounding="stochastic")
