@@ -18,8 +18,8 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
-from tfmp.optimizers.base import optimizer_of
 from tfmp.hosts.keras.internals import built_with
+from tfmp.optimizers.base import optimizer_of
 from tfmp.optimizers.keras.accumulation import variables_of_each_replica
 from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
