@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.gradients import sums
+from tfmp.core import tracing
 
 _HERE = Path(__file__).parent
 
@@ -27,7 +27,7 @@ class Exported(NamedTuple):
 @contextlib.contextmanager
 def for_accelerators(really: bool = True) -> Iterator[None]:
     """Let tfmp compute sums as it does where TensorFlow sees an accelerator, or as on CPUs."""
-    with mock.patch.object(sums, "_has_accelerator", return_value=really):
+    with mock.patch.object(tracing, "has_accelerator", return_value=really):
         yield
 
 

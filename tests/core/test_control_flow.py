@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tfmp.core import tracing
 from tfmp.core.control_flow import conditional_update
 from tfmp.types import Gradients
 
@@ -11,12 +12,17 @@ _MODES: dict[str, Callable[..., Any]] = {
     "eager": lambda function: function,
     "function": tf.function,
     "xla": tf.function(jit_compile=True),
+    "xla for accelerators": tf.function(jit_compile=True),
 }
 
 
 @pytest.mark.parametrize("mode", _MODES)
 @pytest.mark.parametrize("has_other", [False, True])
-def test_one_of_two_functions_is_called_or_one_or_none(mode: str, has_other: bool) -> None:
+def test_one_of_two_functions_is_called_or_one_or_none(
+    mode: str, has_other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode.endswith("accelerators"):
+        monkeypatch.setattr(tracing, "has_accelerator", lambda: True)
     weight, other = tf.Variable([1.0, 2.0]), tf.Variable(0.0)
 
     def if_true(grads: Gradients) -> tf.Operation:
@@ -36,6 +42,23 @@ def test_one_of_two_functions_is_called_or_one_or_none(mode: str, has_other: boo
         seen.append((weight.numpy().tolist(), float(other)))
     added = 0.25 if has_other else 0
     assert seen == [([1, 2], added), ([1.5, 2.25], added), ([1.5, 2.25], 2 * added)]
+
+
+@pytest.mark.parametrize(("accelerated", "loops", "conditionals"), [(False, 2, 0), (True, 0, 1)])
+def test_xla_gets_loops_for_cpus_and_a_conditional_for_accelerators(
+    accelerated: bool, loops: int, conditionals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "has_accelerator", lambda: accelerated)
+    weight = tf.Variable(0.0)
+
+    @tf.function(jit_compile=True)
+    def step(flag: tf.Tensor) -> None:
+        conditional_update(flag, [], lambda _: weight.assign_add(1.0), lambda _: weight.assign_sub(1.0))
+
+    kinds = [
+        op.type.removeprefix("Stateless") for op in step.get_concrete_function(tf.constant(True)).graph.get_operations()
+    ]
+    assert (kinds.count("While"), kinds.count("If")) == (loops, conditionals)
 
 
 @pytest.mark.graph

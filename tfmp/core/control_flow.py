@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.core.tensorflow_internals import within_xla
+from tfmp.core.tracing import within_xla_for_cpu
 from tfmp.types import ApplyGradients, Done, Gradients
 
 
@@ -20,7 +20,7 @@ def conditional_update(
         >>> float(total)
         2.0
     """
-    if within_xla():
+    if within_xla_for_cpu():
         false_called = [] if if_false is None else [_call_once_or_never(tf.logical_not(flag), grads, if_false)]
         return tf.group(_call_once_or_never(flag, grads, if_true), *false_called)
 
@@ -37,7 +37,9 @@ def conditional_update(
 def _call_once_or_never(flag: tf.Tensor, grads: Gradients, function: ApplyGradients) -> Done:
     """Call a function in a loop that runs once or not at all.
 
-    XLA updates variables in place if they are changed in a loop. If they are changed in a conditional, it copies them.
+    For CPUs, XLA updates variables in place if they are changed in a loop, and copies those that are changed in a
+    conditional. For GPUs it is the other way round: a conditional copies nothing, and the host would have to wait for
+    the condition of a loop.
     """
 
     def run(times: tf.Tensor) -> tf.Tensor:

@@ -5,7 +5,7 @@ from typing import ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from tfmp.core.tensorflow_internals import control_flow_context
+from tfmp.core.tensorflow_internals import control_flow_context, within_xla
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -20,6 +20,19 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
     """
     unconverted: Callable[Parameters, Returned] = tf.autograph.experimental.do_not_convert(function)
     return unconverted
+
+
+def within_xla_for_cpu() -> bool:
+    """Return whether the running code is traced for XLA, and XLA will compile it for a CPU."""
+    return within_xla() and not has_accelerator()
+
+
+def has_accelerator() -> bool:
+    """Return whether there is a device that is not a CPU.
+
+    Where a program will run is not known while it is traced, but it can only be a device that is there.
+    """
+    return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
 
 
 def place_of_ops() -> tuple[object, object]:

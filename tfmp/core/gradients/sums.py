@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import within_xla
-from tfmp.core.tracing import place_of_ops
+from tfmp.core.tracing import place_of_ops, within_xla_for_cpu
 
 #: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.
 _SMALL = 2**13
@@ -44,17 +44,12 @@ def weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
 
 def sums_of_rows(matrix: tf.Tensor, weight: float) -> tf.Tensor:
     """Return the sum of each row of a matrix, whose values are multiplied by the weight before they are added."""
-    if within_xla() and not _has_accelerator():
+    if within_xla_for_cpu():
         # As a product of a matrix and a vector: on CPU, XLA (TensorFlow 2.15 to 2.21) multiplies matrices on all cores,
         # but computes `tf.reduce_sum` on one. The rows are long, so that few sums are left for `tf.reduce_sum`.
         return tf.linalg.matvec(matrix, tf.fill([matrix.shape[1]], tf.constant(weight, matrix.dtype)))
     # On a GPU a product could be rounded to TensorFloat-32, and it would not be fused with what computes the values.
     return tf.reduce_sum(matrix * tf.constant(weight, matrix.dtype), axis=1)
-
-
-def _has_accelerator() -> bool:
-    # Where a program will run is not known while it is traced, but it can only be a device that is there.
-    return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
 
 
 def rows(values: tf.Tensor) -> tf.Tensor:
@@ -94,10 +89,11 @@ def end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tensor) -> tf.Tensor:
     """Return `look()` if `needed` is True. Otherwise return `seen`, without computing `look()`."""
-    if not within_xla():
+    if not within_xla_for_cpu():
         # Not with the default name, `cond`: TensorFlow numbers the scopes of that name, and these numbers are part of
         # checkpoint keys in scripts that used tf.contrib.
         return tf.cond(needed, look, lambda: seen, name="look_again")
-    # Under XLA a conditional would copy the gradients that it captures. A loop of at most one iteration does not.
+    # For CPUs, XLA copies the gradients that a conditional captures. A loop of at most one iteration copies none. For
+    # GPUs it is the other way round: nothing is copied, and the host would have to wait for the condition of a loop.
     looked, _ = tf.while_loop(lambda _, again: again, lambda *_: (look(), tf.constant(False)), [seen, needed])
     return looked
