@@ -19,6 +19,11 @@ _CLASSES = {
     "keras215": "LossScaleOptimizerKeras215",
     "tf_keras": "LossScaleOptimizerTfKeras",
 }
+#: Those for legacy optimizers, which the same modules have.
+_LEGACY_CLASSES = {
+    "keras215": "LossScaleOptimizerLegacyKeras215",
+    "tf_keras": "LossScaleOptimizerLegacyTfKeras",
+}
 
 
 def front_end_for(opt: object) -> "type[LossScaleOptimizer]":
@@ -33,10 +38,12 @@ def front_end_for(opt: object) -> "type[LossScaleOptimizer]":
     keras = keras_of(opt, "optimizers.Optimizer")
     if keras is not None:
         return front_end_of(keras)
-    advice = ": take it from keras.optimizers, without legacy" if ".legacy." in type(opt).__module__ else ""
+    keras = keras_of(opt, "optimizers.legacy.Optimizer")
+    if keras is not None:
+        return _front_end(module_for(keras), _LEGACY_CLASSES)
     raise TypeError(
         "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
-        f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}{advice}."
+        f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}."
     )
 
 
@@ -47,12 +54,14 @@ def front_end_of_config(config: Mapping[str, Any]) -> "type[LossScaleOptimizer]"
             "config must be what get_config of a LossScaleOptimizer of tfmp or Keras returned, with an "
             f"inner_optimizer, got {', '.join(config) or 'nothing'}."
         )
-    # tf_keras writes "keras" for its name too; what tells them apart is a setting that all optimizers of Keras 2 have.
-    of_keras2 = "is_legacy_optimizer" in config["inner_optimizer"]["config"]
+    # The modules in it may be a user's, and tf_keras writes "keras" for its name. What tells optimizers apart are
+    # settings: the first is one of all legacy optimizers, the second one of all other optimizers of Keras 2.
+    settings = config["inner_optimizer"]["config"]
+    is_legacy = "decay" in settings
     keras = importlib.import_module("keras")
-    if of_keras2 and not is_keras2(keras):
+    if (is_legacy or "is_legacy_optimizer" in settings) and not is_keras2(keras):
         keras = importlib.import_module("tf_keras")
-    return front_end_of(keras)
+    return _front_end(module_for(keras), _LEGACY_CLASSES if is_legacy else _CLASSES)
 
 
 def front_end_of(keras: ModuleType) -> "type[LossScaleOptimizer]":
@@ -60,6 +69,6 @@ def front_end_of(keras: ModuleType) -> "type[LossScaleOptimizer]":
     return _front_end(module_for(keras))
 
 
-def _front_end(host: str) -> "type[LossScaleOptimizer]":
-    found: type[LossScaleOptimizer] = getattr(importlib.import_module(f"tfmp.optimizers.{host}"), _CLASSES[host])
+def _front_end(host: str, classes: Mapping[str, str] = _CLASSES) -> "type[LossScaleOptimizer]":
+    found: type[LossScaleOptimizer] = getattr(importlib.import_module(f"tfmp.optimizers.{host}"), classes[host])
     return found

@@ -12,7 +12,7 @@ from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of
 from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
-from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager, Specification, dynamic_manager
+from tfmp.core.managers import OWN_MANAGERS, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
@@ -22,6 +22,7 @@ from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import optimizer_of, validated_aggregation_dtype
 from tfmp.optimizers.keras.accumulation import variables_of_each_replica
 from tfmp.optimizers.keras.arguments import (
+    fixed_scale,
     manager_of_keras,
     refuse_other_arguments,
     validate_inner_optimizer,
@@ -29,7 +30,7 @@ from tfmp.optimizers.keras.arguments import (
 )
 from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
 from tfmp.optimizers.keras.files import StateInFiles, register_managers
-from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
+from tfmp.optimizers.keras.takeover import manager_from_keras2
 from tfmp.optimizers.keras2_tape import ScalingTape
 from tfmp.types import Gradient, Gradients, Loss
 
@@ -79,7 +80,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         if not dynamic:
-            loss_scale_manager = _fixed(loss_scale_manager, initial_scale, dynamic_growth_steps)
+            loss_scale_manager = fixed_scale(loss_scale_manager, initial_scale, dynamic_growth_steps)
             initial_scale = None
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         self._jit_compile = validated_jit_compile(jit_compile)
@@ -325,12 +326,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizerKeras2":  # noqa: ANN401 - of either package
-        manager: LossScaleManager
-        if optimizer.dynamic:
-            manager = dynamic_manager(nearest_allowed(optimizer.initial_scale), optimizer.dynamic_growth_steps)
-            continue_at(manager, float(optimizer.loss_scale), int(optimizer.dynamic_counter))
-        else:
-            manager = FixedLossScaleManager(nearest_allowed(optimizer.initial_scale))
+        manager = manager_from_keras2(optimizer)
         return cls(optimizer.inner_optimizer, manager, iterations_include_skipped_steps=True)
 
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
@@ -350,13 +346,3 @@ def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOp
     state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
     front_end = type(name, bases, {"__module__": module, "_keras": keras, "_state_in_files": state_in_files})
     return keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(front_end)
-
-
-def _fixed(loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None) -> float:
-    """Return the scale for `dynamic=False`; raise `ValueError` if other arguments contradict it."""
-    if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
-        raise ValueError(
-            "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "
-            "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, scale)."
-        )
-    return initial_scale

@@ -2,7 +2,10 @@
 
 import keras
 
-from tfmp.optimizers.keras2 import with_bases_of
+from tfmp.optimizers import keras2, keras_legacy
 
-# Saved models hold the names of this module and of the class.
-LossScaleOptimizerKeras215 = with_bases_of(keras, "LossScaleOptimizerKeras215", __name__)
+# Saved models hold the names of this module and of the classes.
+LossScaleOptimizerKeras215 = keras2.with_bases_of(keras, "LossScaleOptimizerKeras215", __name__)
+LossScaleOptimizerLegacyKeras215 = keras_legacy.with_bases_of(keras, "LossScaleOptimizerLegacyKeras215", __name__)
+# The name that `model_to_estimator` looks up, for the legacy front-end that it makes of the other one.
+keras.utils.get_custom_objects()[LossScaleOptimizerKeras215.__name__.lower()] = LossScaleOptimizerLegacyKeras215

@@ -2,7 +2,10 @@
 
 import tf_keras
 
-from tfmp.optimizers.keras2 import with_bases_of
+from tfmp.optimizers import keras2, keras_legacy
 
-# Saved models hold the names of this module and of the class.
-LossScaleOptimizerTfKeras = with_bases_of(tf_keras, "LossScaleOptimizerTfKeras", __name__)
+# Saved models hold the names of this module and of the classes.
+LossScaleOptimizerTfKeras = keras2.with_bases_of(tf_keras, "LossScaleOptimizerTfKeras", __name__)
+LossScaleOptimizerLegacyTfKeras = keras_legacy.with_bases_of(tf_keras, "LossScaleOptimizerLegacyTfKeras", __name__)
+# The name that `model_to_estimator` looks up, for the legacy front-end that it makes of the other one.
+tf_keras.utils.get_custom_objects()[LossScaleOptimizerTfKeras.__name__.lower()] = LossScaleOptimizerLegacyTfKeras

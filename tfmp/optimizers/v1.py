@@ -25,6 +25,7 @@ from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter
+from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
     optimizer_of,
@@ -32,7 +33,6 @@ from tfmp.optimizers.base import (
     settings_to_show,
     validated_aggregation_dtype,
 )
-from tfmp.optimizers.v1_accumulation import Accumulators
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")

@@ -24,6 +24,8 @@ class _InGraph(NamedTuple):
     #: Tensors that read the variables, at the top level of the graph. They can be fetched in every iteration, also
     #: after the graph was finalized.
     values: Any
+    #: Holds the variables in a `tf.train.Checkpoint`.
+    in_checkpoint: tf.Module
 
 
 class StateVariables(tf.Module, Generic[State]):
@@ -99,6 +101,15 @@ class StateVariables(tf.Module, Generic[State]):
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        # A `tf.train.Checkpoint` in a graph, as `model_to_estimator` has it, holds the variables of that graph under
+        # the names that those of eager code have.
+        with tf.init_scope():
+            in_graph = self._saved and not tf.executing_eagerly()
+        if in_graph:
+            return dict(self._in_graph.get().in_checkpoint._trackable_children(save_type, **kwargs))
+        return dict(super()._trackable_children(save_type, **kwargs))
+
     def numbers(self) -> dict[str, float]:
         """Return the state of eager code as Python numbers, by the names of the fields; all fields must be scalars."""
         with tf.init_scope():
@@ -116,7 +127,9 @@ class StateVariables(tf.Module, Generic[State]):
     def _make_in_graph(self) -> _InGraph:
         add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
         variables = self._make(add, self._initial)
-        return _InGraph(variables, self._read(variables))
+        in_checkpoint = tf.Module()
+        in_checkpoint.values = self._like(map(InCheckpointOfGraph, variables, self._initial))
+        return _InGraph(variables, self._read(variables), in_checkpoint)
 
     def _make(self, add_variable: AddVariable, initial: State) -> State:
         return self._like(add_variable(name, value) for name, value in zip(initial._fields, initial, strict=True))
@@ -167,6 +180,27 @@ class NotCheckpointed(tf.Module):
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # This method is private: TensorFlow has no public way to be in a SavedModel but not in a checkpoint.
         return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
+
+
+class InCheckpointOfGraph(tf.Module):
+    """A variable of a graph in a `tf.train.Checkpoint`, which may be saved before a session initializes it."""
+
+    def __init__(self, variable: tf.Variable, initial: np.generic | np.ndarray) -> None:
+        super().__init__()
+        # In a function, since a checkpoint is to contain this object, and not the variable beside it.
+        self._get: Callable[[], tuple[Any, Any]] = lambda: (variable, initial)
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        variable, initial = self._get()
+        is_initialized = tf.compat.v1.is_variable_initialized(variable)
+        return {_VALUE: tf.cond(is_initialized, variable.read_value, lambda: tf.constant(initial))}
+
+    def _restore_from_tensors(self, restored: Mapping[str, tf.Tensor]) -> tf.Operation:
+        return self._get()[0].assign(restored[_VALUE]).op
+
+
+#: The name that a checkpoint has for the value of every variable.
+_VALUE = "VARIABLE_VALUE"
 
 
 def _add_eager_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import operator
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -22,19 +23,21 @@ from tfmp.hosts.keras.own_code import is_foreign
 _logger = logging.getLogger("tfmp")
 
 
-def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object) -> None:
+def validate_inner_optimizer(keras: ModuleType, inner_optimizer: object, *, legacy: bool = False) -> None:
     """Raise an error if the object to wrap is not an optimizer of `keras` (or `tf_keras`), or cannot be wrapped."""
+    kind = "optimizers.legacy.Optimizer" if legacy else "optimizers.Optimizer"
     if isinstance(inner_optimizer, keras.mixed_precision.LossScaleOptimizer):
         raise ValueError(
             "inner_optimizer is a LossScaleOptimizer already: wrap the optimizer inside it, or call "
             "tfmp.LossScaleOptimizer.from_keras."
         )
-    if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+    if not isinstance(inner_optimizer, operator.attrgetter(kind)(keras)):
         raise TypeError(
-            f"inner_optimizer must be a {keras.__name__}.optimizers.Optimizer, got {inner_optimizer!r} of type "
+            f"inner_optimizer must be a {keras.__name__}.{kind}, got {inner_optimizer!r} of type "
             f"{type(inner_optimizer).__name__}."
         )
-    if not tf.compat.v1.executing_eagerly_outside_functions():
+    # Legacy optimizers also train in graphs, as Estimator's.
+    if not (legacy or tf.compat.v1.executing_eagerly_outside_functions()):
         raise ValueError(
             "Keras' optimizers need TensorFlow 2's behaviour, which is disabled here: wrap a "
             "tf.compat.v1.train.Optimizer in graphs."
@@ -91,3 +94,15 @@ def manager_of_keras(
             "initial_scale and dynamic_growth_steps, or the manager."
         )
     return dynamic_manager(**given) if given else manager_of_wrapper(loss_scale_manager)
+
+
+def fixed_scale(
+    loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
+) -> float:
+    """Return the scale for `dynamic=False`; raise `ValueError` if other arguments contradict it."""
+    if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
+        raise ValueError(
+            "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "
+            "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, scale)."
+        )
+    return initial_scale

@@ -1,36 +1,29 @@
-"""The base class of the front-ends for Keras 2, tf_keras and Keras 3."""
+"""The base class of the front-ends for Keras 2, tf_keras and Keras 3, without their legacy optimizers."""
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
+from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import AccumulationSettings
-from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, LossScaleManager
+from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
-from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.window import accumulate
-from tfmp.core.tracing import without_autograph
-from tfmp.optimizers.base import LossScaleOptimizer, settings_to_show
+from tfmp.optimizers.base import settings_to_show
 from tfmp.optimizers.keras.accumulation import KerasAccumulation
 from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
 from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
 from tfmp.optimizers.keras.loops import LoopRecord
-from tfmp.optimizers.keras.takeover import continue_at
-from tfmp.types import Gradient, Gradients, Loss
+from tfmp.optimizers.keras.methods import MethodsOfKeras
 
 
-class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimizer):
+class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras):
     """The methods that are the same in the front-ends for all versions of Keras."""
 
-    #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
-    _keras: ClassVar[ModuleType]
     #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
     #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
     _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType(
@@ -72,60 +65,6 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
     def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
         raise NotImplementedError
 
-    @property
-    def initial_scale(self) -> float:
-        """As in Keras' own wrapper: the loss scale that the manager started from, as a float.
-
-        Raises:
-            AttributeError: The manager does not follow the rule of Keras' own wrapper.
-        """
-        return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
-
-    @property
-    def dynamic_growth_steps(self) -> int | None:
-        """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale.
-
-        Raises:
-            AttributeError: The manager does not follow the rule of Keras' own wrapper.
-        """
-        return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`, True for all others."""
-        return not isinstance(self._loss_scale_manager, FixedLossScaleManager)
-
-    def _setting_of_keras(self, *names: str) -> Any:  # noqa: ANN401 - a number of some kind
-        manager = self._loss_scale_manager
-        config = manager.get_config() if isinstance(manager, OWN_MANAGERS) else {}
-        values = [config[name] for name in names if name in config]
-        if not values:
-            raise AttributeError(
-                f"a {type(manager).__name__} does not follow the rule of Keras' own wrapper, which has this setting: "
-                "ask the loss-scale manager instead."
-            )
-        return values[0]
-
-    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """As in `tfmp.LossScaleOptimizer`."""
-        self._loop.last_call = "scale_loss"
-        return self._scaler.scale(loss)
-
-    def get_scaled_loss(self, loss: Loss) -> Loss:
-        """As in `tfmp.LossScaleOptimizer`."""
-        self._loop.last_call = "get_scaled_loss"
-        if callable(loss):
-            return lambda: self._scaler.scale(loss())
-        return self._scaler.scale(loss)
-
-    @without_autograph
-    def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """As in `tfmp.LossScaleOptimizer`."""
-        grads = lists.gradients(grads)
-        self._loop.warn_if_never_scaled(grads)
-        self._loop.last_call = "get_unscaled_gradients"
-        return self._scaler.unscale(grads)
-
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
@@ -157,9 +96,6 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
     def _own_variables(self) -> list[Any]:
         variables = self.variables
         return list(variables[: len(variables) - len(self.inner_optimizer.variables)])
-
-    def _continue_at(self, loss_scale: float, good_steps: int) -> None:
-        continue_at(self._loss_scale_manager, loss_scale, good_steps)
 
     def set_weights(self, weights: Iterable[np.ndarray]) -> None:
         """Set the values of `variables`, which include the inner optimizer's variables, or of the latter alone.
@@ -225,13 +161,5 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, LossScaleOptimi
         """Return the entries of `get_config` that only the front-end for this version of Keras has."""
         raise NotImplementedError
 
-    def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> None:
-        """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
-        accumulator = self._accumulation.accumulator_of(adapter.variables)
-        if accumulator is not None:
-            in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
-            accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
-        elif are_scaled:
-            self._scaler.step(update_of_scaled(adapter, grads, facts))
-        else:
-            self._scaler.step(update_of_unscaled(adapter, grads, facts))
+    def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
+        return self._accumulation.accumulator_of(variables)

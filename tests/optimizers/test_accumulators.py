@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.optimizers.v1_accumulation import Accumulators
+from tfmp.optimizers.accumulators import Accumulators
 
 tf1 = tf.compat.v1
 

@@ -1,0 +1,340 @@
+"""The wrapper around legacy optimizers, those of `keras.optimizers.legacy` in Keras 2.15 and in tf_keras."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import SCALE, for_every_keras
+
+import tfmp
+
+pytestmark = pytest.mark.essential
+
+for_every_keras2 = for_every_keras("keras2", "tf_keras")
+
+
+def _wrap(inner: Any, **settings: Any) -> Any:
+    return tfmp.LossScaleOptimizer(inner, **{"initial_scale": SCALE} | settings)
+
+
+def _weights() -> list[tf.Variable]:
+    return [tf.Variable([1.0, -2.0], name="kernel"), tf.Variable(0.5, name="bias")]
+
+
+def _step(opt: Any, weights: list[tf.Variable], factor: Any, **kwargs: Any) -> Any:
+    """Take a step in the style of Keras 2, wrapped or not."""
+    is_wrapped = hasattr(opt, "get_scaled_loss")
+    with tf.GradientTape() as tape:
+        loss = (tf.reduce_sum(weights[0] ** 2) + weights[1] ** 2) * factor
+        loss = opt.get_scaled_loss(loss) if is_wrapped else loss
+    grads = tape.gradient(loss, weights)
+    if is_wrapped:
+        grads = opt.get_unscaled_gradients(grads)
+    return opt.apply_gradients(zip(grads, weights, strict=True), **kwargs)
+
+
+def _values(opt: Any, weights: list[tf.Variable]) -> list[np.ndarray]:
+    inner = getattr(opt, "inner_optimizer", opt)
+    return [each.numpy() for each in (*weights, *inner.variables())]
+
+
+def _optimizers(keras: ModuleType) -> dict[str, Callable[[], Any]]:
+    legacy = keras.optimizers.legacy
+    classes = {
+        name: value
+        for name, value in vars(legacy).items()
+        if isinstance(value, type) and issubclass(value, legacy.Optimizer) and value is not legacy.Optimizer
+    }
+    plain = {name: lambda kind=value: kind(0.125) for name, value in classes.items()}
+    schedule = keras.optimizers.schedules.PolynomialDecay
+    return plain | {
+        "SGD, momentum, clipnorm": lambda: legacy.SGD(0.125, momentum=0.5, clipnorm=1.0),
+        "Adam, global_clipnorm, schedule": lambda: legacy.Adam(schedule(0.125, 8), global_clipnorm=1.0),
+        "Adam, clipvalue, amsgrad": lambda: legacy.Adam(0.125, clipvalue=0.5, amsgrad=True),
+        "SGD, transformer": lambda: legacy.SGD(0.125, gradient_transformers=[_halved]),
+    }
+
+
+def _halved(grads_and_vars: Any) -> list[Any]:
+    return [(grad / 2, variable) for grad, variable in grads_and_vars]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@for_every_keras2
+def test_skipped_step_changes_nothing_and_the_others_train_as_without_a_wrapper(
+    keras: ModuleType, compiled: bool
+) -> None:
+    for name, make in _optimizers(keras).items():
+        runs = []
+        for opt in (make(), _wrap(make())):
+            weights = _weights()
+
+            def step(factor: tf.Tensor, opt: Any = opt, weights: list[tf.Variable] = weights) -> None:
+                _step(opt, weights, factor)
+
+            take = tf.function(step) if compiled else step
+            for index in range(6):
+                if index == 3 and hasattr(opt, "loss_scale"):
+                    before = _values(opt, weights)
+                    take(tf.constant(math.inf))
+                    for old, new in zip(before, _values(opt, weights), strict=True):
+                        np.testing.assert_array_equal(old, new, err_msg=name)
+                take(tf.constant(1.0))
+            runs.append(_values(opt, weights))
+        for bare, wrapped in zip(*runs, strict=True):
+            np.testing.assert_allclose(wrapped, bare, rtol=1e-6, err_msg=name)
+        counts = (int(opt.applied_steps), int(opt.skipped_steps), int(opt.iterations), float(opt.loss_scale))
+        assert counts == (6, 1, 6, SCALE / 2)
+
+
+@for_every_keras2
+def test_wrapper_is_a_legacy_optimizer_and_what_keras_own_is(keras: ModuleType) -> None:
+    opt = _wrap(keras.optimizers.legacy.Adam())
+    assert isinstance(opt, tfmp.LossScaleOptimizer)
+    assert isinstance(opt, keras.optimizers.legacy.Optimizer)
+    assert isinstance(opt, keras.mixed_precision.LossScaleOptimizer)
+    assert (opt.initial_scale, opt.dynamic_growth_steps, opt.dynamic) == (SCALE, 2000, True)
+    fixed = tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), dynamic=False, initial_scale=8)
+    assert (float(fixed.loss_scale), fixed.dynamic, fixed.dynamic_growth_steps) == (8, False, None)
+
+
+@for_every_keras2
+def test_hyperparameters_are_those_of_the_inner_optimizer(keras: ModuleType) -> None:
+    inner = keras.optimizers.legacy.Adam(0.25, beta_1=0.5)
+    opt, weights = _wrap(inner), _weights()
+    for _ in range(2):
+        assert (float(opt.beta_1), float(opt.learning_rate), float(opt.lr)) == (0.5, 0.25, 0.25)
+        _step(opt, weights, 1.0)
+    opt.beta_1, opt.lr = 0.75, 0.125
+    assert (float(inner.beta_1), float(inner.learning_rate)) == (0.75, 0.125)
+    opt.learning_rate = 0.5
+    assert float(inner.lr) == 0.5
+    with pytest.raises(AttributeError, match="beta_3"):
+        _ = opt.beta_3
+    assert opt.get_slot_names() == ["m", "v"]
+    assert opt.get_slot(weights[0], "m") is inner.get_slot(weights[0], "m")
+    assert [each.name for each in opt.variables()] == [each.name for each in opt.weights]
+    arrays = opt.get_weights()
+    opt.set_weights([array * 0 for array in arrays])
+    assert not any(array.any() for array in inner.get_weights())
+
+
+@for_every_keras2
+def test_minimize_and_compute_gradients_scale_by_themselves(keras: ModuleType) -> None:
+    opt, weight = _wrap(keras.optimizers.legacy.SGD(0.5)), tf.Variable(2.0)
+    opt.minimize(lambda: weight**2, [weight])
+    assert float(weight) == 0
+    with tf.GradientTape() as tape:
+        loss = weight * 3
+    opt.minimize(loss, [weight], tape=tape)
+    assert float(weight) == -1.5
+    [(grad, variable)] = opt.compute_gradients(lambda: weight * 3, [weight])
+    assert (float(grad), variable is weight) == (3, True)
+
+
+@for_every_keras2
+def test_scale_loss_leaves_unscaling_to_the_step(keras: ModuleType) -> None:
+    opt, weight = _wrap(keras.optimizers.legacy.SGD(0.5)), tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        loss = opt.scale_loss(weight * 3)
+    opt.apply_gradients([(tape.gradient(loss, weight), weight)])
+    assert float(weight) == 0.5
+
+
+@for_every_keras2
+def test_further_arguments_reach_the_inner_optimizer(keras: ModuleType) -> None:
+    class Decaying(keras.optimizers.legacy.SGD):  # type: ignore[name-defined, misc] # one of two packages
+        def apply_gradients(
+            self, grads_and_vars: Any, name: Any = None, decay_var_list: Any = None, **kwargs: Any
+        ) -> Any:
+            seen.append((decay_var_list, kwargs))
+            return super().apply_gradients(grads_and_vars, name=name, **kwargs)
+
+    seen: list[Any] = []
+    opt, weights = _wrap(Decaying(0.5)), _weights()
+    _step(opt, weights, 1.0, decay_var_list=weights[:1])
+    _step(opt, weights, math.inf, decay_var_list=weights[:1])
+    _step(opt, weights, 1.0, experimental_aggregate_gradients=False)
+    assert [kwargs for _, kwargs in seen] == [{}, {"experimental_aggregate_gradients": False}]
+    assert seen[0][0] == weights[:1]
+
+
+@for_every_keras2
+def test_clipping_of_a_users_class_before_it_sums_is_kept(keras: ModuleType) -> None:
+    """As AdamWeightDecay of TF-models clips; Keras' own wrapper sums first, and such a class then clips nothing."""
+
+    class Clipping(keras.optimizers.legacy.SGD):  # type: ignore[name-defined, misc] # one of two packages
+        def apply_gradients(
+            self, grads_and_vars: Any, name: Any = None, experimental_aggregate_gradients: bool = True
+        ) -> Any:
+            grads, variables = zip(*grads_and_vars, strict=True)
+            if experimental_aggregate_gradients:
+                grads, _ = tf.clip_by_global_norm(grads, 1.0)
+            return super().apply_gradients(zip(grads, variables, strict=True), name, experimental_aggregate_gradients)
+
+    ends = []
+    for opt in (Clipping(0.5), _wrap(Clipping(0.5)), keras.mixed_precision.LossScaleOptimizer(Clipping(0.5))):
+        weights = _weights()
+        for _ in range(2):
+            _step(opt, weights, 1.0)
+        ends.append(weights[0].numpy().tolist())
+    assert ends[1] == ends[0] != ends[2]
+
+
+@for_every_keras2
+def test_micro_batches_are_applied_as_their_mean(keras: ModuleType) -> None:
+    opt, weight = _wrap(keras.optimizers.legacy.SGD(1.0), accumulation_steps=2), tf.Variable(0.0)
+    found = []
+    for grad in (1.0, 3.0, 1.0, math.inf, 2.0, 2.0):
+        opt.apply_gradients(zip(opt.get_unscaled_gradients([grad * opt.loss_scale]), [weight], strict=True))
+        found.append((float(weight), int(opt.iterations)))
+    assert found == [(0, 0), (-2, 1), (-2, 1), (-2, 1), (-2, 1), (-4, 2)]
+    assert (int(opt.applied_steps), int(opt.skipped_steps)) == (2, 1)
+
+
+@for_every_keras2
+def test_counting_skipped_steps_trains_as_keras_own_wrapper(keras: ModuleType) -> None:
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.5, 50)
+    ends = []
+    for wrap, settings in (
+        (keras.mixed_precision.LossScaleOptimizer, {}),
+        (tfmp.LossScaleOptimizer, {"iterations_include_skipped_steps": True}),
+    ):
+        opt = wrap(keras.optimizers.legacy.Adam(schedule), initial_scale=SCALE, dynamic_growth_steps=2, **settings)
+        weights = _weights()
+        for factor in (1.0, 1.0, math.inf, 1.0, 1.0, 1.0):
+            _step(opt, weights, factor)
+        ends.append([float(opt.loss_scale), *np.concatenate([each.ravel() for each in _values(opt, weights)])])
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-6)
+
+
+@for_every_keras2
+def test_checkpoints_go_to_and_from_keras_own_wrapper_and_the_bare_optimizer(keras: ModuleType, tmp_path: Path) -> None:
+    makes: dict[str, Callable[[], Any]] = {
+        "bare": lambda: keras.optimizers.legacy.Adam(0.125),
+        "Keras'": lambda: keras.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.legacy.Adam(0.125), initial_scale=SCALE, dynamic_growth_steps=4
+        ),
+        "tfmp": lambda: _wrap(keras.optimizers.legacy.Adam(0.125), dynamic_growth_steps=4),
+    }
+    for saved, make in makes.items():
+        opt, weights = make(), _weights()
+        for factor in (1.0, 1.0) if saved == "bare" else (1.0, math.inf, 1.0):
+            _step(opt, weights, factor)
+        path = tf.train.Checkpoint(opt=opt, weights=weights).save(str(tmp_path / saved))
+        for loaded, make_again in makes.items():
+            again, others = make_again(), _weights()
+            status = tf.train.Checkpoint(opt=again, weights=others).restore(path)
+            _step(again, others, 0.0)
+            if saved == loaded:
+                status.assert_consumed()
+            else:
+                status.expect_partial()
+            if loaded == "bare":
+                _step(opt, weights, 0.0)
+            np.testing.assert_array_equal(others[0].numpy(), weights[0].numpy())
+            np.testing.assert_array_equal(again.get_slot(others[0], "v"), opt.get_slot(weights[0], "v"))
+            if "bare" not in {saved, loaded}:
+                assert float(again.loss_scale) == SCALE / 2
+                counter = again.dynamic_counter if loaded == "Keras'" else again.manager.state_dict()["good_steps"]
+                assert int(counter) == 2
+
+
+@for_every_keras2
+def test_resumes_exactly_where_the_checkpoint_was_saved(keras: ModuleType, tmp_path: Path) -> None:
+    def make() -> tuple[Any, list[tf.Variable]]:
+        manager = tfmp.ExponentialUpdateLossScaleManager(SCALE, 3, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
+        return tfmp.LossScaleOptimizer(keras.optimizers.legacy.Adam(0.125), manager, accumulation_steps=2), _weights()
+
+    def state(opt: Any, weights: list[tf.Variable]) -> list[Any]:
+        slots = [opt.get_slot(weight, name) for weight in weights for name in ("m", "v")]
+        return [*(each.numpy() for each in (*weights, *slots, opt.iterations)), *opt.manager.state_dict().values()]
+
+    factors = [1.0, 2.0, math.inf, 1.0, 1.0, math.inf, 2.0, 1.0, 1.0, 3.0, 1.0]
+    opt, weights = make()
+    states = []
+    for index, factor in enumerate(factors):
+        if index == 5:
+            path = tf.train.Checkpoint(opt=opt, weights=weights).save(str(tmp_path / "checkpoint"))
+        _step(opt, weights, factor)
+        states.append(state(opt, weights))
+    again, others = make()
+    tf.train.Checkpoint(opt=again, weights=others).restore(path)
+    for index, factor in enumerate(factors[5:], 5):
+        _step(again, others, factor)
+        for found, expected in zip(state(again, others), states[index], strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def _model(keras: ModuleType) -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.layers.Dense(4, input_shape=(3,)), keras.layers.Dense(1, dtype="float32")])
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
+@for_every_keras2
+def test_fit_trains_and_h5_files_hold_the_state_of_the_inner_optimizer(keras: ModuleType, tmp_path: Path) -> None:
+    x, y = np.ones((16, 3), np.float32), np.ones((16, 1), np.float32)
+    for saved in (_wrap, keras.mixed_precision.LossScaleOptimizer):
+        model = _model(keras)
+        model.compile(saved(keras.optimizers.legacy.Adam(0.125)), "mse")
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        path = str(tmp_path / f"{type(model.optimizer).__name__}.h5")
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        assert type(loaded.optimizer) is type(model.optimizer)
+        for own, other in zip(model.optimizer.get_weights(), loaded.optimizer.get_weights(), strict=True):
+            np.testing.assert_array_equal(own, other)
+        assert int(loaded.optimizer.iterations) == 4
+        loaded.fit(x, y, verbose=0)
+
+
+@for_every_keras2
+def test_configuration_makes_the_same_optimizer(keras: ModuleType) -> None:
+    opt = _wrap(keras.optimizers.legacy.SGD(0.5), accumulation_steps=3, overflow_drops="micro_batch")
+    again = tfmp.LossScaleOptimizer.from_config(opt.get_config())
+    assert (type(again), again.get_config()) == (type(opt), opt.get_config())
+    own = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.legacy.SGD(0.5), initial_scale=8)
+    of_keras = tfmp.LossScaleOptimizer.from_config(own.get_config())
+    assert (type(of_keras), float(of_keras.loss_scale)) == (type(opt), 8)
+
+
+@for_every_keras2
+def test_takes_the_place_of_keras_own_wrapper(keras: ModuleType) -> None:
+    weights = _weights()
+    own = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.legacy.Adam(), initial_scale=SCALE)
+    for factor in (math.inf, 1.0):
+        _step(own, weights, factor)
+    opt = tfmp.LossScaleOptimizer.from_keras(own)
+    assert (float(opt.loss_scale), opt.manager.state_dict()["good_steps"]) == (SCALE / 2, 1)
+    _step(opt, weights, math.inf)
+    assert (int(opt.iterations), float(opt.loss_scale)) == (3, SCALE / 4)
+
+
+@for_every_keras2
+def test_what_cannot_be_wrapped_is_refused_with_advice(keras: ModuleType) -> None:
+    legacy = keras.optimizers.legacy
+    opt, own = _wrap(legacy.SGD()), keras.mixed_precision.LossScaleOptimizer(legacy.SGD())
+    for refused, error, message in [
+        (lambda: _wrap(opt), ValueError, "opt is a LossScaleOptimizer already"),
+        (
+            lambda: _wrap(own),
+            ValueError,
+            "wrap the optimizer inside",
+        ),
+        (lambda: keras.mixed_precision.LossScaleOptimizer(opt), ValueError, "already wrapped"),
+        (lambda: type(opt)(keras.optimizers.SGD()), TypeError, r"must be a \w+.optimizers.legacy.Optimizer"),
+        (lambda: _wrap(legacy.SGD(), momentum=0.5), ValueError, r"LossScaleOptimizer\(SGD\(..., momentum=0.5\)\)"),
+        (lambda: _wrap(legacy.SGD(), jit_compile=True), ValueError, "has no arguments: `jit_compile`"),
+        (lambda: opt.apply([]), AttributeError, "apply is Keras 3's"),
+        (lambda: opt.dynamic_counter, AttributeError, "manager.state_dict"),
+        (lambda: opt.apply_gradients([(None, tf.Variable(1.0))]), ValueError, "None"),
+        (lambda: opt.apply_gradients([(tf.constant(1j), tf.Variable(1j))]), TypeError, "complex"),
+    ]:
+        with pytest.raises(error, match=message):
+            refused()

@@ -1,0 +1,99 @@
+"""The methods that the wrappers of all optimizers of Keras have, the legacy ones too."""
+
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tfmp.core import lists
+from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
+from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
+from tfmp.core.step.facts import Facts
+from tfmp.core.step.window import accumulate
+from tfmp.core.tracing import without_autograph
+from tfmp.optimizers.base import LossScaleOptimizer
+from tfmp.optimizers.keras.loops import LoopRecord
+from tfmp.optimizers.keras.takeover import continue_at
+from tfmp.types import Done, Gradient, Gradients, Loss
+
+
+class MethodsOfKeras(LossScaleOptimizer):
+    """Scales losses and unscales gradients as Keras' own wrappers do, and takes steps."""
+
+    #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
+    _keras: ClassVar[ModuleType]
+    _loop: LoopRecord
+
+    @property
+    def initial_scale(self) -> float:
+        """As in Keras' own wrapper: the loss scale that the manager started from, as a float.
+
+        Raises:
+            AttributeError: The manager does not follow the rule of Keras' own wrapper.
+        """
+        return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
+
+    @property
+    def dynamic_growth_steps(self) -> int | None:
+        """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale.
+
+        Raises:
+            AttributeError: The manager does not follow the rule of Keras' own wrapper.
+        """
+        return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`, True for all others."""
+        return not isinstance(self._loss_scale_manager, FixedLossScaleManager)
+
+    def _setting_of_keras(self, *names: str) -> Any:  # noqa: ANN401 - a number of some kind
+        manager = self._loss_scale_manager
+        config = manager.get_config() if isinstance(manager, OWN_MANAGERS) else {}
+        values = [config[name] for name in names if name in config]
+        if not values:
+            raise AttributeError(
+                f"a {type(manager).__name__} does not follow the rule of Keras' own wrapper, which has this setting: "
+                "ask the loss-scale manager instead."
+            )
+        return values[0]
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """As in `tfmp.LossScaleOptimizer`."""
+        self._loop.last_call = "scale_loss"
+        return self._scaler.scale(loss)
+
+    def get_scaled_loss(self, loss: Loss) -> Loss:
+        """As in `tfmp.LossScaleOptimizer`."""
+        self._loop.last_call = "get_scaled_loss"
+        if callable(loss):
+            return lambda: self._scaler.scale(loss())
+        return self._scaler.scale(loss)
+
+    @without_autograph
+    def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
+        """As in `tfmp.LossScaleOptimizer`."""
+        grads = lists.gradients(grads)
+        self._loop.warn_if_never_scaled(grads)
+        self._loop.last_call = "get_unscaled_gradients"
+        return self._scaler.unscale(grads)
+
+    def _continue_at(self, loss_scale: float, good_steps: int) -> None:
+        continue_at(self._loss_scale_manager, loss_scale, good_steps)
+
+    def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
+        """Return the accumulator for gradients of these variables, in their order; None if none are accumulated."""
+        raise NotImplementedError
+
+    def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> Done:
+        """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
+        accumulator = self._accumulator_of(adapter.variables)
+        if accumulator is not None:
+            in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
+            return accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
+        if are_scaled:
+            return self._scaler.step(update_of_scaled(adapter, grads, facts))
+        return self._scaler.step(update_of_unscaled(adapter, grads, facts))
