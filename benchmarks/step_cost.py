@@ -13,6 +13,8 @@ With `--baseline PATH`, tfmp's steps are compared with those of another checkout
 process for each checkout, both with the same cells and the same benchmark code, take turns. A ratio above 1 means that
 this checkout is slower. The ratio of the bare optimizer, which is the same in both processes, shows the noise.
 
+With TensorFlow 2.15 it measures the legacy optimizers of Keras 2: bare, wrapped by Keras 2 and wrapped by tfmp.
+
 Graph mode has a benchmark of its own, `benchmarks.graph_step_cost`.
 """
 
@@ -46,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = cells.parser(__doc__, list(keras_contenders.MODES), keras_contenders.OPTIMIZERS, rounds=11)
     options = parser.parse_args(argv)
-    if keras_contenders.why_not_here():
-        parser.error(keras_contenders.why_not_here())
+    if keras_contenders.KERAS == "Keras 2" and "float16" in (options.dtypes or ()):
+        parser.error("legacy optimizers take no float16 gradients of float32 weights: leave out --dtypes.")
     keras_contenders.make_devices()
-    bases = ("copy", "bare", "Keras 3")
+    bases = ("copy", "bare", keras_contenders.KERAS)
     return series.run(
         Series(keras_contenders.contenders, keras_contenders.left_out, bases, _cost_of_wrapping, _COLORS), options
     )

@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", choices=cells.SHAPES, default="bert", help="shapes of the weights (%(default)s)")
     parser.add_argument("--for-cpu", action="store_true", help="write the programs for CPUs")
     options = parser.parse_args(argv)
-    if keras_contenders.why_not_here():
-        parser.error(keras_contenders.why_not_here())
+    if keras_contenders.KERAS != "Keras 3":
+        parser.error(f"this exports steps of Keras 3, got Keras {keras.__version__}.")
 
     with program_export.for_accelerators(not options.for_cpu):
         program_export.write(options.folder, _exported(options.shapes), "run_exported_steps.py")

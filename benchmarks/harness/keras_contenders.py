@@ -1,8 +1,9 @@
-"""The contenders in Keras: the optimizers of Keras 3 and tf_keras, bare and in several wrappers."""
+"""The contenders in Keras: the optimizers of the installed Keras and of tf_keras, bare and in several wrappers."""
 
 import contextlib
 import functools
 import importlib.util
+import operator
 from collections.abc import Callable, Container, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -40,12 +41,14 @@ def _on_replicas(apply: _Apply, grads: _Grads) -> None:
 
 _REPLICAS = ("cpu:0", "cpu:1")
 
-OPTIMIZERS = ("SGD", "Adam", "AdamW")
+_IS_KERAS_3 = keras.__version__.startswith("3.")
 
+#: The optimizers by their names in `keras.optimizers`. Of Keras 2.15 the legacy ones are measured: the others are those
+#: of tf_keras, which are measured beside Keras 3.
+OPTIMIZERS = ("SGD", "Adam", "AdamW") if _IS_KERAS_3 else ("legacy.SGD", "legacy.Adam")
 
-def why_not_here() -> str:
-    """Return why nothing can be measured with the installed Keras; an empty string if it can."""
-    return "" if keras.__version__.startswith("3.") else f"this measures Keras 3, got Keras {keras.__version__}."
+#: The contender that is wrapped by the installed Keras' own wrapper.
+KERAS = "Keras 3" if _IS_KERAS_3 else "Keras 2"
 
 
 @contextlib.contextmanager
@@ -70,14 +73,15 @@ def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list
     if cell.outcome == "skipped":
         scaled[-1] = cells.overflowed(scaled[-1])
     grads = [tf.constant(grad) for grad in scaled]
-    held: list[_Variable] = []
+    held: list[Callable[[], list[_Variable]]] = []
     try:
         yardsticks = [] if names is not None else _yardsticks(grads)
         with strategy.scope():
             yield [*yardsticks, *_optimizers(cell, names, grads, true_grads, held)]
     finally:
-        for variable in held:
-            _empty(variable, strategy)
+        for variables_of in held:
+            for variable in variables_of():
+                _empty(variable, strategy)
         for package in _packages():
             package.backend.clear_session()
 
@@ -88,6 +92,8 @@ def left_out(cell: Cell) -> dict[str, str]:
     Args:
         cell: The kind of step.
     """
+    if not _IS_KERAS_3:
+        return {}
     missing = {}
     if len(_packages()) == 1:
         missing = dict.fromkeys(("tf_keras", "tfmp, tf_keras"), "it is not installed")
@@ -124,7 +130,11 @@ def _yardsticks(grads: _Grads) -> Iterator[Contender]:
 
 
 def _optimizers(
-    cell: Cell, names: Container[str] | None, grads: _Grads, true_grads: _Grads, held: list[_Variable]
+    cell: Cell,
+    names: Container[str] | None,
+    grads: _Grads,
+    true_grads: _Grads,
+    held: list[Callable[[], list[_Variable]]],
 ) -> Iterator[Contender]:
     run = MODES[cell.mode]
     for name, (package, _) in _entries(cell).items():
@@ -132,13 +142,20 @@ def _optimizers(
             continue
         variables = [_variable(package, shape) for shape in cells.SHAPES[cell.shapes]]
         opt = optimizer(cell, name)
-        opt.build(variables)
-        held.extend([*variables, *opt.variables])
+        # Legacy optimizers make their variables in the first step.
+        if hasattr(opt, "build"):
+            opt.build(variables)
+        held.append(functools.partial(_held, variables, opt))
         apply = _apply(opt, variables)
         if name == "bare, compiled":
             apply = _called(tf.function(apply, jit_compile=True))
         step = _waiting(run(apply), true_grads if name.startswith("bare") else grads)
         yield Contender(name, step, functools.partial(_values, variables))
+
+
+def _held(variables: list[_Variable], opt: _Optimizer) -> list[_Variable]:
+    # The optimizers of Keras 2 have a method, or a list that can be called.
+    return [*variables, *(opt.variables() if callable(opt.variables) else opt.variables)]
 
 
 def _empty(variable: _Variable, strategy: tf.distribute.Strategy) -> None:
@@ -164,7 +181,8 @@ def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
     entries: dict[str, tuple[ModuleType, _Wrap]] = {"bare": (keras, lambda opt: opt)}
     if cell.mode == "function":
         entries["bare, compiled"] = entries["bare"]
-    entries["Keras 3"] = (keras, lambda opt: keras.optimizers.LossScaleOptimizer(opt, cells.SCALE))
+    own = getattr(keras, "optimizers" if _IS_KERAS_3 else "mixed_precision").LossScaleOptimizer
+    entries[KERAS] = (keras, functools.partial(own, initial_scale=cells.SCALE))
     entries["tfmp"] = (keras, _wrapped_by_tfmp)
     entries["GradScaler"] = (keras, functools.partial(_WithGradScaler, clips=cell.clipping == "clipped"))
     for package in _packages()[1:]:
@@ -213,7 +231,7 @@ def _optimizer(package: ModuleType, cell: Cell, *, clips: bool) -> _Optimizer:
     # By default tf_keras compiles the update where there is a GPU.
     options = {} if package is keras else {"jit_compile": False}
     clip = cells.CLIP_NORM if cell.clipping == "clipped" and clips else None
-    return getattr(package.optimizers, cell.optimizer)(1e-3, global_clipnorm=clip, **options)
+    return operator.attrgetter(cell.optimizer)(package.optimizers)(1e-3, global_clipnorm=clip, **options)
 
 
 def _variable(package: ModuleType, shape: tuple[int, ...]) -> _Variable:
@@ -223,13 +241,16 @@ def _variable(package: ModuleType, shape: tuple[int, ...]) -> _Variable:
 def _apply(opt: _Optimizer, variables: list[_Variable]) -> _Apply:
     if hasattr(opt, "apply"):
         return lambda grads: opt.apply(grads, variables)
-    # tf_keras' wrapper and tfmp's warn if no loss was ever scaled, so a loss is scaled here.
+    if not hasattr(opt, "get_scaled_loss"):
+        return lambda grads: _applied(opt, grads, variables)
+    # Keras 2's wrapper and tfmp's warn if no loss was ever scaled, so a loss is scaled here.
     opt.get_scaled_loss(tf.zeros([]))
 
-    def apply(grads: _Grads) -> None:
-        opt.apply_gradients(zip(opt.get_unscaled_gradients(grads), variables, strict=True))
+    return lambda grads: _applied(opt, opt.get_unscaled_gradients(grads), variables)
 
-    return apply
+
+def _applied(opt: _Optimizer, grads: _Grads, variables: list[_Variable]) -> None:
+    opt.apply_gradients(zip(grads, variables, strict=True))
 
 
 def _called(function: _Apply) -> _Apply:

@@ -8,12 +8,13 @@ import pytest
 from benchmarks import step_cost
 from benchmarks.harness import keras_contenders
 
-pytestmark = pytest.mark.skipif(bool(keras_contenders.why_not_here()), reason=keras_contenders.why_not_here())
+_only_keras_3 = pytest.mark.skipif(keras_contenders.KERAS != "Keras 3", reason="compares Keras 3 with tf_keras")
 
 _TINY = ["--shapes", "tiny", "--optimizers", "Adam", "--rounds", "2"]
 _CONTENDERS = {"copy", "read", "bare", "Keras 3", "tfmp", "GradScaler", "tf_keras", "tfmp, tf_keras"}
 
 
+@_only_keras_3
 def test_all_contenders_take_good_steps_and_skipped_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "figures.json"
     modes = ["--modes", "function", "eager"]
@@ -35,6 +36,21 @@ def test_all_contenders_take_good_steps_and_skipped_ones(tmp_path: Path, capsys:
     assert printed.count("cost of wrapping:") == 1
 
 
+@pytest.mark.home("tf215")
+@pytest.mark.skipif(keras_contenders.KERAS != "Keras 2", reason="Keras 3 has no legacy optimizers")
+def test_legacy_optimizers_take_good_steps_and_skipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    modes = ["--modes", "function", "eager", "replicas"]
+    tiny = ["--shapes", "tiny", "--rounds", "2"]
+    assert step_cost.main([*tiny, *modes, "--outcomes", "good", "skipped"]) == 0
+    printed = capsys.readouterr().out
+    names = ("bare ", "bare, compiled ", "Keras 2 ", "tfmp ", "GradScaler ")
+    assert [printed.count(f"\n| {name}") for name in names] == [12, 4, 12, 12, 12]
+    with pytest.raises(SystemExit):
+        step_cost.main([*tiny, "--dtypes", "float16"])
+    assert "legacy optimizers take no float16 gradients" in capsys.readouterr().err
+
+
+@_only_keras_3
 def test_replicas_take_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert step_cost.main([*_TINY, "--modes", "replicas", "--clip", "clipped", "unclipped"]) == 0
     printed = capsys.readouterr().out
@@ -42,6 +58,7 @@ def test_replicas_take_the_same_steps(capsys: pytest.CaptureFixture[str]) -> Non
     assert "left out: tf_keras: its optimizers clip the sums over the replicas" in printed
 
 
+@_only_keras_3
 def test_contenders_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert step_cost.main([*_TINY, "--modes", "eager", "--dtypes", "float16"]) == 0
     assert "left out: tf_keras: its optimizers take no float16 gradients" in capsys.readouterr().out
