@@ -28,13 +28,11 @@ import tensorflow as tf
 class CheckpointedAsInner:
     """The methods of a Keras front-end that TensorFlow's checkpoints call."""
 
-    # The first comes from the front-end, the second from TensorFlow.
+    # The first two come from the front-end, the third from TensorFlow.
     inner_optimizer: Any
+    #: Continues from the scale and the count of finite steps that Keras' own wrapper saved.
+    _continue_at: Callable[[float, int], None]
     _update_uid: int
-
-    def _continue_at(self, loss_scale: float, good_steps: int) -> None:
-        """Continue from the scale and the count of finite steps that Keras' own wrapper saved."""
-        raise NotImplementedError
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         own = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc] # TensorFlow's
