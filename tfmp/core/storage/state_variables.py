@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfmp.core.storage import graph_variables
 from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.in_checkpoint import InCheckpoint
 from tfmp.types import AddVariable, Done
 
 State = TypeVar("State", bound=NamedTuple)
@@ -128,7 +129,7 @@ class StateVariables(tf.Module, Generic[State]):
         add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
         variables = self._make(add, self._initial)
         in_checkpoint = tf.Module()
-        in_checkpoint.values = self._like(map(InCheckpointOfGraph, variables, self._initial))
+        in_checkpoint.values = self._like(map(_in_checkpoint_of_graph, variables, self._initial))
         return _InGraph(variables, self._read(variables), in_checkpoint)
 
     def _make(self, add_variable: AddVariable, initial: State) -> State:
@@ -182,25 +183,14 @@ class NotCheckpointed(tf.Module):
         return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
 
 
-class InCheckpointOfGraph(tf.Module):
-    """A variable of a graph in a `tf.train.Checkpoint`, which may be saved before a session initializes it."""
+def _in_checkpoint_of_graph(variable: tf.Variable, initial: np.generic | np.ndarray) -> InCheckpoint:
+    """Return a variable of a graph as a checkpoint holds it, which may be saved before a session initializes it."""
 
-    def __init__(self, variable: tf.Variable, initial: np.generic | np.ndarray) -> None:
-        super().__init__()
-        # In a function, since a checkpoint is to contain this object, and not the variable beside it.
-        self._get: Callable[[], tuple[Any, Any]] = lambda: (variable, initial)
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        variable, initial = self._get()
+    def read() -> tf.Tensor:
         is_initialized = tf.compat.v1.is_variable_initialized(variable)
-        return {_VALUE: tf.cond(is_initialized, variable.read_value, lambda: tf.constant(initial))}
+        return tf.cond(is_initialized, variable.read_value, lambda: tf.constant(initial))
 
-    def _restore_from_tensors(self, restored: Mapping[str, tf.Tensor]) -> tf.Operation:
-        return self._get()[0].assign(restored[_VALUE]).op
-
-
-#: The name that a checkpoint has for the value of every variable.
-_VALUE = "VARIABLE_VALUE"
+    return InCheckpoint(read, lambda value: variable.assign(value).op)
 
 
 def _add_eager_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:

@@ -24,6 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.optimizers.keras.takeover import values_of_keras
+
 
 class CheckpointedAsInner:
     """The methods of a Keras front-end that TensorFlow's checkpoints call."""
@@ -66,18 +68,11 @@ class CheckpointedAsInner:
 
     @functools.cached_property
     def _scale_of_keras(self) -> dict[str, tf.Module]:
-        received: dict[str, tf.Tensor] = {}
-
-        def receive(name: str, value: tf.Tensor) -> None:
-            received[name] = value
-            if len(received) == len(parts):
-                self._continue_at(float(received.pop("loss_scale")), int(received.pop("good_steps")))
-
-        parts = {"loss_scale": _Received(tf.float32, functools.partial(receive, "loss_scale"))}
-        parts["good_steps"] = _Received(tf.int64, functools.partial(receive, "good_steps"))
+        # These are only restored: what the wrapper saves has other names.
+        scale, good_steps = values_of_keras(self._continue_at, lambda: tf.zeros([]), lambda: tf.zeros([], tf.int64))
         of_keras2 = tf.Module()
-        of_keras2.current_loss_scale, of_keras2.good_steps = parts["loss_scale"], parts["good_steps"]
-        return {"loss_scale": of_keras2, "dynamic_scale": parts["loss_scale"], "step_counter": parts["good_steps"]}
+        of_keras2.current_loss_scale, of_keras2.good_steps = scale, good_steps
+        return {"loss_scale": of_keras2, "dynamic_scale": scale, "step_counter": good_steps}
 
 
 _VARIABLES = "_variables"
@@ -152,22 +147,3 @@ class _Deferred:
         return default
 
     pop = get
-
-
-class _Received(tf.Module):
-    """Takes a value out of a checkpoint, from where Keras' own wrapper has a variable of a type."""
-
-    def __init__(self, dtype: tf.DType, receive: Callable[[tf.Tensor], None]) -> None:
-        super().__init__()
-        self._dtype = dtype
-        self._receive = receive
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_VALUE: tf.zeros([], self._dtype)}
-
-    def _restore_from_tensors(self, restored: Mapping[str, tf.Tensor]) -> None:
-        self._receive(restored[_VALUE])
-
-
-#: The name that every variable of TensorFlow has for its value.
-_VALUE = "VARIABLE_VALUE"

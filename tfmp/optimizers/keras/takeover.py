@@ -2,13 +2,14 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core.managers import FixedLossScaleManager, LossScaleManager, dynamic_manager
+from tfmp.core.storage.in_checkpoint import InCheckpoint
 
 _logger = logging.getLogger("tfmp")
 
@@ -47,6 +48,28 @@ def manager_from_keras2(optimizer: Any) -> LossScaleManager:  # noqa: ANN401 - o
     return manager
 
 
+def values_of_keras(
+    continue_at: Callable[[float, int], None],
+    loss_scale: Callable[[], tf.Tensor],
+    good_steps: Callable[[], tf.Tensor],
+) -> tuple[InCheckpoint, InCheckpoint]:
+    """Return the scale and the count of finite steps as checkpoints of Keras' own wrapper hold them.
+
+    `continue_at` is called when a checkpoint with both is restored; the other two functions return what is saved.
+    """
+    restored: dict[str, tf.Tensor] = {}
+
+    def restore(name: str, value: tf.Tensor) -> None:
+        restored[name] = value
+        if len(restored) == 2:
+            continue_at(float(restored.pop("loss_scale")), int(restored.pop("good_steps")))
+
+    return (
+        InCheckpoint(loss_scale, functools.partial(restore, "loss_scale")),
+        InCheckpoint(good_steps, functools.partial(restore, "good_steps")),
+    )
+
+
 class ScaleOfKeras(tf.Module):
     """Holds a manager's scale in checkpoints where Keras 2's own legacy wrapper has its own, in `loss_scale`.
 
@@ -55,41 +78,14 @@ class ScaleOfKeras(tf.Module):
 
     def __init__(self, manager: LossScaleManager, continue_at: Callable[[float, int], None]) -> None:
         super().__init__()
-        received: dict[str, Any] = {}
-
-        def receive(name: str, value: tf.Tensor) -> None:
-            received[name] = value
-            if len(received) == len(parts):
-                continue_at(float(received.pop("current_loss_scale")), int(received.pop("good_steps")))
 
         def good_steps() -> tf.Tensor:
             return tf.constant(int(manager.state_dict().get("good_steps", 0)), tf.int64)
 
-        parts = {"current_loss_scale": manager.get_loss_scale, "good_steps": good_steps}
-        self.current_loss_scale, self.good_steps = (
-            InCheckpoint(read, functools.partial(receive, name)) for name, read in parts.items()
-        )
+        values = values_of_keras(continue_at, manager.get_loss_scale, good_steps)
+        self.current_loss_scale, self.good_steps = values
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A SavedModel would contain graphs of the functions that save and restore, and in a graph there are no numbers.
         is_readable = save_type == "checkpoint" and tf.executing_eagerly()
         return super()._trackable_children(save_type, **kwargs) if is_readable else {}
-
-
-class InCheckpoint(tf.Module):
-    """A value that checkpoints hold like that of a variable; `receive` is called with a restored one."""
-
-    def __init__(self, read: Callable[[], tf.Tensor], receive: Callable[[tf.Tensor], None]) -> None:
-        super().__init__()
-        self._read = read
-        self._receive = receive
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_VALUE: self._read()}
-
-    def _restore_from_tensors(self, restored: Mapping[str, tf.Tensor]) -> None:
-        self._receive(restored[_VALUE])
-
-
-#: The name that every variable of TensorFlow has for its value.
-_VALUE = "VARIABLE_VALUE"
