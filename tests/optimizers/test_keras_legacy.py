@@ -125,6 +125,24 @@ def test_hyperparameters_are_those_of_the_inner_optimizer(keras: ModuleType) -> 
 
 
 @for_every_keras2
+def test_clipping_is_a_setting_of_the_inner_optimizer(keras: ModuleType) -> None:
+    inner = keras.optimizers.legacy.SGD(clipnorm=1.0)
+    opt = _wrap(inner)
+    assert (opt.clipnorm, opt.clipvalue, opt.global_clipnorm) == (1.0, None, None)
+    opt.clipnorm, opt.clipvalue, opt.global_clipnorm = None, 0.5, 2.0
+    assert (inner.clipnorm, inner.clipvalue, inner.global_clipnorm) == (None, 0.5, 2.0)
+
+
+@for_every_keras2
+def test_optimizer_is_taken_by_either_name(keras: ModuleType) -> None:
+    inner = keras.optimizers.legacy.SGD()
+    for name in ("opt", "inner_optimizer"):
+        assert tfmp.LossScaleOptimizer(**{name: inner}).inner_optimizer is inner
+    with pytest.raises(TypeError, match="two names of one argument"):
+        tfmp.LossScaleOptimizer(opt=inner, inner_optimizer=inner)
+
+
+@for_every_keras2
 def test_minimize_and_compute_gradients_scale_by_themselves(keras: ModuleType) -> None:
     opt, weight = _wrap(keras.optimizers.legacy.SGD(0.5)), tf.Variable(2.0)
     opt.minimize(lambda: weight**2, [weight])

@@ -19,7 +19,7 @@ from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.legacy import LegacyAdapter
 from tfmp.optimizers.accumulators import Accumulators
-from tfmp.optimizers.base import settings_to_show, validated_aggregation_dtype
+from tfmp.optimizers.base import optimizer_of, settings_to_show, validated_aggregation_dtype
 from tfmp.optimizers.keras.arguments import (
     fixed_scale,
     manager_of_keras,
@@ -29,7 +29,7 @@ from tfmp.optimizers.keras.arguments import (
 from tfmp.optimizers.keras.files import register_managers
 from tfmp.optimizers.keras.loops import LoopRecord
 from tfmp.optimizers.keras.methods import MethodsOfKeras
-from tfmp.optimizers.keras.takeover import ScaleOfKeras, continue_at, manager_from_keras2
+from tfmp.optimizers.keras.takeover import ScaleOfKeras, manager_from_keras2
 from tfmp.types import Gradient, Loss
 
 _GradsAndVars = Iterable[tuple[Gradient, tf.Variable]]
@@ -61,10 +61,11 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
 
     def __init__(
         self,
-        inner_optimizer: Any,  # noqa: ANN401 - of either package
+        inner_optimizer: Any = None,  # noqa: ANN401 - of either package
         loss_scale_manager: Specification = "dynamic",
         is_distributed: bool = False,
         *,
+        opt: Any = None,  # noqa: ANN401 - of either package
         overflow_detector: OverflowDetector | None = None,
         aggregation_dtype: str | tf.DType | None = None,
         iterations_include_skipped_steps: bool = False,
@@ -76,6 +77,7 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         dynamic_growth_steps: int | None = None,
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
+        inner_optimizer = optimizer_of(opt, inner_optimizer)
         validate_inner_optimizer(self._keras, inner_optimizer, legacy=True)
         refuse_other_arguments(inner_optimizer, others, {})
         # `tf.__internal__` has this class for wrappers of legacy optimizers alone. In a checkpoint, the wrapper is what
@@ -115,9 +117,6 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         """True if an optimizer that Horovod made averages the gradients: this one, or the one inside it."""
         return is_horovods(self) or is_horovods(self.inner_optimizer)
 
-    def _continue_at(self, loss_scale: float, good_steps: int) -> None:
-        continue_at(self._loss_scale_manager, loss_scale, good_steps)
-
     # What a legacy optimizer is asked for, and only the inner one has.
 
     @property
@@ -142,6 +141,33 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         self.inner_optimizer.learning_rate = learning_rate
 
     lr = learning_rate
+
+    @property
+    def clipnorm(self) -> float | None:
+        """The inner optimizer's setting, which can be set."""
+        return self.inner_optimizer.clipnorm
+
+    @clipnorm.setter
+    def clipnorm(self, norm: float | None) -> None:
+        self.inner_optimizer.clipnorm = norm
+
+    @property
+    def global_clipnorm(self) -> float | None:
+        """The inner optimizer's setting, which can be set."""
+        return self.inner_optimizer.global_clipnorm
+
+    @global_clipnorm.setter
+    def global_clipnorm(self, norm: float | None) -> None:
+        self.inner_optimizer.global_clipnorm = norm
+
+    @property
+    def clipvalue(self) -> float | None:
+        """The inner optimizer's setting, which can be set."""
+        return self.inner_optimizer.clipvalue
+
+    @clipvalue.setter
+    def clipvalue(self, value: float | None) -> None:
+        self.inner_optimizer.clipvalue = value
 
     @property
     def _hyper(self) -> dict[str, Any]:
