@@ -26,11 +26,9 @@ def test_object_that_is_not_an_optimizer_is_refused(bad: Any) -> None:
 
 
 @pytest.mark.skipif(keras.__version__.startswith("3."), reason="Keras 3 has no legacy optimizers")
-def test_legacy_optimizer_of_keras_is_refused_by_name() -> None:
-    with pytest.raises(
-        TypeError, match=r"got .* of type .*legacy.*SGD: take it from keras\.optimizers, without legacy"
-    ):
-        tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), tfmp.FixedLossScaleManager(8))
+def test_legacy_optimizer_of_keras_has_a_front_end_of_its_own() -> None:
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), tfmp.FixedLossScaleManager(8))
+    assert type(opt) is tfmp.optimizers.LossScaleOptimizerLegacyKeras215
 
 
 def test_config_of_another_optimizer_is_refused() -> None:

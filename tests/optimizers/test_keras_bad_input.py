@@ -94,15 +94,6 @@ def test_from_keras_refuses_a_wrapper_of_tfmp(keras: ModuleType) -> None:
         tfmp.LossScaleOptimizer.from_keras(wrap(optimizer(keras)))
 
 
-@for_every_keras("keras2", "tf_keras")
-def test_legacy_optimizer_is_refused_wrapped_or_not(keras: ModuleType) -> None:
-    legacy = keras.optimizers.legacy.SGD()
-    with pytest.raises(TypeError, match=r"of type .*legacy.*SGD: take it from keras\.optimizers, without legacy"):
-        wrap(legacy)
-    with pytest.raises(TypeError, match=r"of type .*legacy.*SGD: take it from keras\.optimizers, without legacy"):
-        tfmp.LossScaleOptimizer.from_keras(keras.mixed_precision.LossScaleOptimizer(legacy))
-
-
 @pytest.mark.graph
 @for_every_keras()
 def test_graph_mode_is_refused(keras: ModuleType) -> None:
