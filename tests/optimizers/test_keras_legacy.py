@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import SCALE, for_every_keras
+from stand_in_horovod import run_horovod
 
 import tfmp
 
@@ -202,6 +203,52 @@ def test_clipping_of_a_users_class_before_it_sums_is_kept(keras: ModuleType) -> 
             _step(opt, weights, 1.0)
         ends.append(weights[0].numpy().tolist())
     assert ends[1] == ends[0] != ends[2]
+
+
+@for_every_keras2
+def test_gradients_are_averaged_over_horovods_workers_unless_that_is_done(
+    keras: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfHorovod(keras.optimizers.legacy.SGD):  # type: ignore[name-defined, misc] # one of two packages
+        """Averages where it computes gradients, as Horovod's (0.28.1) do, and is known by the package of its class."""
+
+        __module__ = "horovod.tensorflow.keras"
+
+    def allreduce(values: tf.Tensor, op: str, name: str) -> tf.Tensor:
+        sent.append(values.shape.as_list())
+        return values * 2
+
+    sent: list[list[int]] = []
+    monkeypatch.setattr(run_horovod(monkeypatch, 2), "allreduce", allreduce)
+    averaged = {}
+    for kind in (keras.optimizers.legacy.SGD, OfHorovod):
+        opt, weight = tfmp.LossScaleOptimizer(kind(0.5), 8, is_distributed=True), tf.Variable(tf.zeros([5, 7]))
+
+        def loop(opt: Any = opt, weight: tf.Variable = weight, **kwargs: Any) -> None:
+            opt.get_scaled_loss(tf.constant(0.0))
+            grads = opt.get_unscaled_gradients([tf.ones([5, 7])])
+            opt.apply_gradients(zip(grads, [weight], strict=True), **kwargs)
+
+        def minimize(opt: Any = opt, weight: tf.Variable = weight) -> None:
+            opt.minimize(lambda: tf.reduce_sum(weight), [weight])
+
+        for name, step in {
+            "loop": loop,
+            "averaged": lambda loop=loop: loop(experimental_aggregate_gradients=False),
+            "minimize": minimize,
+        }.items():
+            sent.clear()
+            step()
+            assert sent  # the flag at least
+            averaged[kind.__name__, name] = [5, 7] in sent
+    assert averaged == {
+        ("SGD", "loop"): True,
+        ("SGD", "averaged"): False,
+        ("SGD", "minimize"): True,
+        ("OfHorovod", "loop"): True,
+        ("OfHorovod", "averaged"): False,
+        ("OfHorovod", "minimize"): False,
+    }
 
 
 @for_every_keras2

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfmp.core import lists
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of
-from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
 from tfmp.core.managers import OWN_MANAGERS, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
@@ -92,8 +91,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         self._keras.optimizers.Optimizer.__init__(self, name=name or "LossScaleOptimizer", **ema)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
         refuse_unsupported_horovods(inner_optimizer)
-        of_horovod = is_horovods(self) or is_horovods(inner_optimizer)
-        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, of_horovod)
+        dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, self._is_of_horovod)
+        self._aggregation_dtype = dtype
         self._set_up(manager, is_distributed, overflow_detector, accumulation, self._aggregation_dtype)
         warn_of_methods_never_called(inner_optimizer, ("minimize",))
 
@@ -220,21 +219,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         means = self._mean_over_workers(grads, variables, self._scaler.distribution())
         return list(zip(means, variables, strict=True))
 
-    def _mean_over_workers(
-        self, grads: Gradients, variables: Sequence[tf.Variable], distribution: Distribution
-    ) -> list[Gradient]:
-        names = names_of(variables)
-        return self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
-
-    def _averages(self) -> bool:
-        """Return whether gradients must still be averaged over Horovod's workers.
-
-        This optimizer may contain Horovod's, or be of a subclass that Horovod made of this one. Both average the
-        gradients in `compute_gradients`, and nowhere else.
-        """
-        of_horovod = is_horovods(self) or is_horovods(self.inner_optimizer)
-        return not (of_horovod and self._loop.last_call == "compute_gradients")
-
     @without_autograph
     def apply_gradients(
         self,
@@ -288,7 +272,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
 
     def _may_unscale_late(self) -> bool:
         # Horovod averages unscaled gradients.
-        return running_horovod() is None and not (is_horovods(self) or is_horovods(self.inner_optimizer))
+        return running_horovod() is None and not self._is_of_horovod
 
     def get_config(self) -> dict[str, Any]:
         """As in `tfmp.LossScaleOptimizer`."""

@@ -11,8 +11,7 @@ from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of, takes_float32_gradients
-from tfmp.core.distribute import Distribution
-from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods
+from tfmp.core.distribute.horovod_detection import refuse_unsupported_horovods
 from tfmp.core.managers import OWN_MANAGERS, Specification
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.step.scaler import LossScaler
@@ -30,7 +29,7 @@ from tfmp.optimizers.keras.files import register_managers
 from tfmp.optimizers.keras.loops import LoopRecord
 from tfmp.optimizers.keras.methods import MethodsOfKeras
 from tfmp.optimizers.keras.takeover import ScaleOfKeras, manager_from_keras2
-from tfmp.types import Gradient, Loss
+from tfmp.types import Gradient, Gradients, Loss
 
 _GradsAndVars = Iterable[tuple[Gradient, tf.Variable]]
 
@@ -111,11 +110,6 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
     def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
         """The wrapped optimizer."""
         return self._inner_optimizer
-
-    @property
-    def _is_of_horovod(self) -> bool:
-        """True if an optimizer that Horovod made averages the gradients: this one, or the one inside it."""
-        return is_horovods(self) or is_horovods(self.inner_optimizer)
 
     # What a legacy optimizer is asked for, and only the inner one has.
 
@@ -272,7 +266,8 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         Args:
             grads_and_vars: Pairs of a gradient and its variable.
             name: The name scope of the inner optimizer's ops.
-            experimental_aggregate_gradients: False if the gradients are already summed over the replicas.
+            experimental_aggregate_gradients: False if the gradients are already summed over the replicas, and averaged
+                over Horovod's workers.
             **kwargs: Further arguments of the inner optimizer's `apply_gradients`.
 
         Returns:
@@ -287,6 +282,10 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         lists.refuse_all_none(grads, names_of(variables))
         are_scaled = self._loop.are_scaled(grads, by_default=False)
         facts = self._scaler.facts()
+
+        def average(grads: Gradients) -> Gradients:
+            return self._mean_over_workers(grads, variables, facts.distribution)
+
         of_step = {"name": name, **kwargs}
         if not experimental_aggregate_gradients:
             # Not every class of a user's own has this argument, whose default is True.
@@ -296,19 +295,12 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
             variables,
             of_step,
             is_summed=not experimental_aggregate_gradients,
-            average=self._average(variables, facts.distribution),
+            average=average if experimental_aggregate_gradients and self._averages() else None,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         done = self._step(adapter, grads, facts, are_scaled=are_scaled)
         return self.iterations if tf.executing_eagerly() else done
-
-    def _average(self, variables: Sequence[tf.Variable], distribution: Distribution) -> Any:  # noqa: ANN401
-        """Return the function that averages gradients over Horovod's workers; None if Horovod's optimizer does."""
-        if self._is_of_horovod:
-            return None
-        names, average = names_of(variables), self._scaler.worker_average
-        return lambda grads: average.mean(grads, names, distribution, are_scaled=False)
 
     def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
         return self._accumulators.of(variables) if self._accumulators.is_on else None

@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.adapters import OptimizerAdapter, names_of
+from tfmp.core.distribute import Distribution
+from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
 from tfmp.core.step.facts import Facts
@@ -83,6 +85,24 @@ class MethodsOfKeras(LossScaleOptimizer):
 
     def _continue_at(self, loss_scale: float, good_steps: int) -> None:
         continue_at(self._loss_scale_manager, loss_scale, good_steps)
+
+    @property
+    def _is_of_horovod(self) -> bool:
+        """True if this optimizer contains Horovod's, or is of a subclass that Horovod made of its class."""
+        return is_horovods(self) or is_horovods(self.inner_optimizer)
+
+    def _averages(self) -> bool:
+        """Return whether gradients must still be averaged over Horovod's workers.
+
+        Horovod's optimizers average gradients where they compute them, and nowhere else.
+        """
+        return not (self._is_of_horovod and self._loop.last_call == "compute_gradients")
+
+    def _mean_over_workers(
+        self, grads: Gradients, variables: Sequence[tf.Variable], distribution: Distribution
+    ) -> list[Gradient]:
+        names = names_of(variables)
+        return self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
 
     def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
         """Return the accumulator for gradients of these variables, in their order; None if none are accumulated."""
