@@ -21,8 +21,8 @@ _WITHOUT_TESTS = {
     "core/overflow/results.py": "tuples",
     "hosts/keras/layers.py": "the tests of levels and of check_precision run it with every layer of Keras",
     "grad_scaler/scaler.py": "one class, whose tests stand in several files by their subject: test_scaler_*.py",
-    "optimizers/keras215.py": "makes a class; test_keras2.py tests it for every Keras 2",
-    "optimizers/tf_keras.py": "makes a class; test_keras2.py tests it for every Keras 2",
+    "optimizers/keras215.py": "makes two classes; test_keras2.py and test_keras_legacy.py test them for every Keras 2",
+    "optimizers/tf_keras.py": "makes two classes; test_keras2.py and test_keras_legacy.py test them for every Keras 2",
 }
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfmp
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "hosts.md").read_text()
-_HOSTS = ("TF1", "Keras 2", "Keras 3", "GradScaler")
+_HOSTS = ("TF1", "Keras 2", "Keras legacy", "Keras 3", "GradScaler")
 
 
 def _objects() -> Iterator[tuple[str, Any]]:
@@ -23,8 +23,10 @@ def _objects() -> Iterator[tuple[str, Any]]:
             keras: Any = __import__(package)
         except ModuleNotFoundError:
             continue
-        host = "Keras 3" if keras.__version__.startswith("3.") else "Keras 2"
-        yield host, tfmp.LossScaleOptimizer(keras.optimizers.Adam(), 8)
+        is_keras_3 = keras.__version__.startswith("3.")
+        yield "Keras 3" if is_keras_3 else "Keras 2", tfmp.LossScaleOptimizer(keras.optimizers.Adam(), 8)
+        if not is_keras_3:
+            yield "Keras legacy", tfmp.LossScaleOptimizer(keras.optimizers.legacy.Adam(), 8)
 
 
 _OBJECTS = dict(_objects())

@@ -370,6 +370,32 @@ def test_configuration_makes_the_same_optimizer(keras: ModuleType) -> None:
 
 
 @for_every_keras2
+def test_configuration_of_a_users_optimizer_tells_that_it_is_legacy(keras: ModuleType) -> None:
+    class Bare(keras.optimizers.legacy.Optimizer):  # type: ignore[name-defined, misc] # one of two packages
+        """Has no settings but those of every legacy optimizer, as Lookahead of TensorFlow Addons."""
+
+        def __init__(self, name: str = "Bare", **kwargs: Any) -> None:
+            super().__init__(name, **kwargs)
+
+        def get_config(self) -> dict[str, Any]:
+            return super().get_config()
+
+    for wrapper in (_wrap(Bare()), keras.mixed_precision.LossScaleOptimizer(Bare(), initial_scale=SCALE)):
+        again = tfmp.LossScaleOptimizer.from_config(wrapper.get_config(), custom_objects={"Bare": Bare})
+        assert isinstance(again, keras.optimizers.legacy.Optimizer)
+        assert (type(again.inner_optimizer), float(again.loss_scale)) == (Bare, SCALE)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have any trainable weights:UserWarning")
+@for_every_keras2
+def test_model_without_weights_is_fitted_as_without_a_wrapper(keras: ModuleType) -> None:
+    model = keras.Sequential([keras.layers.Activation("relu", input_shape=(3,))])
+    model.compile(_wrap(keras.optimizers.legacy.SGD()), "mse")
+    history = model.fit(np.ones([4, 3]), np.zeros([4, 3]), verbose=0)
+    assert history.history["loss"] == [1]
+
+
+@for_every_keras2
 def test_takes_the_place_of_keras_own_wrapper(keras: ModuleType) -> None:
     weights = _weights()
     own = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.legacy.Adam(), initial_scale=SCALE)

@@ -55,11 +55,12 @@ def front_end_of_config(config: Mapping[str, Any]) -> "type[LossScaleOptimizer]"
             f"inner_optimizer, got {', '.join(config) or 'nothing'}."
         )
     # The modules in it may be a user's, and tf_keras writes "keras" for its name. What tells optimizers apart are
-    # settings: the first is one of all legacy optimizers, the second one of all other optimizers of Keras 2.
-    settings = config["inner_optimizer"]["config"]
-    is_legacy = "decay" in settings
+    # settings: the first is one of all optimizers of Keras 2 but the legacy ones. The second is one of all wrappers but
+    # those of legacy optimizers and Keras 2's own.
+    is_keras2s = "is_legacy_optimizer" in config["inner_optimizer"]["config"]
+    is_legacy = not is_keras2s and "name" not in config
     keras = importlib.import_module("keras")
-    if (is_legacy or "is_legacy_optimizer" in settings) and not is_keras2(keras):
+    if (is_keras2s or is_legacy) and not is_keras2(keras):
         keras = importlib.import_module("tf_keras")
     return _front_end(module_for(keras), _LEGACY_CLASSES if is_legacy else _CLASSES)
 

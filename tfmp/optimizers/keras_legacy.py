@@ -55,7 +55,7 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
     _is_wrapped_by_loss_scale_optimizer = True
     # Set where TensorFlow's classes read it: gradients are summed in `apply_gradients` of the inner optimizer.
     _HAS_AGGREGATE_GRAD = True
-    # These come from TensorFlow.
+    # This comes from TensorFlow.
     _track_trackable: Callable[..., Any]
 
     def __init__(
@@ -247,7 +247,8 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         return [grad for grad, _ in self._unscaled(zip(grads, params, strict=True))]
 
     def _unscaled(self, grads_and_vars: _GradsAndVars) -> list[tuple[Gradient, tf.Variable]]:
-        grads, variables = zip(*grads_and_vars, strict=True)
+        pairs = list(grads_and_vars)
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         lists.refuse_complex(grads, names_of(variables))
         unscaled = self.get_unscaled_gradients(grads)
         self._loop.last_call = "compute_gradients"
