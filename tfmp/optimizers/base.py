@@ -33,13 +33,14 @@ class LossScaleOptimizer(StepProperties):
     it, and under the policy `mixed_float16` `compile` does not wrap it again.
 
     Args:
-        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras. Its own
-            clipping, weight decay and moving averages see unscaled gradients.
+        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras, also a
+            legacy one, of `keras.optimizers.legacy`. Its own clipping, weight decay and moving averages see unscaled
+            gradients. Below, Keras 2 means Keras 2.15 and tf_keras, with their legacy optimizers.
         loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of
             Keras and TensorFlow, which starts at 2**15, halves the scale at each overflow and doubles it after 2000
             finite steps in a row; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager`
-            accepts. For Keras the manager keeps its state in variables of the wrapper, which Keras saves,
-            so every optimizer needs a manager of its own.
+            accepts. For Keras, but not around a legacy optimizer, the manager keeps its state in variables of the
+            wrapper, which Keras saves, so every optimizer needs a manager of its own.
         is_distributed: Whether Horovod's processes train together. With True they agree on each step, and
             their gradients are averaged, unless Horovod's own optimizer averages them. The replicas of a
             `tf.distribute` strategy agree with either value. True is refused when the first step is built if there are
@@ -51,9 +52,10 @@ class LossScaleOptimizer(StepProperties):
             not saved with a model.
         aggregation_dtype: For TF1 and Keras 2: the type in which scaled gradients travel between Horovod's workers:
             "float16", which halves the bytes, or None for their own type.
-        jit_compile: For Keras: whether XLA compiles unscaling, clipping and the update into one program, which makes a
-            step faster than it is without a wrapper. "auto" compiles where that saves time: if the variables are large
-            and only Keras' own code updates them. True compiles wherever it is possible, False never does.
+        jit_compile: For Keras, but not for legacy optimizers: whether XLA compiles unscaling, clipping and the update
+            into one program, which makes a step faster than it is without a wrapper. "auto" compiles where that saves
+            time: if the variables are large and only Keras' own code updates them. True compiles wherever it is
+            possible, False never does.
         iterations_include_skipped_steps: For Keras 2: whether skipped steps also count in `iterations`, as with Keras'
             own wrapper. Use it to continue a run that was started with that wrapper and whose schedule depends on the
             count.
@@ -70,7 +72,7 @@ class LossScaleOptimizer(StepProperties):
             wrapper too.
         dynamic_growth_steps: For Keras: the number of finite steps in a row after which "dynamic" doubles the scale,
             2000 by default; an argument of Keras' own wrapper too.
-        name: For Keras: the wrapper's name.
+        name: For Keras, but not for legacy optimizers: the wrapper's name.
 
     Raises:
         TypeError: `opt` is not an optimizer, or is of a kind that tfmp does not wrap; `loss_scale_manager` does not
@@ -104,9 +106,12 @@ class LossScaleOptimizer(StepProperties):
         inner_optimizer: Any
         """The wrapped optimizer."""
         variables: Any
-        """The variables of the wrapped optimizer and, for Keras, of the wrapper; for TF1 a method that returns them."""
+        """The variables of the wrapped optimizer and, for Keras, of the wrapper; a method for TF1, which returns them.
+
+        Around a legacy optimizer it is a method too, which returns the wrapped optimizer's variables alone.
+        """
         name: Any
-        """For Keras: the name of the optimizer."""
+        """For Keras, but not for legacy optimizers: the name of the optimizer."""
         accumulation: Any
         """For TF1: the sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`."""
 
@@ -134,10 +139,10 @@ class LossScaleOptimizer(StepProperties):
             """For Keras: whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`."""
 
         def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
-            """For TF1: return a slot of the wrapped optimizer."""
+            """For TF1 and legacy optimizers of Keras: return a slot of the wrapped optimizer."""
 
         def get_slot_names(self) -> list[str]:
-            """For TF1: return the names of the wrapped optimizer's slots."""
+            """For TF1 and legacy optimizers of Keras: return the names of the wrapped optimizer's slots."""
 
         def get_name(self) -> str:
             """For TF1: return the name of the wrapped optimizer."""
@@ -146,7 +151,7 @@ class LossScaleOptimizer(StepProperties):
             """For Keras: set the values of `variables`, or those of the wrapped optimizer's variables alone."""
 
         def build(self, var_list: Sequence[Any]) -> None:
-            """For Keras: make the variables of the wrapped optimizer."""
+            """For Keras, but not for legacy optimizers: make the variables of the wrapped optimizer."""
 
         def get_config(self) -> dict[str, Any]:
             """For Keras: return the configuration, for `from_config`; the overflow detector is not part of it."""
