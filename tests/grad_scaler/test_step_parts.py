@@ -4,11 +4,13 @@ import kerases
 import pytest
 import tensorflow as tf
 
+import tfmp
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, earlier_together
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
+from tfmp.hosts.keras.legacy import LegacyAdapter
 from tfmp.hosts.tf1 import TF1Adapter
 
 
@@ -90,6 +92,27 @@ def test_optimizer_of_tf1_gets_no_pair_without_a_gradient() -> None:
     assert (float(grad), variable is trained, float(trained)) == (1, True, -1)
 
 
+@kerases.for_every_keras("keras2", "tf_keras")
+def test_legacy_optimizer_can_step_for_the_first_time_in_a_later_trace(keras: Any) -> None:
+    first, later = keras.optimizers.legacy.SGD(0.5), keras.optimizers.legacy.SGD(0.5, momentum=0.5)
+    weights = [tf.Variable(1.0), tf.Variable(1.0)]
+    scaler = tfmp.GradScaler(init_scale=8)
+
+    @tf.function
+    def step(with_later: bool) -> None:
+        scaler.scale(tf.constant(0.0))
+        scaler.step(first, [(tf.constant(8.0), weights[0])])
+        if with_later:
+            scaler.step(later, [(tf.constant(8.0), weights[1])])
+        scaler.update()
+
+    scaler.prepare(later, [weights[1]])
+    assert len(later.variables()) == 2
+    step(False)
+    step(True)
+    assert [float(weight) for weight in weights] == [0, 0.5]
+
+
 @pytest.mark.parametrize("keras", [pytest.param(keras, id=name) for name, keras in kerases.installed().items()])
 def test_adapter_is_that_of_the_optimizers_host(keras: Any) -> None:
     class Changed(keras.optimizers.SGD):  # type: ignore[name-defined, misc] # one of two packages
@@ -104,6 +127,7 @@ def test_adapter_is_that_of_the_optimizers_host(keras: Any) -> None:
         (keras.optimizers.SGD(1.0), {}, own),
         (keras.optimizers.SGD(1.0), {"name": None}, OptimizerAdapter),
         (Changed(1.0), {}, OptimizerAdapter),
+        *([] if own is Keras3Adapter else [(keras.optimizers.legacy.SGD(1.0), {"name": None}, LegacyAdapter)]),
     ]:
         adapter = adapter_of(optimizer, [weight], kwargs, updates)
         assert type(adapter) is kind

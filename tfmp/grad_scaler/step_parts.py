@@ -15,6 +15,7 @@ from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGrad
 from tfmp.grad_scaler.together import AdaptersTogether
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
+from tfmp.hosts.keras.legacy import LegacyAdapter
 from tfmp.hosts.keras.which import keras_of
 from tfmp.hosts.tf1 import TF1Adapter
 from tfmp.types import Done, Gradients
@@ -64,6 +65,8 @@ def adapter_of(
         # Only the optimizers of Keras 3 have `apply`.
         adapter = Keras3Adapter if hasattr(optimizer, "apply") else KerasAdapter
         return adapter(optimizer, variables, compiler=compilers.of(optimizer), leaves_out_none=True)
+    if keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
+        return LegacyAdapter(optimizer, variables, kwargs)
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 

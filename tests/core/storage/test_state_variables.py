@@ -46,6 +46,28 @@ def test_manager_made_inside_a_conditional_outlives_it(session: tf.compat.v1.Ses
     assert session.run([scale, outside]) == [1024, 1024]
 
 
+def test_checkpoint_in_a_graph_holds_the_state_under_the_keys_of_eager_code(
+    session: tf.compat.v1.Session, tmp_path: Path
+) -> None:
+    manager = _manager()
+    step = manager.update_loss_scale(tf.constant(False))
+    checkpoint = tf.train.Checkpoint(manager=manager)
+    with session.as_default():
+        # Estimator saves such a checkpoint before it has initialized anything.
+        before = checkpoint.write(str(tmp_path / "before"))
+        _initialize(session)
+        session.run(step)
+        after = checkpoint.write(str(tmp_path / "after"))
+        restored = []
+        for path in (before, after):
+            checkpoint.read(path).assert_consumed().run_restore_ops()
+            restored.append(session.run(manager.get_loss_scale()))
+    assert restored == [1024, 512]
+    keys = {name for name, _ in tf.train.list_variables(after)} - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    names = ("bad_steps", "good_steps", "loss_scale")
+    assert keys == {f"manager/state/values/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in names}
+
+
 def test_default_saver_keeps_the_state_and_nothing_else(session: tf.compat.v1.Session, tmp_path: Path) -> None:
     manager = _manager()
     step = [manager.update_loss_scale(tf.constant(False)), manager.note_step(tf.constant(False))]
