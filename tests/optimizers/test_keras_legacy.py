@@ -184,6 +184,17 @@ def test_further_arguments_reach_the_inner_optimizer(keras: ModuleType) -> None:
 
 
 @for_every_keras2
+def test_users_apply_gradients_needs_no_further_arguments(keras: ModuleType) -> None:
+    class Bare(keras.optimizers.legacy.SGD):  # type: ignore[name-defined, misc] # one of two packages
+        def apply_gradients(self, grads_and_vars: Any) -> Any:
+            return super().apply_gradients(grads_and_vars)
+
+    opt, weights = _wrap(Bare(0.5)), _weights()
+    _step(opt, weights, 1.0)
+    assert [weight.numpy().tolist() for weight in weights] == [[0, 0], 0]
+
+
+@for_every_keras2
 def test_clipping_of_a_users_class_before_it_sums_is_kept(keras: ModuleType) -> None:
     """As AdamWeightDecay of TF-models clips; Keras' own wrapper sums first, and such a class then clips nothing."""
 

@@ -53,7 +53,7 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
 
     # Keras' own wrapper reads this private attribute, and refuses to wrap an optimizer where it is true.
     _is_wrapped_by_loss_scale_optimizer = True
-    # Set where TensorFlow's classes read it: gradients are summed in `apply_gradients` of the inner optimizer.
+    # Keras reads this private attribute too: `apply_gradients` has the argument `experimental_aggregate_gradients`.
     _HAS_AGGREGATE_GRAD = True
     # This comes from TensorFlow.
     _track_trackable: Callable[..., Any]
@@ -100,7 +100,7 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
             self._accumulation_settings, detector, keeps_float32=takes_float32_gradients(inner_optimizer)
         )
         self._loop = LoopRecord()
-        # Keras' own wrapper saves the first; it comes before the manager, whose own state then decides.
+        # Keras' own wrapper saves the first of these. It is restored before the manager, whose own state then decides.
         self._track_trackable(ScaleOfKeras(manager, self._continue_at), "loss_scale", overwrite=True)
         self._track_trackable(manager, "loss_scale_manager", overwrite=True)
         self._track_trackable(self._accumulators, "accumulation", overwrite=True)
@@ -287,14 +287,10 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         def average(grads: Gradients) -> Gradients:
             return self._mean_over_workers(grads, variables, facts.distribution)
 
-        of_step = {"name": name, **kwargs}
-        if not experimental_aggregate_gradients:
-            # Not every class of a user's own has this argument, whose default is True.
-            of_step["experimental_aggregate_gradients"] = False
         adapter = LegacyAdapter(
             self.inner_optimizer,
             variables,
-            of_step,
+            kwargs if name is None else {"name": name, **kwargs},
             is_summed=not experimental_aggregate_gradients,
             average=average if experimental_aggregate_gradients and self._averages() else None,
             counts_skipped_steps=self._iterations_include_skipped_steps,

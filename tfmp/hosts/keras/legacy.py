@@ -18,7 +18,7 @@ class LegacyAdapter(OptimizerAdapter):
         optimizer: The optimizer.
         variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        is_summed: True if the gradients are summed over the replicas already, as `kwargs` say too.
+        is_summed: True if the gradients are summed over the replicas already.
         average: Averages gradients over Horovod's workers; None if they are averaged already.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own wrapper.
     """
@@ -33,7 +33,9 @@ class LegacyAdapter(OptimizerAdapter):
         average: Callable[[Gradients], Gradients] | None = None,
         counts_skipped_steps: bool = False,
     ) -> None:
-        super().__init__(optimizer, variables, kwargs)
+        # Not every class of a user's own has this argument, whose default is True.
+        summed = {"experimental_aggregate_gradients": False} if is_summed else {}
+        super().__init__(optimizer, variables, {**(kwargs or {}), **summed})
         self.sums_first = is_summed
         self._average = average
         self._counts_skipped_steps = counts_skipped_steps
