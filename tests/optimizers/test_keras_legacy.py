@@ -347,6 +347,21 @@ def test_resumes_exactly_where_the_checkpoint_was_saved(keras: ModuleType, tmp_p
             np.testing.assert_array_equal(found, expected)
 
 
+@for_every_keras2
+def test_only_another_scale_that_is_not_taken_over_is_warned_of(
+    keras: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tf.train.Checkpoint(opt=_fixed(keras, 8)).save(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(opt=_fixed(keras, 8)).restore(path).expect_partial()
+    assert caplog.messages == []
+    tf.train.Checkpoint(opt=_fixed(keras, 16)).restore(path).expect_partial()
+    assert ["the loss scale 8" in message for message in caplog.messages] == [True]
+
+
+def _fixed(keras: ModuleType, scale: float) -> Any:
+    return tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), scale)
+
+
 def _model(keras: ModuleType) -> Any:
     keras.utils.set_random_seed(1)
     return keras.Sequential([keras.layers.Dense(4, input_shape=(3,)), keras.layers.Dense(1, dtype="float32")])

@@ -21,6 +21,9 @@ def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -
     """
     continue_from = getattr(manager, "continue_from", None)
     if continue_from is None:
+        # Such a manager's own checkpoints, around a legacy optimizer, have the scale in this place too.
+        if float(manager.get_loss_scale()) == loss_scale:
+            return
         _logger.warning(
             "the loss scale %g of Keras' own LossScaleOptimizer is not taken over: %s has no method continue_from.",
             loss_scale,
