@@ -17,7 +17,7 @@ import math
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -270,13 +270,16 @@ def _by_keras(hvd: Any, way: str, order: str, options: argparse.Namespace) -> It
         importlib.import_module("keras"),
         tf.distribute.OneDeviceStrategy("cpu:0") if order == "strategy" else tf.distribute.get_strategy(),
         lambda inner: wrap(hvd, order, inner, loss_scale_manager=replica_training.manager()),
+        legacy=options.legacy,
     )
     if options.restore:
         training.checkpoint.restore(options.restore)
     lacks_bias = options.missing and hvd.rank() == 0
+    # Legacy optimizers have this argument under an older name and with the opposite value.
+    averaged = {"experimental_aggregate_gradients": False} if options.legacy else {"skip_gradients_aggregation": True}
     minimize = {
-        "loop": functools.partial(_by_tape, lambda tape: tape, lacks_bias),
-        "tape": functools.partial(_by_tape, hvd.DistributedGradientTape, lacks_bias),
+        "loop": functools.partial(_by_tape, lambda tape: tape, lacks_bias, {}),
+        "tape": functools.partial(_by_tape, hvd.DistributedGradientTape, lacks_bias, averaged),
         "minimize": lambda opt, loss, weights: opt.minimize(loss, weights),
     }
     fed = replica_training.inputs("random")[options.first : options.last, [hvd.rank()]] * options.factor
@@ -289,17 +292,32 @@ def _by_keras(hvd: Any, way: str, order: str, options: argparse.Namespace) -> It
 def _by_tape(
     share: Callable[[tf.GradientTape], tf.GradientTape],
     lacks_bias: bool,
+    settings: Mapping[str, bool],
     opt: Any,
     loss: Callable[[], tf.Tensor],
     weights: list[Any],
 ) -> None:
     with tf.GradientTape() as tape:
         scaled = opt.scale_loss(loss())
-    shared = share(tape)
-    grads = shared.gradient(scaled, weights)
+    grads = share(tape).gradient(scaled, weights)
     if lacks_bias:
         grads[-1] = None
-    opt.apply_gradients(zip(grads, weights, strict=True), skip_gradients_aggregation=shared is not tape)
+    opt.apply_gradients(zip(grads, weights, strict=True), **settings)
+
+
+def _by_updates(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[list[float]]:
+    """Train in a session by `get_updates` of a legacy optimizer, which Estimator's heads call."""
+    del way, options
+    with tf.Graph().as_default(), tf1.Session() as session:
+        fed = tf1.placeholder(tf.float32, [])
+        weight = tf1.get_variable("weight", initializer=1.0, use_resource=True)
+        inner = importlib.import_module("keras").optimizers.legacy.SGD(0.5)
+        opt = wrap(hvd, order, inner, loss_scale_manager=replica_training.manager())
+        train_op = opt.get_updates(weight * fed, [weight])
+        session.run(tf1.global_variables_initializer())
+        for micro_batch in MICRO_BATCHES[:, hvd.rank()]:
+            session.run(train_op, {fed: micro_batch})
+            yield [float(value) for value in session.run([weight, opt.iterations, opt.loss_scale])]
 
 
 _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
@@ -314,6 +332,7 @@ _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
     "loop": _by_keras,
     "tape": _by_keras,
     "minimize": _by_keras,
+    "updates": _by_updates,
 }
 
 
@@ -332,6 +351,7 @@ def _options(training: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("way_and_order")
     parser.add_argument("--factor", type=float, default=1.0, help="a factor for the inputs of Keras")
+    parser.add_argument("--legacy", action="store_true", help="train with a legacy optimizer of Keras")
     parser.add_argument("--missing", action="store_true", help="give one process a gradient that the other lacks")
     parser.add_argument(
         "--v1-behavior", action="store_true", help="turn TensorFlow 1's behavior on, for the trainings after it too"

@@ -83,20 +83,31 @@ class ReplicaTraining:
         keras: The Keras.
         strategy: The strategy to train under. Each of two replicas gets one input; a single replica gets both.
         wrap: Wraps an inner optimizer.
+        legacy: Whether the inner optimizer is a legacy optimizer of Keras 2.
     """
 
-    def __init__(self, keras: ModuleType, strategy: tf.distribute.Strategy, wrap: Callable[[Any], Any] = ours) -> None:
+    def __init__(
+        self,
+        keras: ModuleType,
+        strategy: tf.distribute.Strategy,
+        wrap: Callable[[Any], Any] = ours,
+        *,
+        legacy: bool = False,
+    ) -> None:
         self._keras = keras
         self._strategy = strategy
+        self._legacy = legacy
         with strategy.scope():
             self.model = _model(keras)
-            self.opt = wrap(keras.optimizers.Adam(0.125))
+            self.opt = wrap(keras.optimizers.legacy.Adam(0.125) if legacy else keras.optimizers.Adam(0.125))
             self.model.compile(self.opt)
         self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.opt)
 
     def state(self) -> State:
         """Return the values of the weights and of the optimizer's variables."""
-        return values(self._strategy, [*self.model.weights, *self.opt.variables])
+        # Legacy optimizers do not list the variables of the loss scale, and have a method in place of `variables`.
+        of_opt = [*self.opt.weights, *self.opt.manager.variables] if self._legacy else self.opt.variables
+        return values(self._strategy, [*self.model.weights, *of_opt])
 
     def by_loop(
         self, inputs: np.ndarray, *, unscale: bool = False, compiled: bool = True, minimize: Minimize | None = None
@@ -110,8 +121,9 @@ class ReplicaTraining:
             minimize: A function that takes the step in another way.
         """
         weights = self.model.trainable_variables
-        with self._strategy.scope():
-            self.opt.build(weights)
+        if not self._legacy:
+            with self._strategy.scope():
+                self.opt.build(weights)
 
         def on_replica(x: tf.Tensor) -> None:
             def loss() -> tf.Tensor:
@@ -192,8 +204,11 @@ def main() -> None:
     parser.add_argument("strategy", choices=["mirrored", "workers"])
     parser.add_argument("wrapper", choices=["ours", "stock"])
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
-    ways = 'by a loop, or `fit`; "compiled" is a loop whose updates XLA compiles, which those of Keras 3 only can be'
-    parser.add_argument("ways", choices=["loop", "fit", "compiled"], nargs="+", help=ways)
+    ways = (
+        'by a loop, or `fit`; "compiled" is a loop whose updates XLA compiles, which those of Keras 3 only can be, and '
+        '"legacy" a loop with a legacy optimizer, which only Keras 2 has'
+    )
+    parser.add_argument("ways", choices=["loop", "fit", "compiled", "legacy"], nargs="+", help=ways)
     add_options(parser)
     args = parser.parse_args()
 
@@ -201,7 +216,7 @@ def main() -> None:
     trainings = [
         (keras, way)
         for keras, way in itertools.product(map(importlib.import_module, args.kerases), args.ways)
-        if way != "compiled" or keras.__version__.startswith("3.")
+        if way not in {"compiled", "legacy"} or keras.__version__.startswith("3.") == (way == "compiled")
     ]
     for number, (keras, way) in enumerate(trainings, start=1):
         # In the last training checkpoints are saved, and a process may die.
@@ -215,7 +230,7 @@ def _train(
     wrap = {"ours": ours, "stock": stock}[args.wrapper]
     if way == "compiled":
         wrap = functools.partial(wrap, jit_compile=True)
-    training = ReplicaTraining(keras, strategy, wrap)
+    training = ReplicaTraining(keras, strategy, wrap, legacy=way == "legacy")
     if args.restore:
         training.checkpoint.restore(args.restore)
     unscale = not hasattr(training.opt, "scale_loss")

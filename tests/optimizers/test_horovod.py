@@ -44,6 +44,13 @@ _TRAININGS = {
         "tape/plain --last=30",
         *_in_orders("minimize", "--last=30", ["plain", "outside"]),
     ],
+    "legacy": [
+        *_in_orders("fit", "--last=30 --legacy", ["plain", "inside", "outside"]),
+        *_in_orders("loop", "--last=30 --legacy"),
+        "tape/plain --last=30 --legacy",
+        *_in_orders("minimize", "--last=30 --legacy", ["plain", "outside"]),
+    ],
+    "updates": _in_orders("updates"),
     # Without a check for overflow, the flag that the workers exchange is a constant too.
     "constants": _in_orders("constants", "--last=4", ["plain", "float16", "unchecked"]),
     # These gradients would be 0 in float16 if they were not scaled.
@@ -173,6 +180,22 @@ def test_callable_losses_train_as_on_one_device(printed: _Printed) -> None:
 def test_keras_on_two_workers_equals_one_device(printed: _Printed, trainings: str, steps: int) -> None:
     expected = _expected_of_keras(steps)
     for training in _TRAININGS[trainings]:
+        printed.assert_states(training, expected)
+
+
+def test_legacy_optimizers_on_two_workers_equal_one_device(printed: _Printed) -> None:
+    one_device = replica_training.ReplicaTraining(keras, tf.distribute.get_strategy(), legacy=True)
+    expected = one_device.by_fit(replica_training.inputs("random")[:30])
+    for training in _TRAININGS["legacy"]:
+        printed.assert_states(training, expected)
+
+
+def test_updates_of_legacy_optimizers_in_a_graph_are_averaged(printed: _Printed) -> None:
+    # Weight, count of steps and loss scale after each step. The second step overflows on the second worker.
+    weights = [0.25, 0.25, -0.5, -1.5, -2.0, -3.5]
+    scales = [1024, 1024, 1024, 2048, 2048, 4096]
+    expected = [list(state) for state in zip(weights, [1, 1, 2, 3, 4, 5], scales, strict=True)]
+    for training in _TRAININGS["updates"]:
         printed.assert_states(training, expected)
 
 

@@ -36,7 +36,7 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> _Died:
     names = ",".join(sorted((keras.__name__ for keras in installed().values()), reverse=True))
     directory = tmp_path_factory.mktemp("workers")
     program = replica_training.command(
-        names, "workers", "ours", "random", "fit", "compiled", "loop", f"--last={_STEPS}"
+        names, "workers", "ours", "random", "fit", "compiled", "legacy", "loop", f"--last={_STEPS}"
     )
     options = [f"--save={directory}", "--die=10"]
     finished = replica_processes.run(
@@ -47,12 +47,12 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> _Died:
 
 
 @pytest.fixture(scope="module")
-def on_one_device() -> Callable[[ModuleType], list[State]]:
+def on_one_device() -> Callable[..., list[State]]:
     """Return a function that trains on one device by one Keras, once."""
 
     @functools.cache
-    def trained(keras: ModuleType) -> list[State]:
-        return ReplicaTraining(keras, tf.distribute.get_strategy()).by_fit(inputs("random")[:_STEPS])
+    def trained(keras: ModuleType, legacy: bool = False) -> list[State]:
+        return ReplicaTraining(keras, tf.distribute.get_strategy(), legacy=legacy).by_fit(inputs("random")[:_STEPS])
 
     return trained
 
@@ -60,7 +60,7 @@ def on_one_device() -> Callable[[ModuleType], list[State]]:
 @for_every_keras()
 @pytest.mark.home(None)
 def test_two_workers_hold_equal_states_through_60_random_overflows(
-    keras: ModuleType, died: _Died, on_one_device: Callable[[ModuleType], list[State]]
+    keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
 ) -> None:
     # The next test has the loop of `keras`.
     for way in ("fit",) if keras.__name__ == "keras" else ("fit", "loop"):
@@ -69,9 +69,19 @@ def test_two_workers_hold_equal_states_through_60_random_overflows(
         assert first == on_one_device(keras)
 
 
+@for_every_keras("keras2", "tf_keras")
+@pytest.mark.home(None)
+def test_two_workers_with_a_legacy_optimizer_decide_alike(
+    keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
+) -> None:
+    first, second = died.finished.states(f"{keras.__name__}/legacy")
+    assert first == second
+    assert first == on_one_device(keras, legacy=True)
+
+
 @for_every_keras("keras3")
 def test_workers_compile_their_updates(
-    keras: ModuleType, died: _Died, on_one_device: Callable[[ModuleType], list[State]]
+    keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
 ) -> None:
     first, second = died.finished.states(f"{keras.__name__}/compiled")
     assert first == second
@@ -82,7 +92,7 @@ def test_workers_compile_their_updates(
 
 @for_every_keras("keras3", "keras2")
 def test_worker_that_dies_ends_the_other_and_the_run_resumes(
-    keras: ModuleType, died: _Died, on_one_device: Callable[[ModuleType], list[State]], tmp_path: Path
+    keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]], tmp_path: Path
 ) -> None:
     finished, expected = died.finished, on_one_device(keras)
     assert finished.codes[0] not in {0, None}, str(finished)

@@ -11,7 +11,7 @@ import uneven_training
 def test_gradient_that_one_worker_lacks_is_an_error_in_both(tmp_path: Path) -> None:
     # Only the environment `tf221` has tf_keras. All hosts share one launch, because starting takes longer than the
     # steps.
-    hosts = ["keras", *(["tf_keras"] if importlib.util.find_spec("tf_keras") else []), "v1"]
+    hosts = ["keras", *(["tf_keras", "tf_keras/legacy"] if importlib.util.find_spec("tf_keras") else []), "v1"]
     program = [sys.executable, uneven_training.__file__, *hosts]
     finished = replica_processes.run(program, tmp_path, 60, replica_processes.two_workers())
     assert finished.codes == [0, 0], str(finished)

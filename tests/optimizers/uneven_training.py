@@ -1,6 +1,6 @@
 """Takes a step on one of two workers, where each worker has a gradient that the other lacks, and prints the errors.
 
-PYTHONPATH=. TF_CONFIG=... python tests/optimizers/uneven_training.py keras v1
+PYTHONPATH=. TF_CONFIG=... python tests/optimizers/uneven_training.py keras tf_keras/legacy v1
 """
 
 import importlib
@@ -17,7 +17,11 @@ def _optimizer_and_variables(host: str) -> tuple[tfmp.LossScaleOptimizer, list[A
     if host == "v1":
         inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)
         return tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8)), [tf.Variable(1.0, name=n) for n in names]
-    keras = importlib.import_module(host)
+    package, _, kind = host.partition("/")
+    keras = importlib.import_module(package)
+    if kind == "legacy":
+        inner = keras.optimizers.legacy.SGD(0.5)
+        return tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8)), [tf.Variable(1.0, name=n) for n in names]
     opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(8))
     variables = [getattr(keras, "Variable", tf.Variable)(1.0, name=name) for name in names]
     opt.build(variables)

@@ -341,7 +341,8 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
             inner = cls._keras.__internal__.optimizers.convert_to_legacy_optimizer(inner)
             parts.pop("name", None)
         # `type.__call__` does what `cls(...)` does, without the metaclass of Keras' own wrapper.
-        return type.__call__(cls, inner, **parts)
+        # Horovod makes a subclass of this class whose constructor takes no other arguments than those with a name.
+        return type.__call__(cls, inner_optimizer=inner, **parts)
 
     @property
     def apply(self) -> NoReturn:
