@@ -180,11 +180,11 @@ class V1Graph(FrontEnd):
                 {name: tf1.placeholder(spec.dtype, spec.shape) for name, spec in structure.fed.items()}
                 for _ in range(strategy.num_replicas_in_sync)
             ]
-            opt = self.optimizer(v1_optimizer(structure))
+            opt = self._make_optimizer(step)
 
             def on_replica() -> tf.Operation:
                 loss = structure.loss(variables, self._fed[replica_number()])
-                return opt.minimize(loss, step, var_list=list(variables.values()))
+                return self._minimize(opt, loss, step, list(variables.values()))
 
             self._train_op = tf.group(strategy.experimental_local_results(strategy.run(on_replica)))
             moving = [*variables.values(), *opt.variables()]
@@ -192,6 +192,13 @@ class V1Graph(FrontEnd):
             self._fetches = [local, step.read_value(), as_tensors(outcomes_of(opt))]
             self._saver = tf1.train.Saver()
             self._initialize = tf1.global_variables_initializer()
+
+    def _make_optimizer(self, step: tf.Variable) -> Any:
+        del step
+        return self.optimizer(v1_optimizer(self.structure))
+
+    def _minimize(self, opt: Any, loss: tf.Tensor, step: tf.Variable, variables: Sequence[tf.Variable]) -> tf.Operation:
+        return opt.minimize(loss, step, var_list=variables)
 
     def begin(self) -> None:
         # A new session, because only there the wrapper's counts of steps are 0 again.

@@ -1,14 +1,14 @@
 """The front-ends of the fault tests for Keras 2, Keras 3 and tf_keras."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 from faults import Rule
-from front_ends import FrontEnd, State, Steps, dataset, manager, outcomes_of, replica_number, state_of
+from front_ends import FrontEnd, State, Steps, V1Graph, dataset, manager, outcomes_of, replica_number, state_of
 from structures import Fed, Structure
 
 import tfmp
@@ -35,9 +35,18 @@ class _Keras(FrontEnd):
         self._weights = [of_tensorflow(weight) for weight in weights]
         self._opt = opt
         inner = opt.inner_optimizer if self.rule else opt
-        self._moving = [*self._weights, *map(of_tensorflow, inner.variables)]
-        self._held = list(dict.fromkeys(map(_Identity, [*self._moving, *map(of_tensorflow, opt.variables)])))
+        self._moving = [*self._weights, *map(of_tensorflow, self._variables(inner))]
+        self._held = list(dict.fromkeys(map(_Identity, [*self._moving, *map(of_tensorflow, self._variables(opt))])))
         self._at_start = [each.variable.numpy() for each in self._held]
+
+    def _built(self, weights: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return an optimizer with these options that has made its variables."""
+        opt = self.optimizer(self._keras.optimizers.SGD(0.5, **options))
+        opt.build(weights)
+        return opt
+
+    def _variables(self, opt: Any) -> Sequence[Any]:
+        return opt.variables
 
     def optimizer(self, inner: Any) -> Any:
         return tfmp.LossScaleOptimizer(inner, manager(self.rule), **self._settings) if self.rule else inner
@@ -96,9 +105,7 @@ class KerasLoop(_Keras):
             weights = {
                 name: make(value, name=name, dtype=value.dtype.name) for name, value in structure.initial.items()
             }
-            opt = self.optimizer(keras.optimizers.SGD(0.5, **options))
-            opt.build(list(weights.values()))
-        self._set_up(list(weights.values()), opt)
+            self._set_up(list(weights.values()), self._built(list(weights.values()), options))
         self._by_name = weights
         signature = [[dict(structure.fed)] * self._strategy.num_replicas_in_sync]
         self._step = compiled(self._take_step, signature) if compiled else self._take_step
@@ -125,9 +132,18 @@ class KerasLoop(_Keras):
         with tf.GradientTape() as tape:
             loss = self.structure.loss(variables, fed)
             if self.rule:
-                loss = self._opt.scale_loss(loss)
+                loss = self._scaled(loss)
         grads = tape.gradient(loss, list(variables.values()))
+        if self.rule:
+            grads = self._unscaled(grads)
         self._opt.apply_gradients(zip(grads, self._by_name.values(), strict=True))
+
+    def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        return self._opt.scale_loss(loss)
+
+    def _unscaled(self, grads: Sequence[Any]) -> Sequence[Any]:
+        # `apply_gradients` unscales them.
+        return grads
 
 
 class KerasFit(_Keras):
@@ -160,8 +176,7 @@ class KerasFit(_Keras):
         weights = list(self._model.held.values())
         for weight, value in zip(weights, structure.initial.values(), strict=True):
             weight.assign(value)
-        opt = self.optimizer(keras.optimizers.SGD(0.5, **structure.options))
-        opt.build(weights)
+        opt = self._built(weights, structure.options)
         self._model.compile(opt, loss=_output, **compile_settings)
         self._set_up(weights, opt)
 
@@ -171,6 +186,67 @@ class KerasFit(_Keras):
         fed = dataset(self.structure, steps).map(lambda fed: (fed, tf.zeros([1])))
         self._model.fit(fed, shuffle=False, verbose=0, callbacks=[note])
         return states
+
+
+class LegacyLoop(KerasLoop):
+    """A custom training loop with a legacy optimizer, which unscales gradients itself, as those of Keras 2 do.
+
+    The arguments are those of `KerasLoop`. Legacy optimizers have neither moving averages nor the method `build`.
+    """
+
+    def _built(self, weights: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        opt = self.optimizer(legacy_sgd(self._keras, options))
+        opt._create_all_weights(weights)
+        # The manager makes its variables when they are first read.
+        outcomes_of(opt)
+        return opt
+
+    def _variables(self, opt: Any) -> Sequence[Any]:
+        of_manager = opt.manager.variables if isinstance(opt, tfmp.LossScaleOptimizer) else []
+        return [*opt.variables(), *of_manager]
+
+    def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        return self._opt.get_scaled_loss(loss)
+
+    def _unscaled(self, grads: Sequence[Any]) -> Sequence[Any]:
+        return self._opt.get_unscaled_gradients(grads)
+
+
+class LegacyGraph(V1Graph):
+    """A legacy optimizer in a session, which counts its steps in the global step, as under Estimator.
+
+    Args:
+        keras: The Keras package.
+        structure: The structure to train.
+        rule: The settings of the manager; None for an optimizer without a wrapper.
+        settings: More arguments of `V1Graph`.
+    """
+
+    def __init__(self, keras: ModuleType, structure: Structure, rule: Rule | None, **settings: Any) -> None:
+        self._keras = keras
+        super().__init__(structure, rule, **settings)
+
+    def _make_optimizer(self, step: tf.Variable) -> Any:
+        opt = self.optimizer(legacy_sgd(self._keras, self.structure.options))
+        opt.iterations = step
+        return opt
+
+    def _minimize(self, opt: Any, loss: tf.Tensor, step: tf.Variable, variables: Sequence[tf.Variable]) -> tf.Operation:
+        del step
+        # Keras refuses a variable here that the loss does not depend on.
+        grads = tf.compat.v1.gradients(loss, variables)
+        used = [variable for variable, grad in zip(variables, grads, strict=True) if grad is not None]
+        return tf.group(opt.get_updates(loss, used))
+
+
+def legacy_sgd(keras: ModuleType, options: Mapping[str, Any]) -> Any:
+    """Return a legacy optimizer with the options of a structure that it has.
+
+    Args:
+        keras: The Keras package.
+        options: The options of a structure.
+    """
+    return keras.optimizers.legacy.SGD(0.5, **{name: value for name, value in options.items() if "ema" not in name})
 
 
 def _output(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ from faults import (
     Rule,
 )
 from front_ends import FrontEnd, V1Eager, V1Graph
-from keras_front_ends import KerasFit, KerasLoop, by_xla, compiled
+from keras_front_ends import KerasFit, KerasLoop, LegacyGraph, LegacyLoop, by_xla, compiled
 from kerases import installed
 from structures import Structure
 
@@ -31,7 +31,7 @@ def front_ends() -> dict[str, tuple[Make, Make]]:
     if not tf.compat.v1.executing_eagerly_outside_functions():
         reference = partial(V1Graph, use_resource=False)
         found["v1 graph, reference variables"] = (reference, reference)
-        return found
+        return found | _legacy_graphs()
     if hasattr(tf, "estimator"):
         found["Estimator"] = (Estimator, V1Graph)
     found["v1 eager"] = (V1Eager, V1Eager)
@@ -43,14 +43,19 @@ def front_ends() -> dict[str, tuple[Make, Make]]:
         if title == "keras3":
             found[f"{title} compiled update"] = (partial(KerasLoop, keras, compiled=compiled, jit_compile=True), plain)
         found[f"{title} fit"] = (partial(KerasFit, keras), plain)
-    return found
+    for title, keras in _with_legacy().items():
+        plain = partial(LegacyLoop, keras)
+        found[f"{title} eager"] = (plain, plain)
+        found[f"{title} function"] = (partial(LegacyLoop, keras, compiled=compiled), plain)
+    return found | _legacy_graphs()
 
 
 def replicated_front_ends() -> dict[str, Make]:
     """Return, by name, functions that make front-ends on the replicas of a `strategy`, or on one device without it."""
     found: dict[str, Make] = {"v1 graph": V1Graph}
     if tf.compat.v1.executing_eagerly_outside_functions():
-        found |= {title: partial(_loop, keras) for title, keras in installed().items()}
+        found |= {title: partial(_loop, KerasLoop, keras) for title, keras in installed().items()}
+        found |= {title: partial(_loop, LegacyLoop, keras) for title, keras in _with_legacy().items()}
     return found
 
 
@@ -77,5 +82,16 @@ def replica_faults_of(front_end: str) -> Mapping[str, Fault]:
     return REPLICA_FAULTS_IF_SUMMED_FIRST if front_end in ("keras2", "tf_keras") else REPLICA_FAULTS
 
 
-def _loop(keras: ModuleType, structure: Structure, rule: Rule | None, **settings: Any) -> FrontEnd:
-    return KerasLoop(keras, structure, rule, compiled=compiled, averages=False, **settings)
+def _loop(loop: Make, keras: ModuleType, structure: Structure, rule: Rule | None, **settings: Any) -> FrontEnd:
+    return loop(keras, structure, rule, compiled=compiled, averages=False, **settings)
+
+
+def _legacy_graphs() -> dict[str, tuple[Make, Make]]:
+    makes = {f"{title} graph": partial(LegacyGraph, keras) for title, keras in _with_legacy().items()}
+    return {title: (make, make) for title, make in makes.items()}
+
+
+def _with_legacy() -> dict[str, ModuleType]:
+    """Return each Keras that has legacy optimizers, by the name of their front-ends."""
+    # Keras 3 has the names of legacy optimizers, too, but they only raise errors.
+    return {f"{title} legacy": keras for title, keras in installed().items() if title != "keras3"}

@@ -24,6 +24,8 @@ _REPLICATED = lanes.replicated_front_ends()
 
 def _rows(names: Any) -> list[Any]:
     marks = {"v1 graph": [pytest.mark.graph], "Estimator": [pytest.mark.graph], "v1 eager": [pytest.mark.home("tf215")]}
+    # Where tf_keras is installed, its legacy optimizers are trained too: Keras 2.15 has others.
+    marks |= {name: [pytest.mark.home("tf221")] for name in names if name.startswith("tf_keras legacy")}
     return [pytest.param(name, marks=marks.get(name.partition(",")[0], [])) for name in names]
 
 
