@@ -18,6 +18,11 @@ pytestmark = pytest.mark.essential
 _HOSTS: dict[str, Callable[[], Any]] = {
     "v1": functools.partial(tf.compat.v1.train.MomentumOptimizer, 0.5, 0.5),
     **{name: functools.partial(keras.optimizers.SGD, 0.5, momentum=0.5) for name, keras in kerases.installed().items()},
+    **{
+        f"{name} legacy": functools.partial(keras.optimizers.legacy.SGD, 0.5, momentum=0.5)
+        for name, keras in kerases.installed().items()
+        if name != "keras3"
+    },
 }
 
 _for_every_host = pytest.mark.parametrize("host", _HOSTS)
