@@ -71,7 +71,15 @@ _ELSEWHERE = {
         "tests/optimizers/test_horovod.py",
     ),
     "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_managers_base.py"),
+    "core/storage/in_checkpoint.py": _place(
+        "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_in_checkpoint.py"
+    ),
     "core/storage/state_variables.py": _place("_trackable_children", _CHILDREN, "tests/grad_scaler/test_iteration.py"),
+    "hosts/keras/legacy.py": _place(
+        "_create_all_weights",
+        "what `apply_gradients` of a legacy optimizer calls to make its variables; it has no public name",
+        "tests/hosts/keras/test_legacy.py",
+    ),
     "mixed_precision/autocast/around_calls.py": _place(
         "tensorflow.python.ops.parallel_for. tensorflow.python.data. keras.src.layers. tf_keras.src.layers.",
         "what makes functions for one call; such a function does not say so itself",
@@ -89,11 +97,20 @@ _ELSEWHERE = {
         "tests/optimizer_state/test_half_state.py",
     ),
     "optimizers/keras/checkpoints.py": _place(
-        "_trackable_children _lookup_dependency _deferred_dependencies _update_uid _serialize_to_tensors "
-        "_restore_from_tensors _learning_rate",
+        "_trackable_children _lookup_dependency _deferred_dependencies _update_uid _learning_rate",
         f"{_CHILDREN}; `_learning_rate` is the name of one in Keras' checkpoints",
         "tests/optimizers/keras/test_keras_checkpoints.py",
         "tests/optimizers/test_keras_moves.py",
+    ),
+    "optimizers/keras/takeover.py": _place(
+        "_trackable_children", _CHILDREN, "tests/optimizers/keras/test_keras_takeover.py"
+    ),
+    "optimizers/keras_legacy.py": _place(
+        "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_all_weights _compute_gradients "
+        "_aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable _HAS_AGGREGATE_GRAD",
+        "what Keras, Estimator and TensorFlow's checkpoints ask of a legacy optimizer, which the one inside has; "
+        "legacy optimizers have no other interface, and are no longer developed",
+        "tests/optimizers/test_keras_legacy.py",
     ),
     "optimizers/keras2.py": _place(
         "_learning_rate",
@@ -320,6 +337,7 @@ def _hooks() -> Iterator[Any]:
     yield from _rows("tf1", tf.compat.v1.train.Optimizer, f"{tf1} _get_or_make_slot _get_or_make_slot_with_initializer")
     trackable = "_trackable_children _lookup_dependency _deferred_dependencies _update_uid"
     yield from _rows("tensorflow", tf.Module, f"{trackable} _serialize_to_tensors _restore_from_tensors")
+    yield from _rows("tensorflow", tf, "__internal__")
     kerases = installed()
     for name in ("keras3", "keras2", "tf_keras"):
         if name not in kerases:
@@ -334,6 +352,10 @@ def _hooks() -> Iterator[Any]:
         else:
             yield from _rows(f"{name}-optimizer", package.optimizers.SGD(), "_learning_rate")
             yield from _rows(f"{name}-model", package.Sequential(), "_compute_output_and_mask_jointly")
+            legacy = package.optimizers.legacy.SGD()
+            hyper = "_hyper _get_hyper _set_hyper _HAS_AGGREGATE_GRAD _track_trackable _create_all_weights"
+            yield from _rows(f"{name}-legacy", legacy, f"{hyper} _compute_gradients _aggregate_gradients")
+            yield from _rows(f"{name}-legacy", legacy, "_restore_slot_variable _create_or_restore_slot_variable")
             asked = "_implements_train_batch_hooks _implements_test_batch_hooks _implements_predict_batch_hooks"
             yield from _rows(f"{name}-callback", package.callbacks.Callback, asked)
 
@@ -355,6 +377,7 @@ def test_every_listed_hook_is_looked_up() -> None:
     if not {"keras2", "tf_keras"} & installed().keys():
         of_missing |= _ELSEWHERE["monitoring/callbacks.py"].names
         of_missing |= {"_learning_rate", "_compute_output_and_mask_jointly"}
+        of_missing |= _ELSEWHERE["optimizers/keras_legacy.py"].names - {"__internal__"}
     assert names - looked_up == of_missing
 
 

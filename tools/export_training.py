@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, (default, text) in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default: %(default)s)")
     options = parser.parse_args(argv)
-    if keras_contenders.why_not_here():
-        parser.error(keras_contenders.why_not_here())
+    if keras_contenders.KERAS != "Keras 3":
+        parser.error(f"this exports trainings of Keras 3, got Keras {keras.__version__}.")
 
     with program_export.for_accelerators():
         program_export.write(options.folder, _exported(options), "run_exported_trainings.py")
