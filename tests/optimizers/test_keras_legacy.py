@@ -179,8 +179,30 @@ def test_further_arguments_reach_the_inner_optimizer(keras: ModuleType) -> None:
     _step(opt, weights, 1.0, decay_var_list=weights[:1])
     _step(opt, weights, math.inf, decay_var_list=weights[:1])
     _step(opt, weights, 1.0, experimental_aggregate_gradients=False)
-    assert [kwargs for _, kwargs in seen] == [{}, {"experimental_aggregate_gradients": False}]
-    assert seen[0][0] == weights[:1]
+    opt.minimize(lambda: tf.reduce_sum(weights[0]), weights[:1], decay_var_list=weights[1:])
+    assert [kwargs for _, kwargs in seen] == [{}, {"experimental_aggregate_gradients": False}, {}]
+    assert [decayed for decayed, _ in seen] == [weights[:1], None, weights[1:]]
+
+
+@for_every_keras2
+def test_optimizer_around_the_wrapper_that_updates_variables_itself_is_refused(keras: ModuleType) -> None:
+    """As Lookahead, SWA and MovingAverage of TensorFlow Addons do."""
+
+    class Around(keras.optimizers.legacy.Optimizer):  # type: ignore[name-defined, misc] # one of two packages
+        def __init__(self, inner: Any) -> None:
+            super().__init__("Around")
+            self._inner = inner
+
+        def _create_hypers(self) -> None:
+            self._inner._create_hypers()
+
+        def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+            return self._inner._resource_apply_dense(grad, var)
+
+    weight = tf.Variable(2.0)
+    with pytest.raises(ValueError, match=r"must be the outermost wrapper.*write.*LossScaleOptimizer\(Lookahead\(SGD"):
+        Around(_wrap(keras.optimizers.legacy.SGD())).apply_gradients([(tf.constant(1.0), weight)])
+    assert float(weight) == 2
 
 
 @for_every_keras2

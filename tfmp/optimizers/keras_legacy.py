@@ -216,6 +216,16 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         self.inner_optimizer._create_all_weights(var_list)
 
+    def _create_hypers(self) -> NoReturn:
+        # Keras does not call this on a wrapper. An optimizer around the wrapper does, such as Lookahead of TensorFlow
+        # Addons, which then updates single variables by further private methods.
+        inner = f"{type(self.inner_optimizer).__name__}(...)"
+        raise ValueError(
+            "tfmp.LossScaleOptimizer must be the outermost wrapper, because the optimizer around it updates each "
+            "variable without asking whether the step is skipped: write, for example, "
+            f"tfmp.LossScaleOptimizer(Lookahead({inner})), not Lookahead(tfmp.LossScaleOptimizer({inner}))."
+        )
+
     def _aggregate_gradients(self, grads_and_vars: _GradsAndVars) -> list[tuple[Gradient, tf.Variable]]:
         return list(self.inner_optimizer._aggregate_gradients(grads_and_vars))
 
@@ -240,6 +250,18 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
     ) -> list[tuple[Gradient, tf.Variable]]:
         """As in `tfmp.LossScaleOptimizer`; legacy optimizers themselves have this method under a private name."""
         return self._compute_gradients(loss, var_list, tape=tape)
+
+    def minimize(
+        self,
+        loss: Loss,
+        var_list: Any,  # noqa: ANN401 - variables, or a function that returns them
+        grad_loss: tf.Tensor | None = None,
+        name: str | None = None,
+        tape: tf.GradientTape | None = None,
+        **kwargs: Any,  # noqa: ANN401 - of the inner optimizer
+    ) -> Any:  # noqa: ANN401 - an op, or `iterations`
+        """As in `tfmp.LossScaleOptimizer`; further keyword arguments are those of `apply_gradients`."""
+        return self.apply_gradients(self._compute_gradients(loss, var_list, grad_loss, tape), name=name, **kwargs)
 
     def get_gradients(self, loss: tf.Tensor, params: Sequence[tf.Variable]) -> list[Gradient]:
         """Return the unscaled gradients of a loss in a graph; `get_updates` and Estimator's heads call this."""
@@ -320,7 +342,9 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         }
 
     def _settings_to_show(self) -> list[str]:
-        return settings_to_show(self.inner_optimizer, self._own_settings())
+        # Keras shows this in its error if the model is of the other package, `keras` or `tf_keras`.
+        kind, *others = settings_to_show(self.inner_optimizer, self._own_settings())
+        return [f"{kind} of {self._keras.__name__}", *others]
 
     @classmethod
     def from_config(
