@@ -106,8 +106,8 @@ _ELSEWHERE = {
         "_trackable_children", _CHILDREN, "tests/optimizers/keras/test_keras_takeover.py"
     ),
     "optimizers/keras_legacy.py": _place(
-        "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_all_weights _compute_gradients "
-        "_aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable _HAS_AGGREGATE_GRAD",
+        "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
+        "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable _HAS_AGGREGATE_GRAD",
         "what Keras, Estimator and TensorFlow's checkpoints ask of a legacy optimizer, which the one inside has; "
         "legacy optimizers have no other interface, and are no longer developed",
         "tests/optimizers/test_keras_legacy.py",
@@ -353,7 +353,9 @@ def _hooks() -> Iterator[Any]:
             yield from _rows(f"{name}-optimizer", package.optimizers.SGD(), "_learning_rate")
             yield from _rows(f"{name}-model", package.Sequential(), "_compute_output_and_mask_jointly")
             legacy = package.optimizers.legacy.SGD()
-            hyper = "_hyper _get_hyper _set_hyper _HAS_AGGREGATE_GRAD _track_trackable _create_all_weights"
+            hyper = (
+                "_hyper _get_hyper _set_hyper _create_hypers _HAS_AGGREGATE_GRAD _track_trackable _create_all_weights"
+            )
             yield from _rows(f"{name}-legacy", legacy, f"{hyper} _compute_gradients _aggregate_gradients")
             yield from _rows(f"{name}-legacy", legacy, "_restore_slot_variable _create_or_restore_slot_variable")
             asked = "_implements_train_batch_hooks _implements_test_batch_hooks _implements_predict_batch_hooks"
