@@ -107,7 +107,8 @@ _ELSEWHERE = {
     ),
     "optimizers/keras_legacy.py": _place(
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
-        "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable _HAS_AGGREGATE_GRAD",
+        "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable "
+        "_HAS_AGGREGATE_GRAD",
         "what Keras, Estimator and TensorFlow's checkpoints ask of a legacy optimizer, which the one inside has; "
         "legacy optimizers have no other interface, and are no longer developed",
         "tests/optimizers/test_keras_legacy.py",
