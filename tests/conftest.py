@@ -9,6 +9,7 @@ _MARKERS = {
     "graph": "builds its own graphs, and therefore also runs with --v1-behavior",
     "horovod": "needs Horovod; the tox environment `horovod` builds it and runs only these tests",
     "estimator": "needs tf.estimator, which TensorFlow 2.15 is the last to have",
+    "library(package)": "needs a package that the tox environment `legacy` installs",
     "essential(*cases)": "also runs on the other versions of TensorFlow, Keras and Python; with cases, those of its "
     "cases whose ids begin with one of them; with None, no case, whatever its module says",
     "home(name)": "runs in the tox environment of this name, in others only if it is essential; with None, in all",
@@ -24,6 +25,7 @@ _HOMES = {
     "tests/benchmarks/test_recipes_table.py": "tf221",
     "tests/benchmarks/": "tf216",
     "tests/hosts/": "tf221",
+    "tests/legacy_libraries/": "legacy",
     "tests/core/": "tf216",
     "tests/docs/test_recipes.py": "tf221",
     "tests/docs/test_tutorials.py": "docs",
@@ -133,5 +135,8 @@ def _case(item: pytest.Item) -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
         pytest.skip("needs Horovod, which the tox environment `horovod` builds")
+    for marker in item.iter_markers("library"):
+        if importlib.util.find_spec(marker.args[0].partition(".")[0]) is None:
+            pytest.skip(f"needs {marker.args[0]}, which the tox environment `legacy` installs")
     if item.get_closest_marker("estimator") and importlib.util.find_spec("tensorflow_estimator") is None:
         pytest.skip("this TensorFlow has no tf.estimator; 2.15 has")
