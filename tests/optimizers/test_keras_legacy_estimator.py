@@ -1,6 +1,5 @@
 """The wrapper around legacy optimizers under tf.estimator, whose heads and canned models take them."""
 
-import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -123,8 +122,13 @@ def _times(x: tf.Tensor, factor: tf.Tensor) -> Any:
     return tf.identity(x), lambda upstream: (upstream * factor, None)
 
 
+def _dense(units: int, activation: str | None = None) -> Any:
+    # The random initializers of Keras do not heed the seed of Estimator.
+    return tf.keras.layers.Dense(units, activation, kernel_initializer="ones")
+
+
 def _with_head(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: dict[str, Any]) -> Any:
-    net = tf.keras.Sequential([tf.keras.layers.Dense(2, "relu"), tf.keras.layers.Dense(1)])
+    net = tf.keras.Sequential([_dense(2, "relu"), _dense(1)])
     logits = _times(net(features["x"]), features["factor"])
     opt = params["make"]()
     opt.iterations = tf1.train.get_or_create_global_step()
@@ -174,8 +178,7 @@ def test_model_to_estimator_keeps_the_wrapper(is_legacy: bool, tmp_path: Path) -
     adam = _adam if is_legacy else lambda: tf.keras.optimizers.Adam(0.125)
 
     def estimator(opt: Any, directory: Path) -> Any:
-        dense = functools.partial(tf.keras.layers.Dense, kernel_initializer="ones")
-        model = tf.keras.Sequential([tf.keras.Input([2], name="x"), dense(2, "relu"), dense(1)])
+        model = tf.keras.Sequential([tf.keras.Input([2], name="x"), _dense(2, "relu"), _dense(1)])
         model.compile(opt, "mse")
         return tf.keras.estimator.model_to_estimator(model, config=_config(directory))
 
