@@ -54,8 +54,9 @@ def test_keras_own_wrapper_counts_the_skipped_step() -> None:
     for name in ("transformers: create_optimizer", "Addons: AdamW", "TF-models: adam", "TF-models: adamw, clipped"):
         case = CASES[name]
         own = load(case.keras).mixed_precision.LossScaleOptimizer
-        bare = train(case, None, factors=factors(0.0), compiled=True)
-        found[name] = legacy_optimizers.difference(train(case, own, factors=factors(math.inf), compiled=True), bare)
+        bare = train(case, None, factors=factors(0.0, at=0), compiled=True)
+        run = train(case, own, factors=factors(math.inf, at=0), compiled=True)
+        found[name] = legacy_optimizers.difference(run, bare)
     assert min(found.values()) > 1e-3
 
 
