@@ -21,7 +21,6 @@ from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import optimizer_of, validated_aggregation_dtype
 from tfmp.optimizers.keras.accumulation import variables_of_each_replica
 from tfmp.optimizers.keras.arguments import (
-    fixed_scale,
     manager_of_keras,
     refuse_other_arguments,
     validate_inner_optimizer,
@@ -29,12 +28,13 @@ from tfmp.optimizers.keras.arguments import (
 )
 from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
 from tfmp.optimizers.keras.files import StateInFiles, register_managers
+from tfmp.optimizers.keras.methods import OfInnerOptimizer
 from tfmp.optimizers.keras.takeover import manager_from_keras2
 from tfmp.optimizers.keras2_tape import ScalingTape
 from tfmp.types import Gradient, Gradients, Loss
 
 
-class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
+class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
     """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer.
 
     `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of a subclass, which adds the base classes of
@@ -78,10 +78,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         validate_inner_optimizer(self._keras, inner_optimizer)
         refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        if not dynamic:
-            loss_scale_manager = fixed_scale(loss_scale_manager, initial_scale, dynamic_growth_steps)
-            initial_scale = None
-        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
+        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
         self._jit_compile = validated_jit_compile(jit_compile)
         self._compilers = UpdateCompilers(self._jit_compile)
         self._inner_optimizer = inner_optimizer
@@ -95,32 +92,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras):
         self._aggregation_dtype = dtype
         self._set_up(manager, is_distributed, overflow_detector, accumulation, self._aggregation_dtype)
         warn_of_methods_never_called(inner_optimizer, ("minimize",))
-
-    @property
-    def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
-        """The wrapped optimizer."""
-        return self._inner_optimizer
-
-    @property
-    def iterations(self) -> tf.Variable:
-        """The inner optimizer's count of steps.
-
-        Skipped steps count only with `iterations_include_skipped_steps=True`.
-        """
-        return self.inner_optimizer.iterations
-
-    @iterations.setter
-    def iterations(self, variable: tf.Variable) -> None:
-        self.inner_optimizer.iterations = variable
-
-    @property
-    def learning_rate(self) -> tf.Variable:
-        """The inner optimizer's learning rate, which can be set."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: float) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
 
     @property
     def _learning_rate(self) -> Any:  # noqa: ANN401 - a variable or a schedule

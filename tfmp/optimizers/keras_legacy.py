@@ -20,21 +20,20 @@ from tfmp.hosts.keras.legacy import LegacyAdapter
 from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.base import optimizer_of, settings_to_show, validated_aggregation_dtype
 from tfmp.optimizers.keras.arguments import (
-    fixed_scale,
     manager_of_keras,
     refuse_other_arguments,
     validate_inner_optimizer,
 )
 from tfmp.optimizers.keras.files import register_managers
 from tfmp.optimizers.keras.loops import LoopRecord
-from tfmp.optimizers.keras.methods import MethodsOfKeras
+from tfmp.optimizers.keras.methods import MethodsOfKeras, OfInnerOptimizer
 from tfmp.optimizers.keras.takeover import ScaleOfKeras, manager_from_keras2
 from tfmp.types import Gradient, Gradients, Loss
 
 _GradsAndVars = Iterable[tuple[Gradient, tf.Variable]]
 
 
-class LossScaleOptimizerLegacy(MethodsOfKeras):
+class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
     """The `tfmp.LossScaleOptimizer` around a legacy optimizer of Keras 2.
 
     `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of a subclass, which adds the base classes of
@@ -83,10 +82,7 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         # the inner optimizer is.
         tf.__internal__.tracking.DelegatingTrackableMixin.__init__(self, inner_optimizer)
         self._inner_optimizer = inner_optimizer
-        if not dynamic:
-            loss_scale_manager = fixed_scale(loss_scale_manager, initial_scale, dynamic_growth_steps)
-            initial_scale = None
-        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
+        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
         self._iterations_include_skipped_steps = iterations_include_skipped_steps
@@ -106,35 +102,9 @@ class LossScaleOptimizerLegacy(MethodsOfKeras):
         self._track_trackable(self._accumulators, "accumulation", overwrite=True)
         self._track_trackable(self._scaler.overflow_counts, "overflow_counts", overwrite=True)
 
-    @property
-    def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
-        """The wrapped optimizer."""
-        return self._inner_optimizer
-
     # What a legacy optimizer is asked for, and only the inner one has.
 
-    @property
-    def iterations(self) -> tf.Variable:
-        """The inner optimizer's count of steps, which can be set, for example to the global step.
-
-        Skipped steps count only with `iterations_include_skipped_steps=True`.
-        """
-        return self.inner_optimizer.iterations
-
-    @iterations.setter
-    def iterations(self, variable: tf.Variable) -> None:
-        self.inner_optimizer.iterations = variable
-
-    @property
-    def learning_rate(self) -> Any:  # noqa: ANN401 - a variable, a number or a schedule
-        """The inner optimizer's learning rate, which can be set; also as `lr`."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:  # noqa: ANN401
-        self.inner_optimizer.learning_rate = learning_rate
-
-    lr = learning_rate
+    lr = OfInnerOptimizer.learning_rate
 
     @property
     def clipnorm(self) -> float | None:

@@ -81,9 +81,15 @@ def refuse_other_arguments(inner_optimizer: object, others: Mapping[str, Any], d
 
 
 def manager_of_keras(
-    loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
+    loss_scale_manager: Specification,
+    initial_scale: float | None,
+    dynamic_growth_steps: int | None,
+    *,
+    dynamic: bool = True,
 ) -> LossScaleManager:
     """Return the loss-scale manager that the arguments of a Keras front-end describe."""
+    if not dynamic:
+        return manager_of_keras(_fixed_scale(loss_scale_manager, initial_scale, dynamic_growth_steps), None, None)
     rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
     if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
@@ -96,7 +102,7 @@ def manager_of_keras(
     return dynamic_manager(**given) if given else manager_of_wrapper(loss_scale_manager)
 
 
-def fixed_scale(
+def _fixed_scale(
     loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
 ) -> float:
     """Return the scale for `dynamic=False`; raise `ValueError` if other arguments contradict it."""

@@ -117,3 +117,35 @@ class MethodsOfKeras(LossScaleOptimizer):
         if are_scaled:
             return self._scaler.step(update_of_scaled(adapter, grads, facts))
         return self._scaler.step(update_of_unscaled(adapter, grads, facts))
+
+
+class OfInnerOptimizer:
+    """What the wrappers of Keras 2 have from the optimizer in them."""
+
+    _inner_optimizer: Any
+
+    @property
+    def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
+        """The wrapped optimizer."""
+        return self._inner_optimizer
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """The inner optimizer's count of steps, which can be set, for example to the global step.
+
+        Skipped steps count only with `iterations_include_skipped_steps=True`.
+        """
+        return self.inner_optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, variable: tf.Variable) -> None:
+        self.inner_optimizer.iterations = variable
+
+    @property
+    def learning_rate(self) -> Any:  # noqa: ANN401 - a variable, or of a legacy optimizer a number or a schedule
+        """The inner optimizer's learning rate, which can be set."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:  # noqa: ANN401
+        self.inner_optimizer.learning_rate = learning_rate
