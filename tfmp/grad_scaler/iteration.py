@@ -11,7 +11,7 @@ from tfmp.core.overflow.results import EarlierCheck, StepResult
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.storage.state_variables import NotCheckpointed
 from tfmp.grad_scaler.call_order import CallOrder, on_replica
-from tfmp.grad_scaler.pending_results import PendingResults
+from tfmp.grad_scaler.pending_results import Findings, PendingResults
 from tfmp.types import Done
 
 #: Adjusts the loss scale by a result, and counts it as a step: if a boolean scalar says so, or always if that is None.
@@ -31,7 +31,7 @@ class Iteration(NotCheckpointed):
         self._scaler = scaler
         self._needs_max_abs = needs_max_abs
         self.calls = CallOrder(is_strict)
-        self.pending = PendingResults()
+        self.pending = PendingResults(has_detector=scaler.norms.spikes is not None)
 
     def note_unscale(
         self,
@@ -82,7 +82,7 @@ class Iteration(NotCheckpointed):
                 findings = self.pending.read()
                 result = self.pending.result(findings, with_max_abs=self._needs_max_abs)
                 # A step that Python has seen is certain, and needs no conditional.
-                is_step = None if has_steps and not sets_scale else findings.is_step
+                is_step = None if has_steps and not sets_scale else _is_step(findings, result)
                 adjusted = adjust(result, is_step)
             with tf.control_dependencies([*findings, *_as_list(adjusted)]):
                 return self.pending.clear(findings)
@@ -130,6 +130,11 @@ class Iteration(NotCheckpointed):
         if not results > 0:
             raise RuntimeError(message)
         return []
+
+
+def _is_step(findings: Findings, result: StepResult) -> tf.Tensor:
+    """Return whether an iteration counts as a step: it does too if a step was skipped as a spike."""
+    return findings.is_step if result.spike is None else tf.logical_or(findings.is_step, result.spike)
 
 
 def _as_list(done: Done) -> list[tf.Operation]:

@@ -16,7 +16,7 @@ class Findings(NamedTuple):
     #: The number of results, of steps and of `unscale`; int64.
     results: tf.Tensor
     #: True if no step was skipped, or would have been skipped, because of an overflow; bool.
-    applied: tf.Tensor
+    usable: tf.Tensor
     #: True if no gradient overflowed; bool.
     finite: tf.Tensor
     #: The largest magnitude among the gradients; float32.
@@ -32,14 +32,14 @@ class Findings(NamedTuple):
 
         It does not count if the user dropped all steps although their gradients were finite.
         """
-        return tf.logical_or(self.any_applied, tf.logical_not(self.applied))
+        return tf.logical_or(self.any_applied, tf.logical_not(self.usable))
 
     def with_result(self, result: StepResult, *, of_step: bool) -> "Findings":
         """Return the findings with one more result; `of_step` is False for `unscale`, which applies nothing."""
         max_abs = self.max_abs if result.max_abs is None else tf.maximum(self.max_abs, result.max_abs)
         return Findings(
             results=self.results + 1,
-            applied=tf.logical_and(self.applied, result.applied),
+            usable=tf.logical_and(self.usable, result.usable),
             finite=tf.logical_and(self.finite, result.finite),
             max_abs=tf.identity(max_abs),
             any_applied=tf.logical_or(self.any_applied, result.applied if of_step else False),
@@ -48,7 +48,7 @@ class Findings(NamedTuple):
 
     def cleared(self) -> "Findings":
         """Return the findings at the start of the next iteration."""
-        is_partial = tf.logical_and(self.any_applied, tf.logical_not(self.applied))
+        is_partial = tf.logical_and(self.any_applied, tf.logical_not(self.usable))
         partial_iterations = self.partial_iterations + tf.cast(is_partial, tf.int64)
         return Findings(*map(tf.constant, _NOTHING))._replace(partial_iterations=partial_iterations)
 
@@ -56,11 +56,17 @@ class Findings(NamedTuple):
 _NOTHING = Findings(np.int64(0), np.True_, np.True_, np.float32(0), np.False_, np.int64(0))
 
 
+class _Spiked(NamedTuple):
+    #: True if a step was skipped as a spike since the last update; bool.
+    spiked: tf.Tensor
+
+
 class PendingResults(NotCheckpointed):
     """Keeps what `unscale` and `step` find in variables, since they and `update` may be in different functions.
 
     A step that follows `unscale` finds the same overflow again, which changes nothing. But the user may drop the step,
-    for example because the norm of the gradients is too large: then only `unscale` has a result.
+    for example because the norm of the gradients is too large: then only `unscale` has a result. `has_detector` is True
+    if steps can be skipped as spikes.
 
     Examples:
         >>> pending = PendingResults()
@@ -71,10 +77,13 @@ class PendingResults(NotCheckpointed):
         (2, False)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_detector: bool = False) -> None:
         super().__init__()
         self._state = StateVariables(_NOTHING, saved=False)
         self._state.create()
+        self._spiked = StateVariables(_Spiked(np.False_), saved=False) if has_detector else None
+        if self._spiked is not None:
+            self._spiked.create()
         # True once a step was built that can be applied although a gradient overflowed.
         self._may_drop = False
 
@@ -89,16 +98,22 @@ class PendingResults(NotCheckpointed):
     def add(self, result: StepResult, *, of_step: bool) -> Done:
         """Add a result on which all replicas agree; `of_step` is False for `unscale`, which applies nothing."""
         self._may_drop |= result.complete is not None
-        return self._state.assign(self.read().with_result(result, of_step=of_step))
+        added = self._state.assign(self.read().with_result(result, of_step=of_step))
+        if self._spiked is None or result.spike is None:
+            return added
+        spiked = tf.logical_or(self._spiked.get("spiked"), result.spike)
+        return tf.group(added, self._spiked.assign(_Spiked(spiked)))
 
     def result(self, findings: Findings, *, with_max_abs: bool) -> StepResult:
         """Return the findings as one result, with the largest magnitude if it is needed."""
         return StepResult(
-            findings.applied,
+            findings.usable,
             findings.max_abs if with_max_abs else None,
             findings.finite if self._may_drop else None,
+            spike=None if self._spiked is None else self._spiked.get("spiked"),
         )
 
     def clear(self, findings: Findings) -> Done:
         """Begin the next iteration after these findings."""
-        return self._state.assign(findings.cleared())
+        cleared = self._state.assign(findings.cleared())
+        return cleared if self._spiked is None else tf.group(cleared, self._spiked.assign(_Spiked(tf.constant(False))))

@@ -81,7 +81,7 @@ class _Counts(NamedTuple):
 
     #: The number of updates before which all steps were applied.
     applied: tf.Tensor
-    #: The number of all other updates.
+    #: The number of all other updates, without those that were skipped as spikes.
     skipped: tf.Tensor
     #: The number of updates before which some steps were applied and others skipped.
     partial: tf.Tensor
@@ -91,7 +91,9 @@ class _Counts(NamedTuple):
         partial = tf.constant(0, tf.int64)
         if isinstance(scaler, GradScaler):
             partial = scaler._iteration.pending.get("partial_iterations")
-        return cls(tf.identity(scaler.applied_steps), tf.identity(scaler.skipped_steps), tf.identity(partial))
+        # A spike would be one again: the loss scale has not changed.
+        skipped = scaler.skipped_steps - scaler.skipped_spikes
+        return cls(tf.identity(scaler.applied_steps), skipped, tf.identity(partial))
 
 
 class _Attempt(NamedTuple):

@@ -8,11 +8,11 @@ import tensorflow as tf
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import names_of
-from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
+from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.early_check import check_early
 from tfmp.core.step.properties import StepProperties
 from tfmp.core.step.scaler import LossScaler
@@ -30,6 +30,9 @@ from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, make_variables, update_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
+
+#: The entry for the spike detector in what `state_dict` returns.
+_SPIKES = "spike_detector"
 
 
 class GradScaler(StepProperties, tf.Module):
@@ -70,9 +73,13 @@ class GradScaler(StepProperties, tf.Module):
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
         jit_compile: Whether XLA compiles unscaling, clipping and the update of a Keras optimizer into one program:
             "auto", where that saves time; True, always; False, never. As in `tfmp.LossScaleOptimizer`.
+        skip_spikes: Decides which steps are skipped although their gradients are finite, because their norm is an
+            outlier: a `tfmp.SpikeDetector`. By default none are. The gradients of each call of `step` or `step_all`
+            are compared with earlier ones of the same optimizers.
 
     Attributes:
         manager: The loss-scale manager. A `tf.train.Checkpoint` of the scaler saves the manager's state.
+        spike_detector: The `tfmp.SpikeDetector`, or None. A `tf.train.Checkpoint` of the scaler saves its state too.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -109,6 +116,7 @@ class GradScaler(StepProperties, tf.Module):
         is_distributed: bool = False,
         overflow_detector: OverflowDetector | None = None,
         jit_compile: JitCompile = "auto",
+        skip_spikes: SpikeDetector | None = None,
     ) -> None:
         super().__init__()
         rule = {
@@ -125,7 +133,12 @@ class GradScaler(StepProperties, tf.Module):
         self.manager = manager
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
-        self._scaler = LossScaler(manager, validated_detector(overflow_detector), self._is_distributed)
+        #: Decides which steps are skipped as spikes; None if none are. This name is a part of the keys in a checkpoint.
+        self.spike_detector = validated_spike_detector(skip_spikes)
+        if self.spike_detector is not None and not self._enabled:
+            raise ValueError("skip_spikes with enabled=False: steps are not checked then. Leave one of them out.")
+        detector = validated_detector(overflow_detector)
+        self._scaler = LossScaler(manager, detector, self._is_distributed, spike_detector=self.spike_detector)
         # As an attribute of this module the counts are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._losses = ScaledLosses()
@@ -273,11 +286,13 @@ class GradScaler(StepProperties, tf.Module):
         lists.refuse_all_none(grads)
         distribution = self._distribution()
         if not self._enabled:
-            return self._averaged(grads, distribution), EarlierCheck(LocalResult(tf.constant(True)))
+            averaged = self._averaged(grads, distribution)
+            return averaged, EarlierCheck(LocalResult(tf.constant(True)), unclipped=averaged)
         self._losses.warn_if_not_scaled(grads)
         facts = self._scaler.facts(distribution)
         unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution), facts.loss_scale)
-        return unscaled_grads, EarlierCheck(check_early(unscaled_grads, facts), checked=unscaled_grads)
+        result = check_early(unscaled_grads, facts)
+        return unscaled_grads, EarlierCheck(result, checked=unscaled_grads, unclipped=unscaled_grads)
 
     def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], EarlierCheck, Done]:
         """Return the mean of a window, the result of checking it, and the op that empties the window."""
@@ -285,6 +300,7 @@ class GradScaler(StepProperties, tf.Module):
         grads, window, emptied = drain(accumulator, distribution)
         lists.refuse_all_none(grads)
         mean = self._averaged(grads, distribution)
+        window = window._replace(unclipped=mean)
         if not self._enabled:
             return mean, window, emptied
         of_mean = check_early(mean, self._scaler.facts(distribution), of_micro_batches=True)
@@ -361,7 +377,8 @@ class GradScaler(StepProperties, tf.Module):
         if self._enabled or any(part.is_of_window for part in parts):
             return self._run(parts, self._scaler.distribution())
         done = [part.apply_unchecked() for part in parts]
-        return self._iteration.note_steps(optimizers, None, done, distribution)
+        stored = self._scaler.norms.store_unchecked([grad for part in parts for grad in part.unclipped], distribution)
+        return self._iteration.note_steps(optimizers, None, [*done, stored], distribution)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
@@ -427,7 +444,7 @@ class GradScaler(StepProperties, tf.Module):
         """
         return self._iteration.give_up(self._scaler.advance)
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the manager's state as numbers; empty if scaling is not enabled. Call this after `update`.
 
         A `tf.train.Checkpoint(scaler=scaler)` saves the same state. In a TF1 graph the state is in variables, which a
@@ -444,9 +461,10 @@ class GradScaler(StepProperties, tf.Module):
             {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
         """
         refuse_in_graph("state_dict")
-        return self.manager.state_dict() if self._enabled else {}
+        of_detector = {} if self.spike_detector is None else {_SPIKES: self.spike_detector.state_dict()}
+        return {**self.manager.state_dict(), **of_detector} if self._enabled else {}
 
-    def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Set the manager's state to one that `state_dict` returned; do nothing if scaling is not enabled.
 
         Args:
@@ -465,8 +483,15 @@ class GradScaler(StepProperties, tf.Module):
             8.0
         """
         refuse_in_graph("load_state_dict")
-        if self._enabled:
+        if not self._enabled:
+            return
+        if self.spike_detector is None or not isinstance(state_dict, Mapping) or _SPIKES not in state_dict:
             self.manager.load_state_dict(state_dict)
+            return
+        of_manager = dict(state_dict)
+        load_spikes = self.spike_detector.loading(of_manager.pop(_SPIKES))
+        self.manager.load_state_dict(of_manager)
+        load_spikes()
 
     def _settings_to_show(self) -> list[str]:
         shown = {"enabled": self._enabled, "is_distributed": self._is_distributed}
@@ -526,4 +551,4 @@ class GradScaler(StepProperties, tf.Module):
         has_set = self.manager.set_loss_scale(new_scale)
         # The step is counted only after the scale was set: in a graph, the manager may refuse the scale when it runs.
         with tf.control_dependencies([] if has_set is None else [has_set]):
-            return conditional_update(is_step, [], lambda _: self.manager.note_step(result.applied))
+            return self._scaler.count(result, is_step)

@@ -32,6 +32,11 @@ class StepPart(NamedTuple):
     earlier: EarlierCheck | None
 
     @property
+    def unclipped(self) -> Gradients:
+        """The gradients before the user clipped them, if that was after a call of `unscale`."""
+        return self.given if self.earlier is None or self.earlier.unclipped is None else self.earlier.unclipped
+
+    @property
     def is_of_window(self) -> bool:
         """True if the gradients are the mean of an accumulator's window, which may not be usable."""
         return self.earlier is not None and self.earlier.overflow_counts is not None
@@ -119,6 +124,7 @@ def earlier_together(parts: Sequence[StepPart]) -> EarlierCheck | None:
         # micro-batches counted is recorded.
         of_micro_batches=len(checks) == len(parts) and all(check.of_micro_batches for check in checks),
         overflow_counts=_counts_together(parts),
+        unclipped=[grad for part in parts for grad in part.unclipped],
     )
 
 

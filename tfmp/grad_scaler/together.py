@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,6 +19,11 @@ class AdaptersTogether(OptimizerAdapter):
         super().__init__(None, [variable for adapter in adapters for variable in adapter.variables])
         self.dtypes = [dtype for adapter in adapters for dtype in adapter.dtypes]
         self._adapters = adapters
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The optimizers of all adapters."""
+        return [adapter.optimizer for adapter in self._adapters]
 
     def apply(self, grads: Gradients) -> Done:
         """Let each optimizer apply its own part of the gradients."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.settings import not_default
+from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.properties import StepProperties
 from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
@@ -67,6 +68,8 @@ class LossScaleOptimizer(StepProperties):
             With either value the manager learns of the overflow when the window ends.
         micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full: those in
             an epoch, or in the whole training. Counting then starts again. By default windows end when full.
+        skip_spikes: Decides which steps are skipped although their gradients are finite, because their norm is an
+            outlier: a `tfmp.SpikeDetector`, of which every optimizer needs one of its own. By default none are.
         dynamic: For Keras 2, as in its own wrapper: False makes `initial_scale` a fixed scale.
         initial_scale: For Keras: the scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own
             wrapper too.
@@ -78,9 +81,9 @@ class LossScaleOptimizer(StepProperties):
         TypeError: `opt` is not an optimizer, or is of a kind that tfmp does not wrap; `loss_scale_manager` does not
             describe a manager; another argument has the wrong type, or is not for this kind of optimizer.
         ValueError: `opt` is wrapped already, or is made by Horovod and does not average the gradients of each step; the
-            manager keeps its state in another optimizer already; `aggregation_dtype` cannot be used here; a setting is
-            out of range, contradicts another one, or belongs to the wrapped optimizer; or Keras does not run on
-            TensorFlow, or runs with TensorFlow 2's behaviour disabled.
+            manager or the spike detector is in use by another optimizer already; `aggregation_dtype` cannot be used
+            here; a setting is out of range, contradicts another one, or belongs to the wrapped optimizer; or Keras does
+            not run on TensorFlow, or runs with TensorFlow 2's behaviour disabled.
         ImportError: The optimizer is of a Keras that is too old.
 
     Examples:
@@ -179,6 +182,7 @@ class LossScaleOptimizer(StepProperties):
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        skip_spikes: SpikeDetector | None = None,
         dynamic: bool = True,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,

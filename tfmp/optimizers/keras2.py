@@ -13,6 +13,7 @@ from tfmp.core.adapters import names_of
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
 from tfmp.core.managers import OWN_MANAGERS, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
@@ -27,7 +28,7 @@ from tfmp.optimizers.keras.arguments import (
     warn_of_methods_never_called,
 )
 from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
-from tfmp.optimizers.keras.files import StateInFiles, register_managers
+from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.methods import OfInnerOptimizer
 from tfmp.optimizers.keras.takeover import manager_from_keras2
 from tfmp.optimizers.keras2_tape import ScalingTape
@@ -68,6 +69,7 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        skip_spikes: SpikeDetector | None = None,
         dynamic: bool = True,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
@@ -90,7 +92,7 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         refuse_unsupported_horovods(inner_optimizer)
         dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, self._is_of_horovod)
         self._aggregation_dtype = dtype
-        self._set_up(manager, is_distributed, overflow_detector, accumulation, self._aggregation_dtype)
+        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, self._aggregation_dtype)
         warn_of_methods_never_called(inner_optimizer, ("minimize",))
 
     @property
@@ -138,6 +140,7 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         var_list = lists.variables("var_list", var_list)
         self.inner_optimizer.build(var_list)
         self._accumulation.build(var_list, self._add_buffer)
+        self._build_spike_detector()
         self._scaler.prepare(names_of(var_list))
 
     def compute_gradients(
@@ -263,7 +266,7 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
     def _classes_by_name(cls) -> dict[str, type]:
         # Legacy formats such as .h5 store only the name of a class, without the module or the package under which it is
         # registered.
-        known = (*vars(cls._keras.optimizers).values(), *OWN_MANAGERS)
+        known = (*vars(cls._keras.optimizers).values(), *OWN_MANAGERS, SpikeDetector)
         return {value.__name__: value for value in known if isinstance(value, type)}
 
     @property
@@ -284,9 +287,12 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         manager = manager_from_keras2(optimizer)
         return cls(optimizer.inner_optimizer, manager, iterations_include_skipped_steps=True)
 
-    def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
+    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
         return self.add_variable(
-            shape=(), dtype=initial_value.dtype, initializer=lambda *_: tf.constant(initial_value), name=name
+            shape=initial_value.shape,
+            dtype=initial_value.dtype,
+            initializer=lambda *_: tf.constant(initial_value),
+            name=name,
         )
 
     def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
@@ -296,7 +302,7 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
 
 def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerKeras2]:
     """Make the front-end for a package that Keras 2 comes in, and register it there, so that saved models load."""
-    register_managers(keras)
+    register_own_classes(keras)
     bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer)
     state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
     front_end = type(name, bases, {"__module__": module, "_keras": keras, "_state_in_files": state_in_files})

@@ -15,6 +15,7 @@ from tfmp.core.adapters import names_of, takes_float32_gradients
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
@@ -28,14 +29,14 @@ from tfmp.optimizers.keras.arguments import (
     warn_of_methods_never_called,
 )
 from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
-from tfmp.optimizers.keras.files import StateInFiles, register_managers
+from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.optimizers.keras3_float8 import follow, refuse_divided_next_values, scales_of_gradients
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
 
-register_managers(keras)
+register_own_classes(keras)
 
 
 #: The variables of Keras' own wrapper, in its order; those of the inner optimizer follow.
@@ -102,6 +103,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        skip_spikes: SpikeDetector | None = None,
         dynamic: bool = True,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
@@ -121,7 +123,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._jit_compile = jit_compile
         self._compilers = compilers
         self.inner_optimizer = inner_optimizer
-        self._set_up(manager, is_distributed, overflow_detector, accumulation)
+        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes)
         warn_of_methods_never_called(inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
         # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
         # the constructor raises an error.
@@ -160,6 +162,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._accumulation.build(var_list, self._add_buffer, keeps_float32=keeps_float32)
         self.inner_optimizer.build(var_list)
         keras.optimizers.Optimizer.build(self, var_list)
+        self._build_spike_detector()
         self._scaler.prepare(names_of(var_list))
 
     def get_config(self) -> dict[str, Any]:
@@ -284,9 +287,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                 self.build(variables)
         return built_with(self) if variables is None else variables
 
-    def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
+    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
         variable = self.add_variable(
-            shape=(),
+            shape=initial_value.shape,
             dtype=initial_value.dtype.name,
             # Keras' Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
             # booleans.

@@ -14,6 +14,7 @@ from tfmp.core.adapters import names_of, takes_float32_gradients
 from tfmp.core.distribute.horovod_detection import refuse_unsupported_horovods
 from tfmp.core.managers import OWN_MANAGERS, Specification
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.legacy import LegacyAdapter
@@ -24,7 +25,7 @@ from tfmp.optimizers.keras.arguments import (
     refuse_other_arguments,
     validate_inner_optimizer,
 )
-from tfmp.optimizers.keras.files import register_managers
+from tfmp.optimizers.keras.files import register_own_classes
 from tfmp.optimizers.keras.loops import LoopRecord
 from tfmp.optimizers.keras.methods import MethodsOfKeras, OfInnerOptimizer
 from tfmp.optimizers.keras.takeover import ScaleOfKeras, manager_from_keras2
@@ -70,6 +71,7 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        skip_spikes: SpikeDetector | None = None,
         dynamic: bool = True,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
@@ -90,7 +92,8 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, self._is_of_horovod)
         self._aggregation_dtype = dtype
         detector = validated_detector(overflow_detector)
-        self._scaler = LossScaler(manager, detector, is_distributed, dtype)
+        self._spike_detector = validated_spike_detector(skip_spikes)
+        self._scaler = LossScaler(manager, detector, is_distributed, dtype, self._spike_detector)
         self._accumulation_settings = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._accumulators = Accumulators(
             self._accumulation_settings, detector, keeps_float32=takes_float32_gradients(inner_optimizer)
@@ -101,6 +104,8 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         self._track_trackable(manager, "loss_scale_manager", overwrite=True)
         self._track_trackable(self._accumulators, "accumulation", overwrite=True)
         self._track_trackable(self._scaler.overflow_counts, "overflow_counts", overwrite=True)
+        if self._spike_detector is not None:
+            self._track_trackable(self._spike_detector, "spike_detector", overwrite=True)
 
     # What a legacy optimizer is asked for, and only the inner one has.
 
@@ -300,6 +305,7 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         return {
             "inner_optimizer": serialize(self.inner_optimizer),
             "loss_scale_manager": serialize(self._loss_scale_manager),
+            "skip_spikes": None if self._spike_detector is None else serialize(self._spike_detector),
             **self._own_settings(),
         }
 
@@ -322,10 +328,10 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
     ) -> "LossScaleOptimizerLegacy":
         """As in `tfmp.LossScaleOptimizer`."""
         # Files in Keras' older formats name a class without its module or package.
-        own = [*vars(cls._keras.optimizers.legacy).values(), *OWN_MANAGERS]
+        own = [*vars(cls._keras.optimizers.legacy).values(), *OWN_MANAGERS, SpikeDetector]
         known = {each.__name__: each for each in own if isinstance(each, type)} | dict(custom_objects or {})
         parts = dict(config)
-        for name in {"inner_optimizer", "loss_scale_manager"} & parts.keys():
+        for name in {"inner_optimizer", "loss_scale_manager", "skip_spikes"} & parts.keys():
             if isinstance(parts[name], dict):
                 parts[name] = cls._keras.saving.deserialize_keras_object(parts[name], custom_objects=known)
         inner = parts.pop("inner_optimizer")
@@ -362,7 +368,7 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
 
 def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerLegacy]:
     """Make the front-end for the legacy optimizers of a package that Keras 2 comes in, and register it there."""
-    register_managers(keras)
+    register_own_classes(keras)
     bases = (
         LossScaleOptimizerLegacy,
         tf.__internal__.tracking.DelegatingTrackableMixin,

@@ -19,6 +19,7 @@ from tfmp.core.distribute.horovod_detection import (
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import Specification, manager_of_wrapper
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.choice import update_of_unscaled
 from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
@@ -75,6 +76,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         accumulation_steps: int = 1,
         overflow_drops: str = "window",
         micro_batches_per_epoch: int | None = None,
+        skip_spikes: SpikeDetector | None = None,
     ) -> None:
         opt = optimizer_of(opt, inner_optimizer)
         # `tfmp.LossScaleOptimizer` checks this too, but the constructor of a subclass does not go through it.
@@ -97,7 +99,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         refuse_unsupported_horovods(opt)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
         detector = validated_detector(overflow_detector)
-        self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype)
+        self._spike_detector = validated_spike_detector(skip_spikes)
+        self._scaler = LossScaler(
+            self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype, self._spike_detector
+        )
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._accumulation_settings = accumulation
         self._accumulators = Accumulators(accumulation, detector, keeps_float32=takes_float32_gradients(opt))

@@ -61,6 +61,11 @@ class OptimizerAdapter:
         self.sums_first = False
         self._kwargs = kwargs or {}
 
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The optimizers that step together: one, except in a `tfmp.GradScaler`."""
+        return (self.optimizer,)
+
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's own variables, such as momenta, ahead of the conditional, which must not make them."""
         # Only the optimizers of Keras have `build`.

@@ -33,11 +33,18 @@ class Distribution(Protocol):
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Combine the replicas' results of the check, by one collective, to values that are the same on each replica.
 
-        `usable` tells whether this replica's gradients may be applied. `max_abs` is their largest magnitude, a float32
-        scalar; None if it is not needed. All replicas must have a gradient for the same variables; `names` are those of
-        the variables, for errors. The first result is True if the gradients of every replica may be applied. The second
-        is the largest magnitude on any replica, or None if it is not needed; it may be infinite or NaN if some
-        gradients are not finite.
+        `usable` tells whether this replica's gradients may be applied; it may be a vector of several such answers.
+        `max_abs` is their largest magnitude, a float32 scalar; None if it is not needed. All replicas must have a
+        gradient for the same variables; `names` are those of the variables, for errors. The first result is True where
+        the answer of every replica is. The second is the largest magnitude on any replica, or None if it is not needed;
+        it may be infinite or NaN if some gradients are not finite.
+        """
+
+    def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
+        """Return the sums of the gradients over the replicas, if an optimizer sums them when it applies them.
+
+        Otherwise the gradients are the same on all replicas already, and are returned unchanged. `names` are as in
+        `agree`.
         """
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:

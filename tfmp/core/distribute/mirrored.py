@@ -57,6 +57,13 @@ class Mirrored:
         unusable = tf.cast(tf.logical_not(usable), tf.float32)
         return [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
 
+    def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
+        """Return the sums of the gradients over the replicas."""
+        del names
+        present = [grad for grad in grads if grad is not None]
+        sums = iter(_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, present))
+        return [None if grad is None else next(sums) for grad in grads]
+
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the largest over the replicas."""
         del name
@@ -122,6 +129,14 @@ class MirroredWorkers(Mirrored):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         with tf.control_dependencies([alike_on_all(counts, replicas, names)]):
             return tf.equal(unusable, 0), tf.reduce_max(largest[0]) if largest else None
+
+    def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
+        """Return the sums of the gradients over the replicas; raise an error if one has a gradient another lacks."""
+        counts = self._total(tf.cast(arithmetic.forms(grads), tf.float32))
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        with tf.control_dependencies([alike_on_all(counts, replicas, names)]):
+            grads = [arithmetic.map_values(tf.identity, grad) for grad in grads]
+        return super().sums(grads, names)
 
 
 def _replica_context() -> Any:  # noqa: ANN401 - TensorFlow ships no types

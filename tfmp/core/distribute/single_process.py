@@ -30,6 +30,11 @@ class SingleProcess:
         del grads, names
         return usable, max_abs
 
+    def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
+        """Return the gradients unchanged."""
+        del names
+        return list(grads)
+
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the values unchanged."""
         del name

@@ -99,6 +99,18 @@ def densify(grad: Gradient) -> tf.Tensor | None:
     return tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad
 
 
+def added_up(grad: Gradient) -> Gradient:
+    """Sum the rows of an `IndexedSlices` that have the same index; under XLA return a dense tensor instead."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    if within_xla():
+        # Under XLA the number of rows must not depend on values.
+        return densify(grad)
+    indices, positions = tf.unique(grad.indices)
+    rows = tf.math.unsorted_segment_sum(grad.values, positions, tf.size(indices))
+    return tf.IndexedSlices(rows, indices, grad.dense_shape)
+
+
 def widen(values: tf.Tensor) -> tf.Tensor:
     """Cast half-precision values to float32; return other values unchanged."""
     return tf.cast(values, tf.float32) if values.dtype in HALF_TYPES else values

@@ -1,4 +1,4 @@
-"""Remembers, in a graph, from which scaled gradients unscaled and clipped ones were computed.
+"""Remembers from which scaled gradients unscaled and clipped ones were computed, in a graph.
 
 A step can then compute them again in the program that applies them. The tensors in between are never computed: a graph
 computes only what is used.
@@ -15,6 +15,7 @@ from tfmp.types import Gradient, Gradients
 Change: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 _ATTRIBUTE = "_tfmp_origin"
+_UNCLIPPED = "_tfmp_unclipped"
 
 
 class Origin(NamedTuple):
@@ -56,12 +57,39 @@ def note_change(changed: Gradient, grad: Gradient, change: Change, keeps_finite:
 
     The function keeps finite values finite, and others not finite, if the boolean scalar `keeps_finite` is True.
     """
+    values = _values(grad)
+    if values is not None and hasattr(values, _UNCLIPPED):
+        setattr(_values(changed), _UNCLIPPED, unclipped(grad))
     origin = origin_of(grad)
     if origin is None:
         return
     before = origin.change
     both = change if before is None else lambda values: change(before(values))
     note(changed, origin._replace(change=both, keeps_finite=[*origin.keeps_finite, keeps_finite]))
+
+
+def keep_unclipped(grad: Gradient) -> None:
+    """Let what is clipped from a gradient remember the gradient, in eager code too; None is ignored.
+
+    Eager tensors then live as long as the clipped ones. This is for steps whose norm somebody wants to know.
+    """
+    values = _values(grad)
+    if values is not None:
+        setattr(values, _UNCLIPPED, None)
+
+
+def unclipped(grad: Gradient) -> Gradient:
+    """Return the gradient from which one was clipped, if that is known; otherwise the gradient itself.
+
+    Examples:
+        >>> import tfmp
+        >>> grad = tf.constant([3.0, 4.0])
+        >>> keep_unclipped(grad)
+        >>> unclipped(tfmp.clip_by_norm(grad, 1.0)) is grad
+        True
+    """
+    known = getattr(_values(grad), _UNCLIPPED, None)
+    return grad if known is None else known
 
 
 class Derivation(NamedTuple):

@@ -1,11 +1,9 @@
 """Measures how large gradients are: L2 norms, and the largest magnitude."""
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from tfmp.core.gradients import sums
-from tfmp.core.gradients.arithmetic import map_values, values_of, widen
+from tfmp.core.gradients.arithmetic import added_up, map_values, values_of, widen
 from tfmp.types import Gradients
 
 
@@ -30,20 +28,33 @@ def global_norm(grads: Gradients, halves: tf.Tensor | None = None) -> tf.Tensor:
 
     Rows with the same index in an `IndexedSlices` count separately, as in `tf.linalg.global_norm`. `halves` is the
     result of `halves_of_square_sums(grads)`, if it is known already. The norm is correct even if squares overflow in
-    float32.
+    float32, or are too small for it.
 
     Examples:
         >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
         5.0
-        >>> float(global_norm([tf.constant([2.0**100])])) == 2.0**100
-        True
+        >>> [float(global_norm([tf.constant([2.0**power])])) == 2.0**power for power in (100, -100)]
+        [True, True]
     """
+    norm = tf.sqrt(2 * tf.reduce_sum(halves_of_square_sums(grads) if halves is None else halves))
+    needs_look = tf.logical_or(tf.math.is_inf(norm), norm < _LEAST_BY_SQUARES)
+    return sums.look_again(needs_look, lambda: _norm_by_largest(grads), norm)
 
-    def norm_of(halves: tf.Tensor) -> tf.Tensor:
-        return tf.sqrt(2 * tf.reduce_sum(halves))
 
-    norm = norm_of(halves_of_square_sums(grads) if halves is None else halves)
-    return _mended(norm, grads, lambda grads: norm_of(halves_of_square_sums(grads)))
+#: A norm that was computed from squares in float32 is exact to float32's precision from here on. A square below 2**-126
+#: is lost, but so many values that their lost squares matter do not fit into memory.
+_LEAST_BY_SQUARES = 2.0**-33
+
+
+def _norm_by_largest(grads: Gradients) -> tf.Tensor:
+    """Return the L2 norm of all gradients together, computed from values that are divided by the largest one."""
+    wide = [widen(values) for values in values_of(grads)]
+    tops = [tf.cast(tf.reduce_max(tf.abs(values)), tf.float64) for values in wide]
+    largest = tf.reduce_max(tf.stack([tf.constant(0.0, tf.float64), *tops]))
+    # A float64 gradient can be so small that float32 has no number for it but 0.
+    shares = [tf.math.divide_no_nan(values, tf.cast(largest, values.dtype)) for values in wide]
+    norm = largest * tf.sqrt(2 * tf.reduce_sum(sums.each_half_of_square_sum(shares)))
+    return tf.where(tf.math.is_finite(largest), norm, largest)
 
 
 def norm_of_each(grads: Gradients) -> tf.Tensor:
@@ -53,11 +64,7 @@ def norm_of_each(grads: Gradients) -> tf.Tensor:
         wide = ([widen(each) for each in values_of([grad])] for grad in grads)
         return tf.sqrt(2 * tf.stack([tf.reduce_sum(sums.each_half_of_square_sum(values)) for values in wide]))
 
-    return _mended(norms_of(grads), grads, norms_of)
-
-
-def _mended(norms: tf.Tensor, grads: Gradients, norms_of: Callable[[Gradients], tf.Tensor]) -> tf.Tensor:
-    """Return the norms, with those that are infinite computed again from smaller values, whose squares are finite."""
+    norms = norms_of(grads)
     infinite = tf.math.is_inf(norms)
 
     def mend() -> tf.Tensor:
@@ -66,3 +73,15 @@ def _mended(norms: tf.Tensor, grads: Gradients, norms_of: Callable[[Gradients], 
         return tf.where(infinite, norms_of(smaller) * 2.0**80, norms)
 
     return sums.look_again(tf.reduce_any(infinite), mend, norms)
+
+
+def shares_of_square(grads: Gradients) -> tf.Tensor:
+    """Return the share of each gradient in the square of the norm of all, in float64; all values must be finite.
+
+    Examples:
+        >>> shares_of_square([tf.constant([3.0]), None, tf.constant([4.0])]).numpy().round(3).tolist()
+        [0.36, 0.0, 0.64]
+    """
+    norms = norm_of_each(list(map(added_up, grads)))
+    squares = tf.square(tf.math.divide_no_nan(norms, tf.reduce_max(norms)))
+    return tf.math.divide_no_nan(squares, tf.reduce_sum(squares))

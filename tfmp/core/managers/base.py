@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers.step_counters import (
-    NO_DROP,
+    NO_DIFFERENCE,
     NO_STEPS,
-    LastDrop,
+    LastDifference,
     LossScaleStatus,
     StepCounters,
     next_counters,
@@ -179,7 +179,8 @@ class LossScaleManager(tf.Module, abc.ABC):
         if finite is None:
             return counted
         number = counters.applied_steps + counters.skipped_steps
-        return tf.group(counted, self._last_drop.assign(LastDrop(tf.where(finite, NO_DROP.at_step, number))))
+        at_step = tf.where(tf.equal(finite, applied), NO_DIFFERENCE.at_step, number)
+        return tf.group(counted, self._last_difference.assign(LastDifference(at_step)))
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; Keras saves them with a model.
@@ -234,7 +235,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         # them. TensorFlow has no public way to distinguish the two, so this overrides a private method.
         children = super()._trackable_children(save_type, **kwargs)
         return (
-            children | {"counters": self._counters, "last_drop": self._last_drop}
+            children | {"counters": self._counters, "last_difference": self._last_difference}
             if save_type == "savedmodel"
             else children
         )
@@ -244,7 +245,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         return OncePerGraph(self._make_status)
 
     def _make_status(self) -> LossScaleStatus:
-        return status_of(self.get_loss_scale(), self._counters.read(), self._last_drop.read())
+        return status_of(self.get_loss_scale(), self._counters.read(), self._last_difference.read())
 
     # Made on first use, not in a constructor: managers written for tf.contrib do not call `super().__init__()`.
 
@@ -253,9 +254,9 @@ class LossScaleManager(tf.Module, abc.ABC):
         return StateVariables(NO_STEPS, saved=False)
 
     @functools.cached_property
-    def _last_drop(self) -> StateVariables[LastDrop]:
+    def _last_difference(self) -> StateVariables[LastDifference]:
         # Not stored by the host: files that Keras saved have no place for it.
-        return StateVariables(NO_DROP, saved=False)
+        return StateVariables(NO_DIFFERENCE, saved=False)
 
 
 def validated_manager(manager: LossScaleManager, name: str = "loss_scale_manager") -> LossScaleManager:

@@ -41,15 +41,15 @@ def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
     )
 
 
-class LastDrop(NamedTuple):
-    """When a step was last applied without some of its micro-batches, which had overflowed."""
+class LastDifference(NamedTuple):
+    """When a step last was finite and skipped, as a spike; or applied without micro-batches, which had overflowed."""
 
     #: The number of attempted steps then; -1 if there was no such step; int64.
     at_step: tf.Tensor
 
 
 #: The state before the first step.
-NO_DROP = LastDrop(np.int64(-1))
+NO_DIFFERENCE = LastDifference(np.int64(-1))
 
 
 class LossScaleStatus(NamedTuple):
@@ -59,8 +59,8 @@ class LossScaleStatus(NamedTuple):
         loss_scale: The loss scale; float32.
         last_step_applied: Whether the last step was applied; True before the first step; bool.
         last_step_finite: Whether no gradient of the last step overflowed; True before the first step; bool. Differs
-            from `last_step_applied` only with `overflow_drops="micro_batch"`, where a step is applied without the
-            micro-batches that overflowed.
+            from `last_step_applied` with `overflow_drops="micro_batch"`, where a step is applied without the
+            micro-batches that overflowed, and with `skip_spikes`, where a finite step is skipped as a spike.
         attempted_steps: Steps that were applied or skipped; int64.
         applied_steps: Steps whose gradients were finite on every replica; int64.
         skipped_steps: Steps that were not applied; int64.
@@ -76,17 +76,18 @@ class LossScaleStatus(NamedTuple):
     consecutive_skipped_steps: tf.Tensor
 
 
-def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_drop: LastDrop) -> LossScaleStatus:
+def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_difference: LastDifference) -> LossScaleStatus:
     """Return the status that a loss scale and counters make.
 
     Examples:
-        >>> status = status_of(8.0, StepCounters(5, 3, 0, tf.constant(True)), LastDrop(8))
+        >>> status = status_of(8.0, StepCounters(5, 3, 0, tf.constant(True)), LastDifference(8))
         >>> status.attempted_steps, bool(status.last_step_applied), bool(status.last_step_finite)
         (8, True, False)
     """
     # Computed, not stored: a file that Keras saved has a place for each stored variable, and none for this one.
     attempted_steps = counters.applied_steps + counters.skipped_steps
-    last_step_finite = tf.logical_and(counters.last_step_applied, tf.not_equal(attempted_steps, last_drop.at_step))
+    differs = tf.equal(attempted_steps, last_difference.at_step)
+    last_step_finite = tf.not_equal(counters.last_step_applied, differs)
     return LossScaleStatus(
         loss_scale=loss_scale,
         last_step_finite=last_step_finite,

@@ -39,9 +39,20 @@ class RecordedGradients(NamedTuple):
     loss_scale: tf.Tensor | None
 
 
+class RecordedNorm(NamedTuple):
+    """The norm of the gradients of a step that was built in a graph."""
+
+    manager: LossScaleManager
+    #: The `LossScaler` that built the step.
+    scaler: object
+    #: The norm, which can be fetched.
+    norm: tf.Tensor
+
+
 _LOSSES: GraphList[RecordedLoss] = GraphList("losses")
 _STEPS: GraphList[RecordedStep] = GraphList("steps")
 _GRADIENTS: GraphList[RecordedGradients] = GraphList("gradients")
+_NORMS: GraphList[RecordedNorm] = GraphList("norms")
 
 
 def record_loss(manager: LossScaleManager, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
@@ -55,6 +66,12 @@ def record_gradients(recorded: RecordedGradients) -> None:
     # Eager code takes steps without building them: each would ask here again.
     if not tf.executing_eagerly() and all(map(_can_be_fetched, values_of(recorded.grads))):
         _GRADIENTS.append(recorded)
+
+
+def record_norm(recorded: RecordedNorm) -> None:
+    """Record the norm of a step if it can be fetched, so not inside a conditional, a loop or a `tf.function`."""
+    if not tf.executing_eagerly() and _can_be_fetched(recorded.norm):
+        _NORMS.append(recorded)
 
 
 def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> None:
@@ -80,6 +97,11 @@ def losses_of_graph() -> list[RecordedLoss]:
 def gradients_of_graph() -> list[RecordedGradients]:
     """Return the gradients of the steps that were built in the current graph, in the order of building."""
     return _GRADIENTS.items()
+
+
+def norms_of_graph() -> list[RecordedNorm]:
+    """Return the norms of the steps that were built in the current graph, in the order of building."""
+    return _NORMS.items()
 
 
 def managers_of_graph() -> list[LossScaleManager]:

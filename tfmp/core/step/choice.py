@@ -23,10 +23,11 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.derived_gradients import derivation_of, origin_of
+from tfmp.core.gradients.derived_gradients import derivation_of, origin_of, unclipped
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
-from tfmp.core.step.facts import Facts
+from tfmp.core.step.facts import Facts, WantedNorm
+from tfmp.core.step.measured import Measured
 from tfmp.core.step.program_update import ProgramUpdate
 from tfmp.core.step.summed_update import SummedUpdate
 from tfmp.core.step.update import OptimizerUpdate, Update
@@ -44,9 +45,15 @@ def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) 
     if program is None:
         return _unscaled_update(adapter, unscaled(adapter, grads, facts.loss_scale), facts, None)
     scaling = Scaling.CHECK_SCALED if facts.may_check_scaled else Scaling.UNSCALE_FIRST
-    check = _gradient_check(adapter, facts, scaling)
+    check, reduced = _gradient_check(adapter, facts, scaling), adapter.reduce(grads)
     return ProgramUpdate(
-        adapter, program, adapter.reduce(grads), facts.distribution, check, loss_scale=facts.loss_scale
+        adapter,
+        program,
+        reduced,
+        facts.distribution,
+        check,
+        loss_scale=facts.loss_scale,
+        measured=_measured(adapter, reduced, facts, facts.loss_scale),
     )
 
 
@@ -66,12 +73,50 @@ def update_of_unscaled(
 def _unscaled_update(
     adapter: OptimizerAdapter, grads: Gradients, facts: Facts, earlier: EarlierCheck | None
 ) -> OptimizerUpdate | ProgramUpdate:
-    grads = adapter.reduce(adapter.typed(grads))
+    typed = adapter.typed(grads)
+    reduced = adapter.reduce(typed)
     check = _gradient_check(adapter, facts, Scaling.UNSCALED, earlier)
-    program = adapter.compiled_program(grads)
+    measured = _measured_of_unscaled(adapter, grads, typed, reduced, facts, earlier)
+    program = adapter.compiled_program(reduced)
     if program is not None:
-        return ProgramUpdate(adapter, program, grads, facts.distribution, check, earlier)
-    return OptimizerUpdate(adapter, grads, facts.distribution, check, earlier)
+        return ProgramUpdate(adapter, program, reduced, facts.distribution, check, earlier, measured=measured)
+    return OptimizerUpdate(adapter, reduced, facts.distribution, check, earlier, measured=measured)
+
+
+def _measured_of_unscaled(
+    adapter: OptimizerAdapter,
+    grads: Gradients,
+    typed: Gradients,
+    reduced: Gradients,
+    facts: Facts,
+    earlier: EarlierCheck | None,
+) -> Measured | None:
+    """Return the gradients before they were clipped, and cast to the types of their variables.
+
+    `typed` are those that were cast, and `reduced` those that were then summed or averaged over the replicas.
+    """
+    if facts.norm is WantedNorm.NO:
+        return None
+    before = list(map(unclipped, grads)) if earlier is None or earlier.unclipped is None else earlier.unclipped
+    if not arithmetic.without(before, typed):
+        return _measured(adapter, reduced, facts)
+    if reduced is typed:
+        return _measured(adapter, before, facts)
+    if facts.norm is WantedNorm.WITHOUT_EXCHANGE:
+        return None
+    # Horovod distinguishes tensors by their names. The same names can be used again when the first exchange is over.
+    with tf.control_dependencies(arithmetic.values_of(reduced)):
+        return _measured(adapter, adapter.reduce(before), facts)
+
+
+def _measured(
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, loss_scale: tf.Tensor | None = None
+) -> Measured | None:
+    is_summed = adapter.sums_first or facts.distribution.num_summed == 1
+    if facts.norm is WantedNorm.NO or (facts.norm is WantedNorm.WITHOUT_EXCHANGE and not is_summed):
+        return None
+    next_values = adapter.overwritten if len(grads) == len(adapter.variables) else ()
+    return Measured([None if index in next_values else grad for index, grad in enumerate(grads)], loss_scale, is_summed)
 
 
 def unscaled(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -98,15 +143,17 @@ def _derived_update(
     program = adapter.program(derivation.scaled)
     if program is None:
         return None
+    reduced = adapter.reduce(derivation.scaled)
     return ProgramUpdate(
         adapter,
         program,
-        adapter.reduce(derivation.scaled),
+        reduced,
         facts.distribution,
         _gradient_check(adapter, facts, Scaling.CHECK_SCALED, earlier),
         _earlier_of_scaled(earlier, derivation.keeps_finite),
         loss_scale=derivation.loss_scale,
         changes=() if derivation.is_unscaling else derivation.changes,
+        measured=_measured(adapter, reduced, facts, derivation.loss_scale),
     )
 
 

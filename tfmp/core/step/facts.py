@@ -1,5 +1,6 @@
 """What decides how a step runs, apart from the optimizer and its gradients."""
 
+import enum
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -8,6 +9,18 @@ import tensorflow as tf
 from tfmp.core.distribute import Distribution
 from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
+
+
+class WantedNorm(enum.Enum):
+    """Whether somebody wants to know the norm of the gradients of a step."""
+
+    #: Nobody asks.
+    NO = enum.auto()
+    #: Somebody may fetch it from the graph that is being built, but not on all workers. So no worker may have to wait
+    #: for the others to compute it.
+    WITHOUT_EXCHANGE = enum.auto()
+    #: Each step computes it.
+    YES = enum.auto()
 
 
 class Facts(NamedTuple):
@@ -23,6 +36,8 @@ class Facts(NamedTuple):
     lowest_loss_scale: float
     #: True if a monitor looks at the ranges of the gradients.
     records_ranges: bool
+    #: Whether somebody wants to know the norm of the gradients.
+    norm: WantedNorm
 
     @property
     def may_check_scaled(self) -> bool:

@@ -9,6 +9,7 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.overflow.gradient_check import GradientCheck
 from tfmp.core.overflow.results import EarlierCheck
+from tfmp.core.step.measured import Measured
 from tfmp.core.step.update import CheckedUpdate
 from tfmp.types import Done, Gradients
 
@@ -32,12 +33,15 @@ class ProgramUpdate(CheckedUpdate):
         *,
         loss_scale: tf.Tensor | None = None,
         changes: Sequence[Change | None] = (),
+        measured: Measured | None = None,
     ) -> None:
         # In a program, dividing by 1 costs nothing.
         divisor = tf.ones([]) if loss_scale is None else loss_scale
         # What is measured of scaled gradients says nothing about those that are changed later.
         measures = [] if changes else program.measure(grads, divisor)
-        super().__init__(adapter, grads, distribution, check, earlier, loss_scale=loss_scale, measures=measures)
+        super().__init__(
+            adapter, grads, distribution, check, earlier, loss_scale=loss_scale, measures=measures, measured=measured
+        )
         self._program = program
         self._divisor = divisor
         self._changes = changes

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.spikes.reports import SpikeReport
 from tfmp.core.step.scaler import LossScaler
 
 
@@ -47,8 +48,8 @@ class StepProperties:
     def last_step_finite(self) -> tf.Tensor:
         """True if no gradient of the last step overflowed, and before the first step; a boolean scalar.
 
-        It differs from `last_step_applied` only with `overflow_drops="micro_batch"`. A step can then be applied without
-        the micro-batches that overflowed.
+        It differs from `last_step_applied` with `overflow_drops="micro_batch"`, where a step can be applied without
+        the micro-batches that overflowed, and with `skip_spikes`, where a step can be skipped as a spike.
         """
         return self._loss_scale_manager.get_status().last_step_finite
 
@@ -71,6 +72,56 @@ class StepProperties:
     def consecutive_skipped_steps(self) -> tf.Tensor:
         """The number of steps skipped since the last applied one; an int64 scalar."""
         return self._loss_scale_manager.get_status().consecutive_skipped_steps
+
+    @property
+    def skipped_spikes(self) -> tf.Tensor:
+        """How many of the skipped steps were skipped as spikes, by a `tfmp.SpikeDetector`; an int64 scalar."""
+        spikes = self._scaler.norms.spikes
+        return tf.constant(0, tf.int64) if spikes is None else spikes.detector.skipped_spikes
+
+    @property
+    def gradient_norm(self) -> tf.Tensor:
+        """The L2 norm of the gradients of the last step; a float64 scalar, NaN before the first step.
+
+        It is the norm of the gradients that the optimizer gets, in true magnitude: of their sum over all replicas, or
+        their mean over Horovod's workers; with accumulation, of the mean of the window. It is measured before clipping
+        by the optimizer, and by `tfmp.clip_by_norm` and its like. If a gradient overflowed, it is infinite or NaN. With
+        a `tfmp.GradScaler`, each call of `step` sets it.
+
+        Steps measure it if `record_gradient_norm` was called before they were built, or if there is a spike detector.
+        In a TF1 graph neither is needed, unless the step is in a conditional or a function, or its optimizer sums over
+        replicas itself: the property is then a tensor, to be fetched together with the step.
+
+        Raises:
+            RuntimeError: The norm is not recorded.
+
+        Examples:
+            >>> import tfmp
+            >>> scaler = tfmp.GradScaler(init_scale=8)
+            >>> scaler.record_gradient_norm()
+            >>> w, optimizer = tf.Variable([1.0, 1.0]), tf.compat.v1.train.GradientDescentOptimizer(0.5)
+            >>> _ = scaler.step(optimizer, [(tf.constant([24.0, 32.0]), w)])
+            >>> float(scaler.gradient_norm)
+            5.0
+        """
+        return self._scaler.norms.read()
+
+    def record_gradient_norm(self) -> None:
+        """Let the steps that are built from now on measure the norm of their gradients; see `gradient_norm`.
+
+        Call it before a `tf.function` that takes steps is first called.
+        """
+        self._scaler.norms.record()
+
+    def spike_reports(self) -> list[SpikeReport]:
+        """Return what the last step was that was skipped as a spike.
+
+        Returns:
+            One `tfmp.SpikeReport` for each list of variables with which a step was skipped, or could be. It has the
+            `names` of the variables, the `shares` of their gradients in the square of the norm, the `norm` of the last
+            spike, the `bound` that it exceeded, and the number of `spikes`.
+        """
+        return self._scaler.norms.spike_reports()
 
     def overflow_reports(self) -> list[OverflowReport]:
         """Return how often the gradient of each variable overflowed since the session or the eager program began.

@@ -1,5 +1,6 @@
 """The path of a gradient through a step, the same for every host framework."""
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -7,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.derived_gradients import Origin, note
+from tfmp.core.gradients.derived_gradients import Origin, keep_unclipped, note
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.bfloat16_notice import Bfloat16Notice
 from tfmp.core.monitors.gradient_ranges import GradientRanges
@@ -21,7 +22,9 @@ from tfmp.core.monitors.graph_records import (
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
 from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
-from tfmp.core.step.facts import Facts
+from tfmp.core.spikes.detector import SpikeDetector
+from tfmp.core.step.facts import Facts, WantedNorm
+from tfmp.core.step.step_norms import StepNorm, StepNorms
 from tfmp.core.step.update import Update
 from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.tracing import without_autograph
@@ -67,6 +70,7 @@ class LossScaler:
         detector: OverflowDetector,
         is_distributed: bool,
         aggregation_dtype: tf.DType | None = None,
+        spike_detector: SpikeDetector | None = None,
     ) -> None:
         self._manager = manager
         self._detector = detector
@@ -77,6 +81,8 @@ class LossScaler:
         self.overflow_counts = AllOverflowCounts()
         #: The powers of two of gradients; None unless somebody wants to see them.
         self.gradient_ranges: GradientRanges | None = None
+        #: The norms of the gradients.
+        self.norms = StepNorms(manager, spike_detector)
         self._bfloat16_notice = Bfloat16Notice(manager)
 
     def distribution(self) -> Distribution:
@@ -92,6 +98,7 @@ class LossScaler:
             self._manager.needs_max_abs,
             self._manager.lowest_loss_scale,
             records_ranges=self.gradient_ranges is not None,
+            norm=self.norms.wanted,
         )
 
     @without_autograph
@@ -106,9 +113,11 @@ class LossScaler:
         """Return the gradients divided by the loss scale (read now if it is None), in float32 or float64."""
         if loss_scale is None:
             loss_scale = self._manager.get_loss_scale()
-        unscaled = arithmetic.unscale(grads, loss_scale)
+        unscaled, is_measured = arithmetic.unscale(grads, loss_scale), self.norms.wanted is not WantedNorm.NO
         for grad, scaled in zip(unscaled, grads, strict=True):
             note(grad, Origin(scaled, loss_scale))
+            if is_measured:
+                keep_unclipped(grad)
         return unscaled
 
     @without_autograph
@@ -126,9 +135,11 @@ class LossScaler:
     def run(self, update: Update) -> tuple[Done, StepResult]:
         """Apply the gradients if they are finite on every replica; also return the result, which `advance` takes."""
         local_result, held = update.check()
-        result = self._agree(local_result, update.grads, update.adapter.names, update.distribution)
-        done = self._apply_or_count(update, held, result.applied)
-        return tf.group(done, *self._record_ranges(update)), result
+        norm = self.norms.measure(update)
+        result = self._agree(local_result, update.grads, update.adapter.names, update.distribution, norm)
+        done = self._apply_or_count(update, held, result, norm)
+        stored = [] if norm is None else [self.norms.store(norm, result, update)]
+        return tf.group(done, *stored, *self._record_ranges(update)), result
 
     @without_autograph
     def agree_early(self, earlier: EarlierCheck, distribution: Distribution) -> StepResult:
@@ -136,15 +147,27 @@ class LossScaler:
         return self._agree(earlier.result, [], [], distribution)
 
     def _agree(
-        self, local_result: LocalResult, grads: Gradients, names: Sequence[str], distribution: Distribution
+        self,
+        local_result: LocalResult,
+        grads: Gradients,
+        names: Sequence[str],
+        distribution: Distribution,
+        norm: StepNorm | None = None,
     ) -> StepResult:
         """Combine the checks of all replicas into one result."""
         max_abs = local_result.max_abs if self._manager.needs_max_abs else None
-        applied, max_abs = distribution.agree(local_result.usable, max_abs, grads, names)
-        return StepResult(applied, max_abs, local_result.complete)
+        if self.norms.spikes is None or norm is None or norm.look is None:
+            usable, max_abs = distribution.agree(local_result.usable, max_abs, grads, names)
+            return StepResult(usable, max_abs, local_result.complete)
+        # All replicas compute the same norm, but perhaps not in every bit.
+        answers = tf.stack([local_result.usable, tf.logical_not(norm.look.is_above)])
+        agreed, max_abs = distribution.agree(answers, max_abs, grads, names)
+        usable, is_within = tf.unstack(agreed)
+        result = StepResult(usable, max_abs, local_result.complete, is_above=tf.logical_not(is_within))
+        return self.norms.spikes.judged(result, norm.look)
 
-    def _apply_or_count(self, update: Update, held: Gradients, applied: tf.Tensor) -> Done:
-        """Apply the gradients; or, if the step is skipped, count the values that overflowed in each gradient."""
+    def _apply_or_count(self, update: Update, held: Gradients, result: StepResult, norm: StepNorm | None) -> Done:
+        """Apply the gradients; or, if the step is skipped, store which of them overflowed, or made it a spike."""
         distribution = update.distribution
         stored = self.overflow_counts.of(update.adapter.names)
 
@@ -156,7 +179,16 @@ class LossScaler:
             done, counts = update.apply(held), update.counts_if_applied(held)
             return tf.group(done, *([] if counts is None else [record(counts)]))
 
-        return distribution.conditional_update(applied, held, apply, lambda held: record(update.counts(held)))
+        def count(held: Gradients) -> Done:
+            return record(update.counts(held))
+
+        def skip(held: Gradients) -> Done:
+            if result.spike is None or norm is None:
+                return count(held)
+            describe = functools.partial(self.norms.describe_spike, update, norm)
+            return distribution.conditional_update(result.spike, held, describe, count)
+
+        return distribution.conditional_update(result.applied, held, apply, skip)
 
     def _record_ranges(self, update: Update) -> list[Done]:
         """Let monitors see the powers of two of the gradients; return the ops, none if nobody asked for them."""
@@ -182,12 +214,18 @@ class LossScaler:
         """Adjust the loss scale and, unless `is_step` is False, count the step; called once for all replicas."""
         finite = result.finite
         adjusted = self._manager.update_loss_scale(*([finite] if result.max_abs is None else [finite, result.max_abs]))
+        return tf.group(adjusted, self.count(result, is_step))
+
+    def count(self, result: StepResult, is_step: tf.Tensor | None = None) -> Done:
+        """Count the step, unless `is_step` is False; called once for all replicas."""
 
         def count(_: Gradients) -> Done:
-            # If micro-batches can be dropped, the manager records by the second flag that they were.
-            return self._manager.note_step(result.applied, *([] if result.complete is None else [finite]))
+            # The manager records by the second flag if micro-batches were dropped, or a spike was skipped.
+            are_same = result.complete is None and result.spike is None
+            counted = self._manager.note_step(result.applied, *([] if are_same else [result.finite]))
+            return tf.group(counted, *self.norms.count(result))
 
-        return tf.group(adjusted, count([]) if is_step is None else conditional_update(is_step, [], count))
+        return count([]) if is_step is None else conditional_update(is_step, [], count)
 
     def overflow_reports(self) -> list[OverflowReport]:
         """Return one report for each list of variables; in a graph, of the steps built there, with tensors to fetch."""

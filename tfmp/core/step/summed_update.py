@@ -4,9 +4,11 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, ProgramOnSums
 from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.norms import shares_of_square
 from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.overflow.results import LocalResult
 from tfmp.core.step.facts import Facts
+from tfmp.core.step.measured import Measured
 from tfmp.core.step.update import Update
 from tfmp.types import Done, Gradient, Gradients
 
@@ -15,9 +17,10 @@ class SummedUpdate(Update):
     """Sums scaled gradients over the replicas, so that only the sums need to be checked, and applies the sums."""
 
     def __init__(self, adapter: OptimizerAdapter, program: ProgramOnSums, grads: Gradients, facts: Facts) -> None:
-        super().__init__(adapter, grads, facts.distribution, facts.loss_scale)
         self._program = program
         self._sums = program.sum(grads)
+        measured = Measured(self._sums, facts.loss_scale, is_summed=True)
+        super().__init__(adapter, grads, facts.distribution, facts.loss_scale, measured)
         # The rows of sparse gradients are not added up yet.
         is_sparse = any(map(arithmetic.is_sparse, self._sums))
         num_summed = facts.distribution.num_summed
@@ -32,6 +35,10 @@ class SummedUpdate(Update):
     def apply(self, held: Gradients) -> Done:
         """Run the program of each replica."""
         return self._program.apply(held[: len(self._sums)], self.loss_scale)
+
+    def shares(self, held: Gradients) -> tf.Tensor:
+        """Return the share of each sum in the square of their norm."""
+        return shares_of_square(held[: len(self._sums)])
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values of this replica's gradients that overflowed, or could overflow in the sum."""

@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
+from tfmp.core.gradients.norms import shares_of_square
 from tfmp.core.overflow.gradient_check import GradientCheck
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
+from tfmp.core.step.measured import Measured
 from tfmp.types import Done, Gradient, Gradients
 
 
@@ -17,7 +19,7 @@ class Update(abc.ABC):
 
     This is all that `LossScaler.run` knows of a step. There is a subclass for each way in which a step can run;
     `choice.py` chooses one. `loss_scale` is the number by which `grads` are still multiplied; None if they are in true
-    magnitude.
+    magnitude. `measured` are the gradients whose norm is that of the step; None if nobody asks for it.
 
     `check` is called first, on every replica. A strategy then calls the other functions of the first replica's update
     for all replicas. So `check` also returns the tensors that these use and that may differ between replicas, and they
@@ -30,11 +32,13 @@ class Update(abc.ABC):
         grads: Gradients,
         distribution: Distribution,
         loss_scale: tf.Tensor | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self.adapter = adapter
         self.grads = grads
         self.distribution = distribution
         self.loss_scale = loss_scale
+        self.measured = measured
 
     @abc.abstractmethod
     def check(self) -> tuple[LocalResult, list[Gradient]]:
@@ -47,6 +51,10 @@ class Update(abc.ABC):
     @abc.abstractmethod
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed, as `OverflowDetector.counts` does, if the step is skipped."""
+
+    @abc.abstractmethod
+    def shares(self, held: Gradients) -> tf.Tensor:
+        """Return the share of each gradient in the square of their norm, a float64 vector, if all are finite."""
 
     def counts_if_applied(self, held: Gradients) -> tf.Tensor | None:
         """Count the values that overflowed although the step is applied; None if there can be none."""
@@ -71,8 +79,9 @@ class CheckedUpdate(Update):
         *,
         loss_scale: tf.Tensor | None = None,
         measures: Sequence[tf.Tensor] = (),
+        measured: Measured | None = None,
     ) -> None:
-        super().__init__(adapter, grads, distribution, loss_scale)
+        super().__init__(adapter, grads, distribution, loss_scale, measured)
         self._check = check
         self._earlier = earlier
         self._measures = measures
@@ -90,6 +99,10 @@ class CheckedUpdate(Update):
         """Count the values that overflowed."""
         grads, _, squares = self._parts(held)
         return self._check.counts(self._check.checked_form(grads), squares)
+
+    def shares(self, held: Gradients) -> tf.Tensor:
+        """Return the share of each gradient in the square of their norm."""
+        return shares_of_square(self._parts(held)[0])
 
     def _parts(self, held: Gradients) -> tuple[Gradients, Gradients, Gradients]:
         measures, squares = len(self.grads), len(self.grads) + len(self._measures)

@@ -14,7 +14,7 @@ class WindowUpdate(Update):
     """
 
     def __init__(self, of_mean: Update, overflow_counts: tf.Tensor) -> None:
-        super().__init__(of_mean.adapter, of_mean.grads, of_mean.distribution, of_mean.loss_scale)
+        super().__init__(of_mean.adapter, of_mean.grads, of_mean.distribution, of_mean.loss_scale, of_mean.measured)
         self._of_mean = of_mean
         self._overflow_counts = overflow_counts
 
@@ -30,6 +30,10 @@ class WindowUpdate(Update):
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed in the mean and in its micro-batches."""
         return tf.add_n([self._of_mean.counts(held[:-1]), held[-1]])
+
+    def shares(self, held: Gradients) -> tf.Tensor:
+        """Return the shares of the gradients in the mean."""
+        return self._of_mean.shares(held[:-1])
 
     def counts_if_applied(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed in micro-batches."""

@@ -23,7 +23,7 @@ from tfmp.core.tensorflow_internals import (
 )
 
 
-def add_saved_variable(name: str, initial_value: np.generic) -> tf.Variable:
+def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
     """Make a scalar variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
 
     The current name scope is put in front of the name; if the name is taken, a number is appended. The variable is a

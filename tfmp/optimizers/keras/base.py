@@ -12,6 +12,7 @@ from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import AccumulationSettings
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.optimizers.base import settings_to_show
 from tfmp.optimizers.keras.accumulation import KerasAccumulation
@@ -47,12 +48,15 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         is_distributed: bool,
         overflow_detector: OverflowDetector | None,
         accumulation: AccumulationSettings,
+        spike_detector: SpikeDetector | None,
         aggregation_dtype: tf.DType | None = None,
     ) -> None:
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
         detector = validated_detector(overflow_detector)
-        self._scaler = LossScaler(self._loss_scale_manager, detector, is_distributed, aggregation_dtype)
+        self._spike_detector = validated_spike_detector(spike_detector)
+        self._scaler = LossScaler(manager, detector, is_distributed, aggregation_dtype, self._spike_detector)
+        self._has_spike_state = False
         self._accumulation = KerasAccumulation(accumulation, detector)
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
         self._overflow_counts = self._scaler.overflow_counts
@@ -62,8 +66,18 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         self._loss_scale_manager.store_in(self._add_state_variable)
         self._loss_scale_state = self._state_in_files(lambda: self._own_variables()[num_unused:], self._continue_at)
 
-    def _add_state_variable(self, name: str, initial_value: np.generic) -> tf.Variable:
+    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
         raise NotImplementedError
+
+    def _build_spike_detector(self) -> None:
+        """Make the variables of the spike detector, if there is one and they are not made yet.
+
+        They come after those that accumulate gradients, whose positions in checkpoints stay the same without a
+        detector.
+        """
+        if self._spike_detector is not None and not self._has_spike_state:
+            self._spike_detector.store_in(self._add_state_variable)
+            self._has_spike_state = True
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
@@ -129,6 +143,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
             "inner_optimizer": serialize(self.inner_optimizer),
             "loss_scale_manager": serialize(self._loss_scale_manager),
             "is_distributed": self._is_distributed,
+            "skip_spikes": None if self._spike_detector is None else serialize(self._spike_detector),
             **self._accumulation.get_config(),
         }
 
@@ -140,8 +155,8 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         known = cls._classes_by_name() | (custom_objects or {})
         parts: dict[str, Any] = {
             name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=known)
-            for name in ("inner_optimizer", "loss_scale_manager")
-            if name in config
+            for name in ("inner_optimizer", "loss_scale_manager", "skip_spikes")
+            if config.get(name) is not None
         }
         # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
         # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
@@ -154,7 +169,12 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         return {}
 
     def _settings_to_show(self) -> list[str]:
-        shown = {"is_distributed": self._is_distributed, **self._accumulation.get_config(), **self._own_settings()}
+        shown = {
+            "is_distributed": self._is_distributed,
+            "skip_spikes": self._spike_detector,
+            **self._accumulation.get_config(),
+            **self._own_settings(),
+        }
         return settings_to_show(self.inner_optimizer, shown)
 
     def _own_settings(self) -> dict[str, Any]:

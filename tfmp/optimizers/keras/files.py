@@ -22,6 +22,7 @@ import numpy as np
 
 from tfmp.core.managers import OWN_MANAGERS
 from tfmp.core.managers.step_counters import StepCounters
+from tfmp.core.spikes.detector import SpikeDetector
 
 _logger = logging.getLogger("tfmp")
 
@@ -132,10 +133,10 @@ def _assign(pairs: Iterable[tuple[Any, Any]]) -> None:
         variable.assign(np.asarray(value))
 
 
-def register_managers(keras: ModuleType) -> None:
-    """Register tfmp's managers with `keras` or `tf_keras`, so that a saved model that names one can be loaded.
+def register_own_classes(keras: ModuleType) -> None:
+    """Register tfmp's managers and spike detector with `keras` or `tf_keras`, so that saved models can be loaded.
 
     The author of any other manager registers it.
     """
-    for manager in OWN_MANAGERS:
-        keras.saving.register_keras_serializable(package="tfmp")(manager)
+    for own_class in (*OWN_MANAGERS, SpikeDetector):
+        keras.saving.register_keras_serializable(package="tfmp")(own_class)

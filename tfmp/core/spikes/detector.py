@@ -1,0 +1,313 @@
+"""Decides which steps are spikes: those whose gradient norm is an outlier among the norms of the steps before."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core import settings
+from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.types import AddVariable, Done
+
+_WINDOW, _DEVIATIONS = 128, 6.0
+
+
+class SpikeState(NamedTuple):
+    """The state of the rule, for one optimizer."""
+
+    #: The norms of the last applied steps, in no particular order; float64, of shape `[window]`.
+    spike_window: tf.Tensor
+    #: The number of norms that were stored there. Once it is `2 * window`, it starts again from `window`; int32.
+    spike_window_count: tf.Tensor
+    #: The steps in a row whose norm was above the bound, at most `max_consecutive_skips`; int32.
+    consecutive_spikes: tf.Tensor
+    #: How often that number reached `max_consecutive_skips`; int32.
+    lasting_changes: tf.Tensor
+
+
+class SpikeCount(NamedTuple):
+    """The count of a detector since the session, or the eager program, began."""
+
+    #: Steps that were skipped as spikes; int64.
+    skipped_spikes: tf.Tensor
+
+
+class SpikeDetector(tf.Module):
+    """Decides which steps are skipped because their gradient norm is an outlier: a spike.
+
+    Pass a detector as `skip_spikes` to `tfmp.LossScaleOptimizer` or `tfmp.GradScaler`. A single bad batch, with wrong
+    labels or corrupt inputs, can give gradients that are finite but far larger than usual, and one such step can undo
+    days of training. A step that is skipped as a spike changes no weight, no slot and no count of steps. Unlike an
+    overflow it does not lower the loss scale: for the manager it is a finite step.
+
+    The rule, where `norm` is the L2 norm of the unscaled gradients of all replicas together, before they are clipped:
+
+        bound = mean + deviations * deviation    of the norms of the last `window` applied steps
+        spike = norm > bound
+
+    * Before the window is full there is no bound, so no step is a spike.
+    * The norms of steps that were skipped, as spikes or because of an overflow, do not enter the window.
+    * With `max_norm`, a norm above that is a spike too, from the first step on. If only `max_norm` is given, there is
+      no window.
+    * After `max_consecutive_skips` spikes in a row the training has changed for good: the next steps are applied, and
+      enter the window, until a norm is within the bound again.
+
+    All replicas take the same decision. If a `tfmp.GradScaler` has several optimizers, the norms of each are compared
+    with its own earlier ones.
+
+    The state is saved with that of the loss-scale manager: by Keras with the optimizer, by a `tf.train.Checkpoint` of
+    the optimizer, the scaler or the detector, and in a TF1 graph by a `tf.compat.v1.train.Saver`. Every optimizer needs
+    a detector of its own.
+
+    Args:
+        window: The number of norms that a step is compared with, at least 2; 128 unless only `max_norm` is given.
+        deviations: The number of standard deviations by which a spike lies above the mean, greater than 0; 6 by
+            default.
+        max_norm: The largest norm that is no spike, greater than 0. By default there is no fixed bound.
+        max_consecutive_skips: The number of spikes in a row after which a step is applied.
+
+    Raises:
+        TypeError: A setting is not a number.
+        ValueError: A setting is out of range.
+
+    Examples:
+        >>> import tfmp
+        >>> w = tf.Variable(0.0)
+        >>> opt = tfmp.LossScaleOptimizer(
+        ...     tf.compat.v1.train.GradientDescentOptimizer(1.0), 1024, skip_spikes=SpikeDetector(max_norm=5))
+        >>> for factor in (1.0, 100.0, 2.0):
+        ...     _ = opt.minimize(lambda: w * factor, var_list=[w])
+        ...     print(float(opt.gradient_norm), float(w))
+        1.0 -1.0
+        100.0 -1.0
+        2.0 -3.0
+        >>> int(opt.skipped_spikes), float(opt.loss_scale)
+        (1, 1024.0)
+
+    Source: the SkipStep optimizers of OLMo-core.
+    """
+
+    def __init__(
+        self,
+        window: int | None = None,
+        deviations: float | None = None,
+        *,
+        max_norm: float | None = None,
+        max_consecutive_skips: int = 10,
+    ) -> None:
+        super().__init__()
+        self._max_norm = None if max_norm is None else settings.positive("max_norm", max_norm)
+        has_window = max_norm is None or window is not None or deviations is not None
+        self._window = settings.count("window", _WINDOW if window is None else window, least=2) if has_window else None
+        self._deviations = settings.positive("deviations", _DEVIATIONS if deviations is None else deviations)
+        self._max_consecutive_skips = settings.count("max_consecutive_skips", max_consecutive_skips)
+        #: The states, in the order in which optimizers first stepped. The name is a part of the keys in a checkpoint.
+        self.states: list[StateVariables[SpikeState]] = []
+        self._count = SkippedSpikes()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; Keras saves them with a model."""
+        return {
+            "window": self._window,
+            "deviations": None if self._window is None else self._deviations,
+            "max_norm": self._max_norm,
+            "max_consecutive_skips": self._max_consecutive_skips,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SpikeDetector":
+        """Make a detector from what `get_config` returned.
+
+        Args:
+            config: The constructor's arguments by name.
+        """
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        """Return the class with the settings that differ from their defaults."""
+        shown = settings.not_default(type(self), self.get_config())
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def state_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the state of eager mode as Python numbers, for example to save it as JSON.
+
+        Returns:
+            A dictionary with one entry, `states`: for each optimizer, in the order of their first steps, the norms of
+            the window and three counts.
+
+        Examples:
+            >>> SpikeDetector().state_dict()
+            {'states': []}
+        """
+        with tf.init_scope():
+            read = [state.read()._asdict() for state in self.states]
+        return {"states": [{name: value.numpy().tolist() for name, value in each.items()} for each in read]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Restore the state of eager mode from what `state_dict` returned.
+
+        Args:
+            state_dict: The dictionary that `state_dict` returned.
+
+        Raises:
+            TypeError: `state_dict` is not such a dictionary, or holds something else than numbers.
+            ValueError: It is from a detector with another window, or a number is out of range. The state is then
+                unchanged.
+        """
+        self.loading(state_dict)()
+
+    def loading(self, state_dict: Mapping[str, Sequence[Mapping[str, Any]]]) -> Callable[[], None]:
+        """Validate what `load_state_dict` is given, and return the function that loads it.
+
+        Args:
+            state_dict: The dictionary that `state_dict` returned.
+        """
+        if not isinstance(state_dict, Mapping) or set(state_dict) != {"states"}:
+            raise TypeError(f"state_dict must be what state_dict() of a SpikeDetector returned, got {state_dict!r}.")
+        values = [self._validated_state(state) for state in state_dict["states"]]
+
+        def load() -> None:
+            with tf.init_scope():
+                for index, value in enumerate(values):
+                    self.state_of(index).assign(SpikeState(*map(tf.constant, value)))
+
+        return load
+
+    def _validated_state(self, state: Mapping[str, Any]) -> SpikeState:
+        initial = self._initial_state()
+        if not isinstance(state, Mapping) or set(state) != set(SpikeState._fields):
+            raise TypeError(f"a state must have the entries {', '.join(SpikeState._fields)}, got {state!r}.")
+        norms = [settings.at_least_0("spike_window", norm) for norm in state["spike_window"]]
+        if len(norms) != self._window_length:
+            raise ValueError(
+                f"spike_window must have {self._window_length} norms, got {len(norms)}: as many as window."
+            )
+        counts = [settings.count(name, state[name], least=0) for name in SpikeState._fields[1:]]
+        return SpikeState(np.array(norms, initial.spike_window.dtype), *map(np.int32, counts))
+
+    def store_in(self, add_variable: AddVariable) -> None:
+        """Keep the state in variables of a Keras optimizer, so that Keras saves them with the model.
+
+        `tfmp.LossScaleOptimizer` calls this method; scripts need not.
+
+        Args:
+            add_variable: The optimizer's method that makes a variable, given its name and its initial value.
+
+        Raises:
+            ValueError: Another optimizer already holds the state: each optimizer needs a detector of its own.
+        """
+        self.state_of(0).store_in(add_variable)
+        self._count.state.store_in(add_variable)
+
+    def count(self, spike: tf.Tensor) -> Done:
+        """Count a step that was skipped as a spike; `tfmp.LossScaleOptimizer` and `tfmp.GradScaler` call this method.
+
+        Args:
+            spike: Whether the step was one; a boolean scalar.
+
+        Returns:
+            The op that updates the count; None in eager mode.
+        """
+        counted = self.skipped_spikes + tf.cast(spike, tf.int64)
+        return self._count.state.assign(SpikeCount(counted))
+
+    @property
+    def skipped_spikes(self) -> tf.Tensor:
+        """The number of steps skipped as spikes since the session, or the eager program, began; an int64 scalar."""
+        return self._count.state.get("skipped_spikes")
+
+    def state_of(self, index: int) -> StateVariables[SpikeState]:
+        """Return the state for the optimizer that was the `index`-th to step.
+
+        Args:
+            index: The number of optimizers that stepped before it.
+        """
+        while len(self.states) <= index:
+            self.states.append(StateVariables(self._initial_state(), saved=True))
+        self.states[index].create()
+        return self.states[index]
+
+    @property
+    def _window_length(self) -> int:
+        return self._window or 0
+
+    def _initial_state(self) -> SpikeState:
+        return SpikeState(np.zeros([self._window_length]), np.int32(0), np.int32(0), np.int32(0))
+
+    def bound(self, state: SpikeState) -> tf.Tensor:
+        """Return the norm above which a step is a spike; infinite if there is no bound yet.
+
+        Args:
+            state: The state before the step.
+
+        Returns:
+            A float64 scalar.
+
+        Examples:
+            >>> state = SpikeState(tf.constant([1.0, 3.0], tf.float64), tf.constant(2), tf.constant(0), tf.constant(0))
+            >>> float(SpikeDetector(window=2, deviations=3).bound(state))
+            5.0
+        """
+        nothing = tf.constant(np.inf, tf.float64)
+        fixed = nothing if self._max_norm is None else tf.constant(self._max_norm, tf.float64)
+        if self._window is None:
+            return fixed
+        norms = state.spike_window
+        mean = tf.reduce_mean(norms)
+        deviation = tf.sqrt(tf.reduce_mean(tf.square(norms - mean)))
+        by_window = mean + self._deviations * deviation
+        return tf.minimum(fixed, tf.where(state.spike_window_count < self._window, nothing, by_window))
+
+    def is_skipped(self, state: SpikeState, is_above: tf.Tensor) -> tf.Tensor:
+        """Return whether a step is skipped whose gradients are finite; a boolean scalar.
+
+        Args:
+            state: The state before the step.
+            is_above: Whether the norm is above the bound; a boolean scalar.
+        """
+        return tf.logical_and(is_above, state.consecutive_spikes < self._max_consecutive_skips)
+
+    def next_state(self, state: SpikeState, norm: tf.Tensor, finite: tf.Tensor, is_above: tf.Tensor) -> SpikeState:
+        """Return the state after one step. This is a pure function.
+
+        Args:
+            state: The state before the step.
+            norm: The norm of the gradients; a float64 scalar.
+            finite: Whether no gradient overflowed; a boolean scalar.
+            is_above: Whether the norm is above the bound; a boolean scalar.
+
+        Returns:
+            The state after the step.
+        """
+        limit, before = self._max_consecutive_skips, state.consecutive_spikes
+        is_stored = tf.logical_and(finite, tf.logical_not(self.is_skipped(state, is_above)))
+        consecutive = tf.where(finite, tf.where(is_above, tf.minimum(before + 1, limit), 0), before)
+        reaches_limit = tf.logical_and(before < limit, tf.equal(consecutive, limit))
+        count, length = state.spike_window_count, self._window_length
+        is_here = tf.logical_and(is_stored, tf.equal(tf.range(length), count % max(length, 1)))
+        following = tf.where(count + 1 < 2 * length, count + 1, length)
+        return SpikeState(
+            spike_window=tf.where(is_here, norm, state.spike_window),
+            spike_window_count=tf.where(is_stored, following, count),
+            consecutive_spikes=consecutive,
+            lasting_changes=state.lasting_changes + tf.cast(reaches_limit, tf.int32),
+        )
+
+
+class SkippedSpikes(NotCheckpointed):
+    """The count of a detector, which needs no initializer and is in no checkpoint, as those of a manager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = StateVariables(SpikeCount(np.int64(0)), saved=False)
+
+
+def validated_spike_detector(detector: SpikeDetector | None) -> SpikeDetector | None:
+    """Return the detector, or None; raise an error for any other object."""
+    if detector is not None and not isinstance(detector, SpikeDetector):
+        raise TypeError(
+            f"skip_spikes must be a tfmp.SpikeDetector or None, got {detector!r} of type {type(detector).__name__}: "
+            "pass tfmp.SpikeDetector(), or tfmp.SpikeDetector(max_norm=...) for a fixed bound."
+        )
+    return detector

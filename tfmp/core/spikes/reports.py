@@ -1,0 +1,79 @@
+"""Keeps, on the device, what is known of the last step that was skipped as a spike."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.types import Done
+
+
+class SpikeReport(NamedTuple):
+    """How many steps were skipped as spikes since the session or the eager program began, and what the last one was.
+
+    Attributes:
+        names: The names of the variables, or their paths in Keras 3.
+        shares: The share of each variable's gradient in the square of the norm of the last spike; float64, of shape
+            `[len(names)]`. On several replicas it is the largest share among the replicas.
+        norm: The norm of the last spike; float64.
+        bound: The bound that the norm exceeded; float64.
+        spikes: The number of steps that were skipped as spikes; int64.
+    """
+
+    names: list[str]
+    shares: tf.Tensor
+    norm: tf.Tensor
+    bound: tf.Tensor
+    spikes: tf.Tensor
+
+
+class _LastSpike(NamedTuple):
+    shares: tf.Tensor
+    norm: tf.Tensor
+    bound: tf.Tensor
+    spikes: tf.Tensor
+
+
+class SpikeRecord(tf.Module):
+    """The last spike of the steps with one list of variables, in variables that a script need not initialize."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = tuple(names)
+        nothing = _LastSpike(np.zeros([len(names)]), np.float64(0), np.float64(np.inf), np.int64(0))
+        self._state = StateVariables(nothing, saved=False)
+
+    def is_of(self, names: Sequence[str]) -> bool:
+        """Return whether this is the record for a list of variables."""
+        return self._names == tuple(names)
+
+    def store(self, shares: tf.Tensor, norm: tf.Tensor, bound: tf.Tensor) -> Done:
+        """Store a spike, and count it."""
+        spikes = self._state.get("spikes") + 1
+        return self._state.assign(_LastSpike(shares, tf.identity(norm), tf.identity(bound), spikes))
+
+    def report(self) -> SpikeReport:
+        """Return what is stored, with the names of the variables."""
+        return SpikeReport(list(self._names), *self._state.read())
+
+
+class SpikeRecords(NotCheckpointed):
+    """The records for every list of variables with which steps are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._each: list[SpikeRecord] = []
+
+    def __iter__(self) -> Iterator[SpikeRecord]:
+        """Iterate over the records, in the order of their first use."""
+        return iter(self._each)
+
+    def of(self, names: Sequence[str]) -> SpikeRecord:
+        """Return the record for a list of variables."""
+        for record in self._each:
+            if record.is_of(names):
+                return record
+        self._each.append(SpikeRecord(names))
+        return self._each[-1]

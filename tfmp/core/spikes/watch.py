@@ -1,0 +1,95 @@
+"""Looks for spikes in the steps of one optimizer or scaler, as its detector says."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.overflow.results import StepResult
+from tfmp.core.spikes.detector import SpikeDetector, SpikeState
+from tfmp.core.spikes.reports import SpikeRecords
+from tfmp.core.storage.graph_registry import GraphList
+from tfmp.core.storage.state_variables import StateVariables
+from tfmp.types import Done
+
+
+class Look(NamedTuple):
+    """What one replica finds when it compares the norm of a step with the bound."""
+
+    stored: StateVariables[SpikeState]
+    #: The state before the step.
+    state: SpikeState
+    norm: tf.Tensor
+    bound: tf.Tensor
+
+    @property
+    def is_above(self) -> tf.Tensor:
+        """True if the norm is above the bound; bool. The norm of a step that overflowed never is."""
+        return tf.logical_and(tf.math.is_finite(self.norm), self.norm > self.bound)
+
+
+class SpikeWatch:
+    """Compares the norms of steps with the bounds of a detector, and keeps what the detector must know of them.
+
+    Steps of different optimizers are compared with different norms.
+    """
+
+    def __init__(self, detector: SpikeDetector) -> None:
+        self.detector = detector
+        self.records = SpikeRecords()
+        self._optimizers: list[tuple[Any, ...]] = []
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                _claim(_IN_EAGER_CODE.setdefault(detector, []), self)
+
+    def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> Look:
+        """Compare the norm of a step of these optimizers, which step together, with the bound; on each replica."""
+        with tf.init_scope():
+            if not tf.executing_eagerly() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
+                claims = [claim for claim in _IN_GRAPH.items() if claim.detector is self.detector]
+                _claim([weakref.ref(claim.watch) for claim in claims], self)
+                _IN_GRAPH.append(_Claim(self.detector, self))
+        stored = self.detector.state_of(self._index_of(tuple(optimizers)))
+        state = stored.read()
+        return Look(stored, state, norm, self.detector.bound(state))
+
+    def judged(self, result: StepResult, look: Look) -> StepResult:
+        """Return the result of a step with whether it is skipped as a spike; the replicas agree on the rest of it."""
+        is_skipped = self.detector.is_skipped(look.state, result.is_above)
+        return result._replace(spike=tf.logical_and(result.usable, is_skipped))
+
+    def store(self, look: Look, result: StepResult) -> Done:
+        """Store the state after a step; called once for all replicas."""
+        return look.stored.assign(self.detector.next_state(look.state, look.norm, result.usable, result.is_above))
+
+    def _index_of(self, optimizers: tuple[Any, ...]) -> int:
+        for index, known in enumerate(self._optimizers):
+            if len(known) == len(optimizers) and all(map(_is, known, optimizers)):
+                return index
+        self._optimizers.append(optimizers)
+        return len(self._optimizers) - 1
+
+
+class _Claim(NamedTuple):
+    detector: SpikeDetector
+    watch: SpikeWatch
+
+
+#: Which watch has a detector, in eager code and in each graph. A graph keeps its watches as long as it lives.
+_IN_EAGER_CODE: "weakref.WeakKeyDictionary[SpikeDetector, list[weakref.ref[SpikeWatch]]]" = weakref.WeakKeyDictionary()
+_IN_GRAPH: GraphList[_Claim] = GraphList("spike_detectors")
+
+
+def _claim(others: "list[weakref.ref[SpikeWatch]]", watch: SpikeWatch) -> None:
+    """Raise an error if another watch that is still in use has the detector."""
+    if any(other() not in {None, watch} for other in others):
+        raise ValueError(
+            f"the {type(watch.detector).__name__} is used by another optimizer already, whose norms would be mixed "
+            "with those of this one: make a detector for each."
+        )
+    others.append(weakref.ref(watch))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

@@ -1,0 +1,31 @@
+"""The norm of the gradients of a step: of the sum over all replicas, unscaled, before it is clipped."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.distribute import Distribution
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.norms import global_norm
+from tfmp.types import Gradients
+
+
+class Measured(NamedTuple):
+    """The gradients whose norm is that of a step."""
+
+    grads: Gradients
+    #: The number by which the gradients are still multiplied; None if they are in true magnitude.
+    loss_scale: tf.Tensor | None
+    #: True if they are the same on all replicas: summed over them, or averaged over Horovod's workers.
+    is_summed: bool
+
+    def norm(self, names: Sequence[str], distribution: Distribution) -> tf.Tensor:
+        """Return the norm, a float64 scalar, the same on all replicas; `names` are those of the variables."""
+        grads = self.grads
+        if any(map(arithmetic.is_sparse, grads)) or not self.is_summed:
+            grads = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
+        if not self.is_summed:
+            grads = distribution.sums(grads, names)
+        norm = global_norm(list(map(arithmetic.added_up, grads)))
+        return norm if self.loss_scale is None else norm / tf.cast(self.loss_scale, tf.float64)

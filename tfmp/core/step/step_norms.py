@@ -1,0 +1,134 @@
+"""Measures the norms of steps for those who want to know them, and looks for spikes among them."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core.distribute import Distribution
+from tfmp.core.managers import LossScaleManager
+from tfmp.core.monitors.gradient_norm import GradientNorm
+from tfmp.core.monitors.graph_records import RecordedNorm, norms_of_graph, record_norm
+from tfmp.core.overflow.results import StepResult
+from tfmp.core.spikes.detector import SpikeDetector
+from tfmp.core.spikes.reports import SpikeReport
+from tfmp.core.spikes.watch import Look, SpikeWatch
+from tfmp.core.step.facts import WantedNorm
+from tfmp.core.step.measured import Measured
+from tfmp.core.step.update import Update
+from tfmp.types import Done, Gradients
+
+
+class StepNorm(NamedTuple):
+    """The norm of the gradients of a step."""
+
+    #: The norm, the same on all replicas; float64.
+    norm: tf.Tensor
+    #: How it compares with the bound of the spike detector; None if there is no detector.
+    look: Look | None
+
+
+class StepNorms:
+    """The norms of the steps of one optimizer or scaler.
+
+        method       what it does                                               result
+        measure      computes the norm of a step, if somebody wants to know     StepNorm or None
+        store        stores it, and lets the spike detector learn from it
+        read         returns the norm of the last step
+
+    Examples:
+        >>> import tfmp
+        >>> norms = StepNorms(tfmp.FixedLossScaleManager(8))
+        >>> norms.wanted.name
+        'NO'
+        >>> norms.record()
+        >>> norms.wanted.name, float(norms.read())
+        ('YES', nan)
+    """
+
+    def __init__(self, manager: LossScaleManager, spike_detector: SpikeDetector | None = None) -> None:
+        self._manager = manager
+        #: Looks for steps that are skipped because their norm is an outlier; None if nobody does.
+        self.spikes = None if spike_detector is None else SpikeWatch(spike_detector)
+        self.last: GradientNorm | None = None
+        if self.spikes is not None:
+            self.record()
+
+    def record(self) -> None:
+        """Let the steps that are built from now on store their norms."""
+        if self.last is None:
+            self.last = GradientNorm()
+
+    @property
+    def wanted(self) -> WantedNorm:
+        """Whether somebody wants to know the norm of the step that is being built."""
+        if self.last is not None:
+            return WantedNorm.YES
+        if tf.executing_eagerly():
+            return WantedNorm.NO
+        graph = tf.compat.v1.get_default_graph()
+        with tf.init_scope():
+            is_fetchable = not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph
+        return WantedNorm.WITHOUT_EXCHANGE if is_fetchable else WantedNorm.NO
+
+    def measure(self, update: Update) -> StepNorm | None:
+        """Return the norm of a step; None if nobody wants to know it."""
+        if update.measured is None:
+            return None
+        norm = update.measured.norm(update.adapter.names, update.distribution)
+        look = None if self.spikes is None else self.spikes.look(update.adapter.optimizers, norm)
+        return StepNorm(norm, look)
+
+    def store(self, measured: StepNorm, result: StepResult, update: Update) -> Done:
+        """Store the norm of a step, infinite or NaN if a gradient overflowed; called on each replica."""
+        norm = measured.norm
+        # An overflow need not show in the norm: an accumulator leaves out the micro-batches that overflowed.
+        is_right = tf.logical_or(result.usable, tf.logical_not(tf.math.is_finite(norm)))
+        shown = tf.where(is_right, norm, tf.constant(np.inf, norm.dtype))
+
+        def store() -> Done:
+            record_norm(RecordedNorm(self._manager, self, shown))
+            looked = [] if self.spikes is None or measured.look is None else [self.spikes.store(measured.look, result)]
+            return tf.group(*([] if self.last is None else [self.last.store(shown)]), *looked)
+
+        return update.distribution.once(store)
+
+    def describe_spike(self, update: Update, measured: StepNorm, held: Gradients) -> Done:
+        """Store which gradients made a step a spike; called on each replica, if it was skipped as one."""
+        spikes, look = self.spikes, measured.look
+        if spikes is None or look is None:
+            return None
+        shares = update.distribution.maximum(update.shares(held), "shares_in_spike")
+        record = spikes.records.of(update.adapter.names)
+        return update.distribution.once(lambda: record.store(shares, look.norm, look.bound))
+
+    def count(self, result: StepResult) -> list[Done]:
+        """Count a step if it was skipped as a spike, and no gradient of it overflowed; called once for all replicas."""
+        if self.spikes is None or result.spike is None:
+            return []
+        return [self.spikes.detector.count(tf.logical_and(result.usable, result.spike))]
+
+    def store_unchecked(self, grads: Gradients, distribution: Distribution) -> Done:
+        """Store the norm of gradients in true magnitude that are applied without a check, if somebody wants it."""
+        if self.last is None:
+            return None
+        names = [f"gradient {index}" for index in range(len(grads))]
+        norm = Measured(grads, None, is_summed=distribution.num_summed == 1).norm(names, distribution)
+        return distribution.once(functools.partial(self.last.store, norm))
+
+    def read(self) -> tf.Tensor:
+        """Return the norm of the last step; in a graph, a tensor to fetch together with the step."""
+        of_graph = [recorded.norm for recorded in norms_of_graph() if recorded.scaler is self]
+        if of_graph and not tf.compat.v1.get_default_graph().building_function:
+            return of_graph[-1]
+        if self.last is None:
+            raise RuntimeError(
+                "the norm of the gradients is not recorded: call record_gradient_norm() before the first step is "
+                "built, or pass skip_spikes."
+            )
+        return self.last.read()
+
+    def spike_reports(self) -> list[SpikeReport]:
+        """Return one report for each list of variables with which a step can be skipped as a spike."""
+        return [] if self.spikes is None else [record.report() for record in self.spikes.records]
