@@ -17,6 +17,8 @@ from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.fit_ranges import FitRanges
+from tfmp.monitoring.fit_spikes import FitSpikes
+from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.monitoring.summaries import FitSummaries
@@ -34,17 +36,20 @@ _logger = logging.getLogger("tfmp")
 
 
 class LossScaleCallback(keras.callbacks.Callback):
-    """Adds `loss_scale` and `skipped_steps` to the logs of `fit`, after each batch and each epoch.
+    """Adds `loss_scale`, `skipped_steps` and `gradient_norm` to the logs of `fit`, after each batch and each epoch.
 
-    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks then show the two values in the same way
-    as they show the loss. `loss_scale` is the scale after the batch, and `skipped_steps` is the total number of
-    skipped steps so far. The callback moves itself to the front of the list of callbacks, so that those given to `fit`
+    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks then show these values in the same way
+    as they show the loss. `loss_scale` is the scale after the batch, `skipped_steps` is the total number of skipped
+    steps so far, and `gradient_norm` is the norm of the gradients of the last step, unscaled and before clipping. If
+    the optimizer has a `tfmp.SpikeDetector`, there is also `skipped_spikes`: how many of the skipped steps were skipped
+    as spikes. The callback moves itself to the front of the list of callbacks, so that those given to `fit`
     before it see the values too. Validation, `evaluate` and `predict` are not changed.
 
     Every `every_n_steps` batches, and at the end of each epoch, the callback reports. A report does three things:
 
     * It writes TensorBoard summaries, if `summary_dir` is given.
-    * After skipped steps, it names the variables whose gradients overflowed at the last skipped step.
+    * After skipped steps, it names the variables whose gradients overflowed at the last skipped step, or made the
+      norm of the last spike so large.
     * It warns if training is stuck, which means one of three things: steps are skipped although the loss scale is at
       its lowest value; the scale was lowered many times in a row without one applied step; or the loss is infinite or
       NaN. The warning is not repeated until a step has been applied.
@@ -58,7 +63,7 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     Values are fetched from the device only for a report, and where Keras reads the logs of a batch anyway. Keras 2
     reads them only with `verbose=1`, or if another callback needs numbers. In all other cases nothing is added to the
-    logs of a batch, so `TensorBoard(update_freq="batch")` without such a callback shows the two values by epoch only.
+    logs of a batch, so `TensorBoard(update_freq="batch")` without such a callback shows the values by epoch only.
 
     The progress bar of Keras 2 (tf_keras too) and of Keras 3 before 3.11 shows the mean over the epoch of each value
     that is not a metric of the model. To see the values themselves, use `verbose=2`. In Keras 2 you can also put
@@ -70,8 +75,9 @@ class LossScaleCallback(keras.callbacks.Callback):
     Args:
         every_n_steps: The number of batches between two reports of an epoch.
         summary_dir: A directory for TensorBoard summaries. Each report writes the fields of `tfmp.LossScaleStatus`
-            there. Their step is the optimizer's `iterations`, or, if `scaler` is given, the number of its applied
-            steps. By default no summaries are written.
+            there, `gradient_norm`, and `skipped_spikes` if there is a detector. Their step is the optimizer's
+            `iterations`, or, if `scaler` is given, the number of its applied steps. By default no summaries are
+            written.
         on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends `fit`, "raise"
             raises `LossScaleStuckError`.
         stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
@@ -87,6 +93,10 @@ class LossScaleCallback(keras.callbacks.Callback):
             backward, in the types and at the loss scale of the training, to count activations and their gradients.
             The shares are then those of the gradients for weights and for activations together. The model must be
             compiled with a loss.
+        gradient_norm: Whether the norm of the gradients is measured and shown. It costs little where the optimizer sums
+            gradients before the check, as most do, or on a single replica; otherwise the replicas sum all gradients
+            once more. If several processes train together, it is shown only if the optimizer's
+            `record_gradient_norm` was called in each of them, or if there is a detector.
         scaler: The `tfmp.GradScaler` or the `tfmp.LossScaleOptimizer` of a model whose own `train_step` scales the
             loss. By default the callback reads the model's optimizer, which must then be a `tfmp.LossScaleOptimizer`.
 
@@ -116,6 +126,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         stuck_after: int = 64,
         ranges_every_n_steps: int | None = None,
         ranges_batch: Any = None,  # noqa: ANN401 - whatever the model takes
+        gradient_norm: bool = True,
         scaler: StepProperties | None = None,
     ) -> None:
         super().__init__()
@@ -138,7 +149,14 @@ class LossScaleCallback(keras.callbacks.Callback):
             else FitRanges(settings.count("ranges_every_n_steps", ranges_every_n_steps), ranges_batch)
         )
         self._overflow_messages = OverflowMessages()
+        self._wants_norm = settings.flag("gradient_norm", gradient_norm)
+        self._spikes = FitSpikes()
         self._warned_about_optimizer = False
+
+    @property
+    def norms(self) -> NormHistory:
+        """The norms of the gradients after each batch; `callback.norms.plot("norms.png")` draws them."""
+        return self._spikes.history
 
     @property
     def ranges(self) -> RangeHistory:
@@ -171,11 +189,13 @@ class LossScaleCallback(keras.callbacks.Callback):
         """
         del logs
         _put_in_front(self)
-        self._stuck.start(several=several_processes(self.model.distribute_strategy))
+        several = several_processes(self.model.distribute_strategy)
+        self._stuck.start(several=several)
         self._batches = 0
         opt = self.model.optimizer
         if self._opt is not None:
             self._overflow_messages = OverflowMessages(self._overflow_reports())
+            self._spikes.begin(self.model, self._opt, records=self._wants_norm and not several)
             if self._ranges is not None:
                 self._ranges.begin(self.model, self._opt)
             return
@@ -199,7 +219,7 @@ class LossScaleCallback(keras.callbacks.Callback):
 
         Args:
             batch: The index of the batch in its epoch.
-            logs: The loss and the metrics of the batch. The two values are added to this dictionary.
+            logs: The loss and the metrics of the batch. The values are added to this dictionary.
         """
         # Counted by the index, because with `steps_per_execution` Keras calls this method for some batches only.
         before = self._batches if self._batches <= batch else 0
@@ -217,7 +237,7 @@ class LossScaleCallback(keras.callbacks.Callback):
 
         Args:
             epoch: Not used.
-            logs: The loss and the metrics of the epoch. The two values are added to this dictionary.
+            logs: The loss and the metrics of the epoch. The values are added to this dictionary.
         """
         del epoch
         self._add_to(logs)
@@ -246,6 +266,8 @@ class LossScaleCallback(keras.callbacks.Callback):
             # the loss by hand.
             loss_scale = self._opt.manager.get_loss_scale()
             logs.update(loss_scale=float(loss_scale), skipped_steps=int(self._opt.skipped_steps))
+            if self._wants_norm:
+                logs.update(self._spikes.scalars())
             if self._ranges is not None:
                 logs.update(self._ranges.scalars())
 
@@ -261,9 +283,11 @@ class LossScaleCallback(keras.callbacks.Callback):
             return
         manager = self._opt.manager
         status = _numbers(manager.get_status())
-        self._summaries.write(self._summary_step(), status._asdict())
+        norms = self._spikes.scalars() if self._wants_norm else {}
+        self._summaries.write(self._summary_step(), {**status._asdict(), **norms})
         for sentence in self._overflow_messages.new_overflows(self._overflow_reports()):
             visible_logger().info("%s", sentence)
+        self._spikes.report()
         losses = [float(logs["loss"])] if logs and "loss" in logs else []
         try:
             if self._stuck.wants_stop(manager, status, losses):

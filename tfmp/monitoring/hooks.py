@@ -13,7 +13,9 @@ from tfmp.core.monitors.graph_records import managers_of_graph, overflow_reports
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.step.properties import StepProperties
 from tfmp.monitoring.graph_ranges import GraphRanges
+from tfmp.monitoring.graph_spikes import GraphSpikes
 from tfmp.monitoring.loss_fetches import LossFetches, flat_loss_values
+from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
@@ -22,7 +24,7 @@ from tfmp.ranges.history import RangeHistory
 
 
 class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
-    """Logs the loss scale, the global step, and how many steps were applied and skipped.
+    """Logs the loss scale, the global step, the gradient norm, and how many steps were applied and skipped.
 
     The hook reports after the first step, then every N steps or seconds, and at the end of the session. Each call of
     the session's `run` counts as one step, whether the step is applied or skipped. (`global_step` cannot serve as that
@@ -30,6 +32,12 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
     A report that follows skipped steps names the variables whose gradients overflowed at the last skipped step. At the
     end of the session the hook logs how often the gradient of each variable overflowed during the session.
+
+    The norm of the gradients is that of the reported step, unscaled and before clipping. It is fetched at a report
+    only, in the `session.run` call that takes the step; if that is not possible, for example with
+    `accumulation_steps`, it is shown if the optimizer's `record_gradient_norm` was called before the step was built. If
+    the optimizer has a `tfmp.SpikeDetector`, the hook also shows how many steps were skipped as spikes, and names the
+    gradients to which the last one is due.
 
     The hook warns when training is stuck, which means one of three things: steps are skipped although the loss scale is
     at its lowest value; the scale was lowered many times in a row without one applied step; or the unscaled loss is
@@ -51,7 +59,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         every_n_steps: The number of steps between two reports; 100 if `every_n_secs` is not given either.
         every_n_secs: The number of seconds between two reports, as an alternative to `every_n_steps`.
         summary_dir: A directory for TensorBoard summaries. Each report writes the fields of `tfmp.LossScaleStatus`
-            there, with `global_step` as their step. By default no summaries are written.
+            there, `gradient_norm`, and `skipped_spikes` if there is a detector, with `global_step` as their step. By
+            default no summaries are written.
         on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends the training,
             "raise" raises `LossScaleStuckError`. The report at the end of the session always warns only.
         stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
@@ -104,11 +113,20 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._summary_dir = summary_dir
         self._stuck = StuckWatch(on_stuck, stuck_after)
         self._given_loss = loss
+        self._norms = NormHistory()
         self._ranges = (
             None
             if ranges_every_n_steps is None
             else GraphRanges(settings.count("ranges_every_n_steps", ranges_every_n_steps))
         )
+
+    @property
+    def norms(self) -> NormHistory:
+        """The norms of the gradients at each report; `hook.norms.plot("norms.png")` draws them.
+
+        If the hook reports on several managers, they are those of the first one.
+        """
+        return self._norms
 
     @property
     def ranges(self) -> RangeHistory:
@@ -137,6 +155,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
                 'on_stuck="warn".'
             )
         self._losses = LossFetches(self._managers, self._given_loss)
+        self._spikes = [GraphSpikes(manager) for manager in self._managers]
         self._global_step = tf.compat.v1.train.get_global_step()
         self._overflows = [report for manager in self._managers for report in overflow_reports_of_graph(manager)]
         self._fetches = {
@@ -147,6 +166,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
                 manager.get_status().applied_steps for manager in dict.fromkeys([*self._managers, *managers_of_graph()])
             ],
             "overflows": [(report.last, report.steps) for report in self._overflows],
+            "spikes": [spikes.fetches for spikes in self._spikes],
         }
         if self._ranges is not None:
             self._ranges.begin(self._managers[0])
@@ -168,11 +188,14 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         """
         self._due = self._timer.should_trigger_for_step(self._steps + 1)
         losses = [self._losses.for_manager(manager) for manager in self._managers] if self._due else []
+        norms = [spikes.norms_of_step for spikes in self._spikes] if self._due else []
         ranges_due = self._ranges is not None and self._ranges.is_due(self._steps + 1)
-        if not ((any(losses) or ranges_due) and self._losses.can_join(run_context.original_args.fetches)):
+        is_due = any(losses) or any(norms) or ranges_due
+        if not (is_due and self._losses.can_join(run_context.original_args.fetches)):
             return None
         ranges, fed = self._ranges.fetches(run_context.session) if ranges_due and self._ranges else ({}, {})
-        return tf.compat.v1.train.SessionRunArgs({"losses": losses, "ranges": ranges}, feed_dict=fed)
+        fetches = {"losses": losses, "norms": norms, "ranges": ranges}
+        return tf.compat.v1.train.SessionRunArgs(fetches, feed_dict=fed)
 
     def after_run(
         self, run_context: tf.compat.v1.train.SessionRunContext, run_values: tf.compat.v1.train.SessionRunValues
@@ -184,13 +207,13 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             run_values: The values of what `before_run` asked for, if it did.
         """
         self._steps += 1
-        results = run_values.results or {"losses": None, "ranges": {}}
+        results = run_values.results or {"losses": None, "norms": None, "ranges": {}}
         if self._ranges is not None and results["ranges"]:
             self._record_ranges(run_context.session, self._ranges, results["ranges"])
         if not self._due:
             return
         try:
-            if self._report(run_context.session, results["losses"]):
+            if self._report(run_context.session, results["losses"], results["norms"]):
                 run_context.request_stop()
         except LossScaleStuckError:
             # MonitoredSession does not call the `end` of its hooks after an error.
@@ -220,7 +243,12 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
                 self._writer.flush()
 
     def _report(
-        self, session: tf.compat.v1.Session, losses: list[list[Any]] | None = None, *, at_end: bool = False
+        self,
+        session: tf.compat.v1.Session,
+        losses: list[list[Any]] | None = None,
+        norms: list[list[float]] | None = None,
+        *,
+        at_end: bool = False,
     ) -> bool:
         """Log and write one report; return True if training should stop."""
         self._timer.update_last_triggered_step(self._steps)
@@ -228,13 +256,22 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         global_step = fetched["global_step"][0] if fetched["global_step"] else None
         if global_step is not None:
             self._warn_if_counted_twice(global_step - sum(fetched["applied_steps"]))
-        for index, status in enumerate(fetched["statuses"]):
-            self._logger.info("%s", _line(status, global_step))
+        norms = norms or [[] for _ in self._managers]
+        for index, (status, spikes) in enumerate(zip(fetched["statuses"], self._spikes, strict=True)):
+            shown = spikes.shown(fetched["spikes"][index], norms[index])
+            if index == 0 and "gradient_norm" in shown:
+                spikes_so_far = int(shown.get("skipped_spikes", 0))
+                self._norms._add(
+                    step=int(status.attempted_steps), norm=shown["gradient_norm"], skipped_spikes=spikes_so_far
+                )
+            self._logger.info("%s", _line(status, global_step, shown))
             if self._writer:
-                summary = _summary(status, suffix=f"_{index}" if index else "")
+                summary = _summary({**status._asdict(), **shown}, suffix=f"_{index}" if index else "")
                 self._writer.add_summary(summary, self._steps if global_step is None else global_step)
         for sentence in self._overflow_messages.new_overflows(self._with_values(fetched["overflows"])):
             self._logger.info("%s", sentence)
+        for spikes, found in zip(self._spikes, fetched["spikes"], strict=True):
+            spikes.report(found)
         losses = losses or [[] for _ in self._managers]
         # A list and not a generator in any(): every manager must get its chance to warn.
         stops = [
@@ -291,18 +328,17 @@ def _timer(every_n_steps: int | None, every_n_secs: float | None) -> tf.compat.v
     return tf.compat.v1.train.SecondOrStepTimer(every_steps=steps)
 
 
-def _line(status: LossScaleStatus, global_step: int | None) -> str:
+def _line(status: LossScaleStatus, global_step: int | None, shown: Mapping[str, float]) -> str:
     step = "" if global_step is None else f", global step {global_step}"
+    spikes = f", {shown['skipped_spikes']} as spikes" if "skipped_spikes" in shown else ""
+    norm = f", gradient norm {shown['gradient_norm']:.4g}" if "gradient_norm" in shown else ""
     return (
         f"loss scale {status.loss_scale:.10g}{step}, steps applied {status.applied_steps}, "
-        f"skipped {status.skipped_steps} ({status.consecutive_skipped_steps} in a row)"
+        f"skipped {status.skipped_steps} ({status.consecutive_skipped_steps} in a row{spikes}){norm}"
     )
 
 
-def _summary(status: LossScaleStatus, suffix: str) -> tf.compat.v1.Summary:
+def _summary(values: Mapping[str, float], suffix: str) -> tf.compat.v1.Summary:
     return tf.compat.v1.Summary(
-        value=[
-            tf.compat.v1.Summary.Value(tag=tag + suffix, simple_value=float(value))
-            for tag, value in status._asdict().items()
-        ]
+        value=[tf.compat.v1.Summary.Value(tag=tag + suffix, simple_value=float(value)) for tag, value in values.items()]
     )

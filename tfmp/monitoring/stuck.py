@@ -45,7 +45,7 @@ def why_stuck(
     """Return a sentence that says why training is stuck, or None if it is not stuck.
 
     A back-off is a reduction of the scale after skipped steps; the floor is the lowest scale that the manager allows.
-    Training is stuck if the last step was skipped and one of these conditions holds:
+    Training is stuck if the last step was skipped because of an overflow, and one of these conditions holds:
 
         condition                                                 reason
         the unscaled loss is infinite or NaN                      the scale did not cause that
@@ -66,7 +66,8 @@ def why_stuck(
             floor.
         loss: The unscaled loss of the last step; None if it is not known.
     """
-    if status.last_step_applied:
+    # A step that was finite and not applied is a spike.
+    if status.last_step_applied or status.last_step_finite:
         return None
     skips = int(status.consecutive_skipped_steps)
     if loss is not None and not math.isfinite(loss):

@@ -92,8 +92,8 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, self._is_of_horovod)
         self._aggregation_dtype = dtype
         detector = validated_detector(overflow_detector)
-        self._spike_detector = validated_spike_detector(skip_spikes)
-        self._scaler = LossScaler(manager, detector, is_distributed, dtype, self._spike_detector)
+        self.spike_detector = validated_spike_detector(skip_spikes)
+        self._scaler = LossScaler(manager, detector, is_distributed, dtype, self.spike_detector)
         self._accumulation_settings = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._accumulators = Accumulators(
             self._accumulation_settings, detector, keeps_float32=takes_float32_gradients(inner_optimizer)
@@ -104,8 +104,8 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         self._track_trackable(manager, "loss_scale_manager", overwrite=True)
         self._track_trackable(self._accumulators, "accumulation", overwrite=True)
         self._track_trackable(self._scaler.overflow_counts, "overflow_counts", overwrite=True)
-        if self._spike_detector is not None:
-            self._track_trackable(self._spike_detector, "spike_detector", overwrite=True)
+        if self.spike_detector is not None:
+            self._track_trackable(self.spike_detector, "spike_detector", overwrite=True)
 
     # What a legacy optimizer is asked for, and only the inner one has.
 
@@ -305,7 +305,7 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         return {
             "inner_optimizer": serialize(self.inner_optimizer),
             "loss_scale_manager": serialize(self._loss_scale_manager),
-            "skip_spikes": None if self._spike_detector is None else serialize(self._spike_detector),
+            "skip_spikes": None if self.spike_detector is None else serialize(self.spike_detector),
             **self._own_settings(),
         }
 

@@ -99,9 +99,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         refuse_unsupported_horovods(opt)
         self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
         detector = validated_detector(overflow_detector)
-        self._spike_detector = validated_spike_detector(skip_spikes)
+        self.spike_detector = validated_spike_detector(skip_spikes)
         self._scaler = LossScaler(
-            self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype, self._spike_detector
+            self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype, self.spike_detector
         )
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._accumulation_settings = accumulation

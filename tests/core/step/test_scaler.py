@@ -85,7 +85,7 @@ def test_result_that_is_no_step_moves_the_scale_and_is_not_counted(
     is_step: bool | None, counted: tuple[int, int]
 ) -> None:
     manager = halving()
-    result = StepResult(applied=tf.constant(True), complete=tf.constant(False))
+    result = StepResult(usable=tf.constant(True), complete=tf.constant(False))
     scaler_of(manager).advance(result, None if is_step is None else tf.constant(is_step))
     status = manager.get_status()
     assert (int(status.applied_steps), int(status.skipped_steps)) == counted

@@ -43,10 +43,10 @@ class RecordedNorm(NamedTuple):
     """The norm of the gradients of a step that was built in a graph."""
 
     manager: LossScaleManager
-    #: The `LossScaler` that built the step.
-    scaler: object
-    #: The norm, which can be fetched.
-    norm: tf.Tensor
+    #: The `StepNorms` of the optimizer or scaler that built the step.
+    norms: Any
+    #: The norm; None if it cannot be fetched.
+    norm: tf.Tensor | None
 
 
 _LOSSES: GraphList[RecordedLoss] = GraphList("losses")
@@ -69,9 +69,9 @@ def record_gradients(recorded: RecordedGradients) -> None:
 
 
 def record_norm(recorded: RecordedNorm) -> None:
-    """Record the norm of a step if it can be fetched, so not inside a conditional, a loop or a `tf.function`."""
-    if not tf.executing_eagerly() and _can_be_fetched(recorded.norm):
-        _NORMS.append(recorded)
+    """Record the norm of a step that is built in a graph."""
+    if not tf.executing_eagerly():
+        _NORMS.append(recorded if _can_be_fetched(recorded.norm) else recorded._replace(norm=None))
 
 
 def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> None:

@@ -217,6 +217,16 @@ class SpikeDetector(tf.Module):
         """The number of steps skipped as spikes since the session, or the eager program, began; an int64 scalar."""
         return self._count.state.get("skipped_spikes")
 
+    @property
+    def lasting_changes(self) -> tf.Tensor:
+        """How often `max_consecutive_skips` spikes came in a row, so that steps were applied; an int32 scalar."""
+        return tf.add_n([tf.constant(0), *(state.get("lasting_changes") for state in self.states)])
+
+    @property
+    def max_consecutive_skips(self) -> int:
+        """The number of spikes in a row after which a step is applied."""
+        return self._max_consecutive_skips
+
     def state_of(self, index: int) -> StateVariables[SpikeState]:
         """Return the state for the optimizer that was the `index`-th to step.
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.spikes.reports import SpikeReport
 from tfmp.core.step.scaler import LossScaler
 
@@ -17,6 +18,8 @@ class StepProperties:
     #: Decides the loss scale.
     manager: LossScaleManager
     _loss_scale_manager: LossScaleManager
+    #: Decides which steps are skipped as spikes; None if none are.
+    spike_detector: SpikeDetector | None
     _scaler: LossScaler
 
     def __repr__(self) -> str:
@@ -76,8 +79,7 @@ class StepProperties:
     @property
     def skipped_spikes(self) -> tf.Tensor:
         """How many of the skipped steps were skipped as spikes, by a `tfmp.SpikeDetector`; an int64 scalar."""
-        spikes = self._scaler.norms.spikes
-        return tf.constant(0, tf.int64) if spikes is None else spikes.detector.skipped_spikes
+        return tf.constant(0, tf.int64) if self.spike_detector is None else self.spike_detector.skipped_spikes
 
     @property
     def gradient_norm(self) -> tf.Tensor:
@@ -112,6 +114,11 @@ class StepProperties:
         Call it before a `tf.function` that takes steps is first called.
         """
         self._scaler.norms.record()
+
+    @property
+    def records_gradient_norm(self) -> bool:
+        """Whether steps that are built now measure the norm of their gradients; see `record_gradient_norm`."""
+        return self._scaler.norms.last is not None
 
     def spike_reports(self) -> list[SpikeReport]:
         """Return what the last step was that was skipped as a spike.

@@ -119,9 +119,9 @@ class StepNorms:
 
     def read(self) -> tf.Tensor:
         """Return the norm of the last step; in a graph, a tensor to fetch together with the step."""
-        of_graph = [recorded.norm for recorded in norms_of_graph() if recorded.scaler is self]
-        if of_graph and not tf.compat.v1.get_default_graph().building_function:
-            return of_graph[-1]
+        here = [recorded.norm for recorded in norms_of_graph() if recorded.norms is self and recorded.norm is not None]
+        if here and not tf.compat.v1.get_default_graph().building_function:
+            return here[-1]
         if self.last is None:
             raise RuntimeError(
                 "the norm of the gradients is not recorded: call record_gradient_norm() before the first step is "

@@ -54,8 +54,8 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
         detector = validated_detector(overflow_detector)
-        self._spike_detector = validated_spike_detector(spike_detector)
-        self._scaler = LossScaler(manager, detector, is_distributed, aggregation_dtype, self._spike_detector)
+        self.spike_detector = validated_spike_detector(spike_detector)
+        self._scaler = LossScaler(manager, detector, is_distributed, aggregation_dtype, self.spike_detector)
         self._has_spike_state = False
         self._accumulation = KerasAccumulation(accumulation, detector)
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
@@ -75,8 +75,8 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         They come after those that accumulate gradients, whose positions in checkpoints stay the same without a
         detector.
         """
-        if self._spike_detector is not None and not self._has_spike_state:
-            self._spike_detector.store_in(self._add_state_variable)
+        if self.spike_detector is not None and not self._has_spike_state:
+            self.spike_detector.store_in(self._add_state_variable)
             self._has_spike_state = True
 
     def exclude_from_weight_decay(
@@ -143,7 +143,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
             "inner_optimizer": serialize(self.inner_optimizer),
             "loss_scale_manager": serialize(self._loss_scale_manager),
             "is_distributed": self._is_distributed,
-            "skip_spikes": None if self._spike_detector is None else serialize(self._spike_detector),
+            "skip_spikes": None if self.spike_detector is None else serialize(self.spike_detector),
             **self._accumulation.get_config(),
         }
 
@@ -171,7 +171,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
     def _settings_to_show(self) -> list[str]:
         shown = {
             "is_distributed": self._is_distributed,
-            "skip_spikes": self._spike_detector,
+            "skip_spikes": self.spike_detector,
             **self._accumulation.get_config(),
             **self._own_settings(),
         }
