@@ -47,6 +47,10 @@ _IS_KERAS_3 = keras.__version__.startswith("3.")
 #: of tf_keras, which are measured beside Keras 3.
 OPTIMIZERS = ("SGD", "Adam", "AdamW") if _IS_KERAS_3 else ("legacy.SGD", "legacy.Adam")
 
+#: Contenders that are made only if their names are given: "tfmp" with steps whose norm is read after each of them, and
+#: with a spike detector too.
+NORM, SPIKES = "tfmp, norm", "tfmp, spikes"
+
 #: The contender that is wrapped by the installed Keras' own wrapper.
 KERAS = "Keras 3" if _IS_KERAS_3 else "Keras 2"
 
@@ -136,9 +140,9 @@ def _optimizers(
     true_grads: _Grads,
     held: list[Callable[[], list[_Variable]]],
 ) -> Iterator[Contender]:
-    run = MODES[cell.mode]
-    for name, (package, _) in _entries(cell).items():
-        if name in left_out(cell) or (names is not None and name not in names):
+    run, entries = MODES[cell.mode], _entries(cell)
+    for name, (package, _) in entries.items():
+        if name in left_out(cell) or name not in (names or entries.keys() - {NORM, SPIKES}):
             continue
         variables = [_variable(package, shape) for shape in cells.SHAPES[cell.shapes]]
         opt = optimizer(cell, name)
@@ -150,6 +154,8 @@ def _optimizers(
         if name == "bare, compiled":
             apply = _called(tf.function(apply, jit_compile=True))
         step = _waiting(run(apply), true_grads if name.startswith("bare") else grads)
+        if name in {NORM, SPIKES}:
+            step = functools.partial(_reading_norm, step, opt)
         yield Contender(name, step, functools.partial(_values, variables))
 
 
@@ -184,6 +190,8 @@ def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
     own = getattr(keras, "optimizers" if _IS_KERAS_3 else "mixed_precision").LossScaleOptimizer
     entries[KERAS] = (keras, functools.partial(own, initial_scale=cells.SCALE))
     entries["tfmp"] = (keras, _wrapped_by_tfmp)
+    entries[NORM] = (keras, _with_norm)
+    entries[SPIKES] = (keras, lambda opt: tfmp.LossScaleOptimizer(opt, _manager(), skip_spikes=tfmp.SpikeDetector()))
     entries["GradScaler"] = (keras, functools.partial(_WithGradScaler, clips=cell.clipping == "clipped"))
     for package in _packages()[1:]:
         wrapper = functools.partial(package.mixed_precision.LossScaleOptimizer, initial_scale=cells.SCALE)
@@ -194,6 +202,17 @@ def _entries(cell: Cell) -> dict[str, tuple[ModuleType, _Wrap]]:
 
 def _wrapped_by_tfmp(opt: _Optimizer) -> tfmp.LossScaleOptimizer:
     return tfmp.LossScaleOptimizer(opt, _manager())
+
+
+def _with_norm(opt: _Optimizer) -> tfmp.LossScaleOptimizer:
+    wrapped = _wrapped_by_tfmp(opt)
+    wrapped.record_gradient_norm()
+    return wrapped
+
+
+def _reading_norm(step: Callable[[], None], opt: tfmp.LossScaleOptimizer) -> None:
+    step()
+    float(opt.gradient_norm)
 
 
 def _manager() -> tfmp.LossScaleManager:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tfmp.core.gradients import sums
@@ -62,12 +61,9 @@ class _TracedOnce:
 def _counts_of_each(
     values: Sequence[tf.Tensor], predicates: Sequence[Callable[[tf.Tensor], tf.Tensor]]
 ) -> list[tf.Tensor]:
-    # The count in each tensor is the difference of two running counts, so that each predicate runs only once.
-    bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
     joined = sums.end_to_end(values)
-    before = [tf.pad(tf.cumsum(tf.cast(holds(joined), tf.int64)), [[1, 0]]) for holds in predicates]
-    at_bounds = tf.gather(tf.stack(before, axis=1), bounds)
-    return tf.unstack(at_bounds[1:] - at_bounds[:-1])
+    counted = [sums.sum_of_each(tf.cast(holds(joined), tf.int64), values) for holds in predicates]
+    return tf.unstack(tf.stack(counted, axis=1))
 
 
 def _count(flags: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,7 @@
 """Measures how large gradients are: L2 norms, and the largest magnitude."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tfmp.core.gradients import sums
@@ -48,13 +50,21 @@ _LEAST_BY_SQUARES = 2.0**-33
 
 def _norm_by_largest(grads: Gradients) -> tf.Tensor:
     """Return the L2 norm of all gradients together, computed from values that are divided by the largest one."""
-    wide = [widen(values) for values in values_of(grads)]
-    tops = [tf.cast(tf.reduce_max(tf.abs(values)), tf.float64) for values in wide]
-    largest = tf.reduce_max(tf.stack([tf.constant(0.0, tf.float64), *tops]))
-    # A float64 gradient can be so small that float32 has no number for it but 0.
-    shares = [tf.math.divide_no_nan(values, tf.cast(largest, values.dtype)) for values in wide]
+    wide = sums.joined([widen(values) for values in values_of(grads)])
+    largest = _largest(wide)
+    shares = [_divided(values, largest) for values in wide]
     norm = largest * tf.sqrt(2 * tf.reduce_sum(sums.each_half_of_square_sum(shares)))
     return tf.where(tf.math.is_finite(largest), norm, largest)
+
+
+def _largest(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    tops = [tf.cast(tf.reduce_max(tf.abs(each)), tf.float64) for each in values]
+    return tf.reduce_max(tf.stack([tf.constant(0.0, tf.float64), *tops]))
+
+
+def _divided(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
+    # A float64 gradient can be so small that float32 has no number for it but 0.
+    return tf.math.divide_no_nan(values, tf.cast(largest, values.dtype))
 
 
 def norm_of_each(grads: Gradients) -> tf.Tensor:
@@ -82,6 +92,16 @@ def shares_of_square(grads: Gradients) -> tf.Tensor:
         >>> shares_of_square([tf.constant([3.0]), None, tf.constant([4.0])]).numpy().round(3).tolist()
         [0.36, 0.0, 0.64]
     """
-    norms = norm_of_each(list(map(added_up, grads)))
-    squares = tf.square(tf.math.divide_no_nan(norms, tf.reduce_max(norms)))
-    return tf.math.divide_no_nan(squares, tf.reduce_sum(squares))
+    values = {index: widen(values_of([added_up(grad)])[0]) for index, grad in enumerate(grads) if grad is not None}
+    small = {index: tf.cast(each, tf.float64) for index, each in values.items() if sums.is_small(each)}
+    largest = _largest(sums.joined(list(values.values())))
+    squares = {
+        index: tf.cast(tf.reduce_sum(tf.square(_divided(each, largest))), tf.float64)
+        for index, each in values.items()
+        if index not in small
+    }
+    if small:
+        of_small = sums.sum_of_each(tf.square(_divided(sums.end_to_end(list(small.values())), largest)), small.values())
+        squares.update(zip(small, tf.unstack(of_small), strict=True))
+    of_each = tf.stack([squares.get(index, tf.constant(0.0, tf.float64)) for index in range(len(grads))])
+    return tf.math.divide_no_nan(of_each, tf.reduce_sum(of_each))

@@ -1,7 +1,8 @@
 """Sums the values of tensors, reading each once; looks at single values only where a sum tells too little."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import within_xla
@@ -85,6 +86,14 @@ def is_small(values: tf.Tensor) -> bool:
 def end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the values of all tensors in one vector."""
     return tf.concat([each if each.shape.rank == 1 else tf.reshape(each, [-1]) for each in values], axis=0)
+
+
+def sum_of_each(joined: tf.Tensor, values: Iterable[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of the part of a vector that belongs to each tensor, of those that it has `end_to_end`."""
+    # Each sum is the difference of two running sums, so that a graph does not contain an op for each tensor.
+    bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
+    at_bounds = tf.gather(tf.pad(tf.cumsum(joined), [[1, 0]]), bounds)
+    return at_bounds[1:] - at_bounds[:-1]
 
 
 def look_again(needed: tf.Tensor, look: Callable[[], tf.Tensor], seen: tf.Tensor) -> tf.Tensor:
