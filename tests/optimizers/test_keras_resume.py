@@ -137,6 +137,41 @@ def test_run_resumes_exactly_inside_a_window(
     assert "Inconsistent references" not in caplog.text
 
 
+def _model_with_detector(keras: ModuleType) -> Any:
+    detector = tfmp.SpikeDetector(window=2, max_consecutive_skips=2)
+    # Of several micro-batches, so that the detector is not the only one that adds variables in `build`.
+    settings = {"skip_spikes": detector, "accumulation_steps": 2}
+    model = dense_model(keras, tfmp.LossScaleOptimizer(optimizer(keras, learning_rate=1e-6), **settings))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _spiking_step(model: Any, step: int) -> list[Any]:
+    x = np.random.default_rng(step // 2).random((8, 3), np.float32) * (1e3 if step in _SPIKES else 1)
+    model.train_on_batch(x, np.ones([8, 1]))
+    return values([*model.weights, *model.optimizer.variables])
+
+
+_SPIKES = (4, 8, 11, 13, 18)
+
+
+@pytest.mark.parametrize(("save", "load"), _FORMATS, ids=["weights", "checkpoint", "keras_file"])
+@for_every_keras()
+def test_run_with_a_spike_detector_resumes_exactly(keras: ModuleType, save: _Save, load: _Load, tmp_path: Path) -> None:
+    model, resumed = _model_with_detector(keras), _model_with_detector(keras)
+    after = []
+    for step in range(20):
+        save(model, str(tmp_path / f"model-{step}"))
+        after.append(_spiking_step(model, step))
+    # The third of three spikes in a row is applied.
+    assert state(model.optimizer, "applied_steps", "skipped_steps", "skipped_spikes") == [6, 4, 4]
+    for stop in (13, 10, 5):
+        resumed = load(keras, resumed, str(tmp_path / f"model-{stop}"))
+        assert resumed.optimizer.spike_detector.get_config() == model.optimizer.spike_detector.get_config()
+        for step in range(stop, 20):
+            assert _spiking_step(resumed, step) == after[step], (stop, step)
+
+
 @for_every_keras("keras2", "tf_keras")
 def test_run_resumes_exactly_from_the_checkpoint_inside_a_saved_model(keras: ModuleType, tmp_path: Path) -> None:
     model = _model(keras)
