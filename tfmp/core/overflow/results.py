@@ -49,8 +49,6 @@ class StepResult(NamedTuple):
     complete: tf.Tensor | None = None
     #: True if the norm of the gradients is above the bound of a spike detector; bool. None if there is no detector.
     is_above: tf.Tensor | None = None
-    #: True if it is that, or unusually small; bool. None if there is no detector.
-    is_outlier: tf.Tensor | None = None
     #: True if the gradients may be applied, but are not, because the step is a spike; bool. None if it cannot be one.
     spike: tf.Tensor | None = None
 

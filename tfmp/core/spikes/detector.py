@@ -17,13 +17,13 @@ _WINDOW, _DEVIATIONS, _MIN_FACTOR = 128, 4.0, 3.0
 class SpikeState(NamedTuple):
     """The state of the rule, for one optimizer."""
 
-    #: The norms of earlier steps, in no particular order; float64, of shape `[window]`.
+    #: The norms of the last applied steps, in no particular order; float64, of shape `[window]`.
     spike_window: tf.Tensor
     #: The number of norms that were stored there. Once it is `2 * window`, it starts again from `window`; int32.
     spike_window_count: tf.Tensor
-    #: The steps in a row whose norm was an outlier, at most `max_consecutive_skips`; int32.
-    consecutive_outliers: tf.Tensor
-    #: How often that number reached `max_consecutive_skips` at a step that was skipped; int32.
+    #: The steps in a row whose norm was above the bound, at most `max_consecutive_skips`; int32.
+    consecutive_spikes: tf.Tensor
+    #: How often that number reached `max_consecutive_skips`; int32.
     lasting_changes: tf.Tensor
 
 
@@ -44,20 +44,19 @@ class SpikeDetector(tf.Module):
 
     The rule, where `norm` is the L2 norm of the unscaled gradients of all replicas together, before they are clipped:
 
-        mean, deviation = those of log(norm) in the last `window` steps
-        spread          = max(deviations * deviation, log(min_factor))
-        spike           = norm > exp(mean + spread)
+        median, deviation = those of log(norm) in the last `window` applied steps
+        spike             = norm > exp(median + max(deviations * deviation, log(min_factor)))
 
+    The deviation is 1.4826 times the median of the distances from the median, which is the standard deviation if the
+    distribution is normal.
+
+    * Logarithms, because the norms of a training have a long tail towards large values; medians, because spikes that
+      were applied, such as those while the window was not full, hardly change them.
     * Before the window is full there is no bound, so no step is a spike.
-    * Norms of steps that were skipped do not enter the window, nor do unusually small ones, below exp(mean - spread),
-      nor norms of 0.
-    * After `max_consecutive_skips` such outliers in a row, the gradients have changed for good: the next steps are
-      applied, and enter the window, until a norm is no outlier.
+    * After `max_consecutive_skips` spikes in a row, the gradients have changed for good: the next steps are applied,
+      and enter the window, until a norm is within the bound again.
     * With `max_norm`, a larger norm is a spike too, from the first step on. If only `max_norm` is given, there is no
       window.
-
-    Logarithms, because the norms of a training have a long tail towards large values. With the default settings, one
-    step in 50,000 of clean trainings was taken for a spike; docs/howto/spikes.md compares other rules.
 
     All replicas take the same decision. If a `tfmp.GradScaler` has several optimizers, the norms of each are compared
     with its own earlier ones.
@@ -68,10 +67,10 @@ class SpikeDetector(tf.Module):
 
     Args:
         window: The number of norms that a step is compared with, at least 2; 128 unless only `max_norm` is given.
-        deviations: The number of standard deviations of the logarithm by which a spike lies above the mean, greater
-            than 0; 4 by default.
-        min_factor: A spike is at least this many times the mean, however small the deviation is; at least 1, by default
-            3.
+        deviations: The number of deviations by which the logarithm of a spike lies above the median, greater than 0; 4
+            by default.
+        min_factor: A spike is more than this many times the median, however small the deviation is; at least 1, by
+            default 3.
         max_norm: The largest norm that is no spike, greater than 0. By default there is no fixed bound.
         max_consecutive_skips: The number of spikes in a row after which a step is applied.
 
@@ -258,30 +257,28 @@ class SpikeDetector(tf.Module):
     def _initial_state(self) -> SpikeState:
         return SpikeState(np.zeros([self._window_length]), np.int32(0), np.int32(0), np.int32(0))
 
-    def bounds(self, state: SpikeState) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the bounds between which a norm is no outlier; a step with a norm above the second is a spike.
+    def bound(self, state: SpikeState) -> tf.Tensor:
+        """Return the norm above which a step is a spike; infinite if there is no bound yet.
 
         Args:
             state: The state before the step.
 
         Returns:
-            Two float64 scalars: 0 and infinity if the window is not full.
+            A float64 scalar.
 
         Examples:
-            >>> state = SpikeState(tf.constant([2.0, 8.0], tf.float64), *map(tf.constant, (2, 0, 0)))
-            >>> [round(float(bound), 3) for bound in SpikeDetector(window=2, deviations=3).bounds(state)]
-            [0.5, 32.0]
+            >>> state = SpikeState(tf.constant([2.0, 1.0, 8.0], tf.float64), *map(tf.constant, (3, 0, 0)))
+            >>> round(float(SpikeDetector(window=3, deviations=2).bound(state)), 3)  # 2 * 2**(2 * 1.4826)
+            15.618
         """
-        lowest, highest = tf.constant(0.0, tf.float64), tf.constant(np.inf, tf.float64)
+        bound = tf.constant(np.inf, tf.float64)
         if self._window is not None:
             logarithms = tf.math.log(state.spike_window)
-            mean = tf.reduce_mean(logarithms)
-            deviation = tf.sqrt(tf.reduce_mean(tf.square(logarithms - mean)))
+            median = _median(logarithms)
+            deviation = _DEVIATION_OF_NORMAL * _median(tf.abs(logarithms - median))
             spread = tf.maximum(self._deviations * deviation, math.log(self._min_factor))
-            is_full = state.spike_window_count >= self._window
-            lowest = tf.where(is_full, tf.exp(mean - spread), lowest)
-            highest = tf.where(is_full, tf.exp(mean + spread), highest)
-        return lowest, highest if self._max_norm is None else tf.minimum(highest, self._max_norm)
+            bound = tf.where(state.spike_window_count < self._window, bound, tf.exp(median + spread))
+        return bound if self._max_norm is None else tf.minimum(bound, self._max_norm)
 
     def is_skipped(self, state: SpikeState, is_above: tf.Tensor) -> tf.Tensor:
         """Return whether a step is skipped whose gradients are finite; a boolean scalar.
@@ -290,37 +287,44 @@ class SpikeDetector(tf.Module):
             state: The state before the step.
             is_above: Whether the norm is above its bound; a boolean scalar.
         """
-        return tf.logical_and(is_above, state.consecutive_outliers < self._max_consecutive_skips)
+        return tf.logical_and(is_above, state.consecutive_spikes < self._max_consecutive_skips)
 
-    def next_state(
-        self, state: SpikeState, norm: tf.Tensor, finite: tf.Tensor, is_above: tf.Tensor, is_outlier: tf.Tensor
-    ) -> SpikeState:
+    def next_state(self, state: SpikeState, norm: tf.Tensor, finite: tf.Tensor, is_above: tf.Tensor) -> SpikeState:
         """Return the state after one step. This is a pure function.
 
         Args:
             state: The state before the step.
             norm: The norm of the gradients; a float64 scalar.
             finite: Whether no gradient overflowed; a boolean scalar.
-            is_above: Whether the norm is above its bound; a boolean scalar.
-            is_outlier: Whether it is that, or below the other bound; a boolean scalar.
+            is_above: Whether the norm is above the bound; a boolean scalar.
 
         Returns:
             The state after the step.
         """
-        limit, before = self._max_consecutive_skips, state.consecutive_outliers
-        consecutive = tf.where(finite, tf.where(is_outlier, tf.minimum(before + 1, limit), 0), before)
-        reaches_limit = tf.logical_and(self.is_skipped(state, is_above), tf.equal(consecutive, limit))
-        is_typical = tf.logical_or(tf.logical_not(is_outlier), before >= limit)
-        is_stored = tf.logical_and(tf.logical_and(finite, norm > 0), is_typical)
+        limit, before = self._max_consecutive_skips, state.consecutive_spikes
+        consecutive = tf.where(finite, tf.where(is_above, tf.minimum(before + 1, limit), 0), before)
+        reaches_limit = tf.logical_and(before < limit, tf.equal(consecutive, limit))
+        is_applied = tf.logical_and(finite, tf.logical_not(self.is_skipped(state, is_above)))
+        # There is no logarithm of 0.
+        is_stored = tf.logical_and(is_applied, norm > 0)
         count, length = state.spike_window_count, self._window_length
         is_here = tf.logical_and(is_stored, tf.equal(tf.range(length), count % max(length, 1)))
         following = tf.where(count + 1 < 2 * length, count + 1, length)
         return SpikeState(
             spike_window=tf.where(is_here, norm, state.spike_window),
             spike_window_count=tf.where(is_stored, following, count),
-            consecutive_outliers=consecutive,
+            consecutive_spikes=consecutive,
             lasting_changes=state.lasting_changes + tf.cast(reaches_limit, tf.int32),
         )
+
+
+#: The standard deviation of a normal distribution, divided by its median distance from the median.
+_DEVIATION_OF_NORMAL = 1.4826
+
+
+def _median(values: tf.Tensor) -> tf.Tensor:
+    ordered, length = tf.sort(values), values.shape[0]
+    return (ordered[(length - 1) // 2] + ordered[length // 2]) / 2
 
 
 class SkippedSpikes(NotCheckpointed):

@@ -20,20 +20,15 @@ class Look(NamedTuple):
     stored: StateVariables[SpikeState]
     #: The state before the step.
     state: SpikeState
-    #: The norm and the bounds of those that are no outliers; float64.
+    #: float64.
     norm: tf.Tensor
-    lowest: tf.Tensor
-    highest: tf.Tensor
+    #: float64.
+    bound: tf.Tensor
 
     @property
     def is_above(self) -> tf.Tensor:
-        """True if the norm is too large; bool. That of a step that overflowed does not count."""
-        return tf.logical_and(tf.math.is_finite(self.norm), self.norm > self.highest)
-
-    @property
-    def is_outlier(self) -> tf.Tensor:
-        """True if the norm is too large or too small; bool."""
-        return tf.logical_or(self.is_above, self.norm < self.lowest)
+        """True if the norm is above the bound; bool. That of a step that overflowed never is."""
+        return tf.logical_and(tf.math.is_finite(self.norm), self.norm > self.bound)
 
 
 class SpikeWatch:
@@ -59,7 +54,7 @@ class SpikeWatch:
                 _IN_GRAPH.append(_Claim(self.detector, self))
         stored = self.detector.state_of(self._index_of(tuple(optimizers)))
         state = stored.read()
-        return Look(stored, state, norm, *self.detector.bounds(state))
+        return Look(stored, state, norm, self.detector.bound(state))
 
     def judged(self, result: StepResult, look: Look) -> StepResult:
         """Return the result of a step with whether it is skipped as a spike; the replicas agree on the rest of it."""
@@ -68,8 +63,7 @@ class SpikeWatch:
 
     def store(self, look: Look, result: StepResult) -> Done:
         """Store the state after a step; called once for all replicas."""
-        after = self.detector.next_state(look.state, look.norm, result.usable, result.is_above, result.is_outlier)
-        return look.stored.assign(after)
+        return look.stored.assign(self.detector.next_state(look.state, look.norm, result.usable, result.is_above))
 
     def _index_of(self, optimizers: tuple[Any, ...]) -> int:
         for index, known in enumerate(self._optimizers):

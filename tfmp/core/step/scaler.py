@@ -159,12 +159,11 @@ class LossScaler:
         if self.norms.spikes is None or norm is None or norm.look is None:
             usable, max_abs = distribution.agree(local_result.usable, max_abs, grads, names)
             return StepResult(usable, max_abs, local_result.complete)
-        # All replicas compute the same norm, but perhaps not in every bit. So they agree on how it compares.
-        not_so = tf.logical_not([norm.look.is_above, norm.look.is_outlier])
-        agreed, max_abs = distribution.agree(tf.concat([[local_result.usable], not_so], axis=0), max_abs, grads, names)
-        usable, *not_so = tf.unstack(agreed)
-        is_above, is_outlier = map(tf.logical_not, not_so)
-        result = StepResult(usable, max_abs, local_result.complete, is_above, is_outlier)
+        # All replicas compute the same norm, but perhaps not in every bit. So they agree on how it compares, too.
+        answers = tf.stack([local_result.usable, tf.logical_not(norm.look.is_above)])
+        agreed, max_abs = distribution.agree(answers, max_abs, grads, names)
+        usable, is_within = tf.unstack(agreed)
+        result = StepResult(usable, max_abs, local_result.complete, is_above=tf.logical_not(is_within))
         return self.norms.spikes.judged(result, norm.look)
 
     def _apply_or_count(self, update: Update, held: Gradients, result: StepResult, norm: StepNorm | None) -> Done:

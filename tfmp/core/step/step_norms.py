@@ -101,7 +101,7 @@ class StepNorms:
             return None
         shares = update.distribution.maximum(update.shares(held), "shares_in_spike")
         record = spikes.records.of(update.adapter.names)
-        return update.distribution.once(lambda: record.store(shares, look.norm, look.highest))
+        return update.distribution.once(lambda: record.store(shares, look.norm, look.bound))
 
     def count(self, result: StepResult) -> list[Done]:
         """Count a step if it was skipped as a spike, and no gradient of it overflowed; called once for all replicas."""
