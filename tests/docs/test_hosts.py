@@ -30,6 +30,9 @@ def _objects() -> Iterator[tuple[str, Any]]:
 
 
 _OBJECTS = dict(_objects())
+for _object in _OBJECTS.values():
+    # Otherwise there is no `gradient_norm`.
+    _object.record_gradient_norm()
 
 _each_host = pytest.mark.parametrize("host", _OBJECTS)
 

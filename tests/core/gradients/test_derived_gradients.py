@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.gradients.derived_gradients import Derivation, derivation_of
+from tfmp.core.gradients.derived_gradients import Derivation, derivation_of, keep_unclipped, unclipped
 from tfmp.core.gradients.norms import norm_of_each
 from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
@@ -139,3 +139,16 @@ def _ops_before(tensor: tf.Tensor) -> set[str]:
             found.add(op.name)
             left.extend(each.op for each in op.inputs)
     return found
+
+
+def test_gradient_before_clipping_is_known_in_eager_code_only_if_it_is_kept() -> None:
+    rows = tf.IndexedSlices(tf.constant([[3.0]]), tf.constant([1]), tf.constant([2, 1]))
+    for grad in (tf.constant([3.0, 4.0]), rows):
+        clipped, _ = tfmp.clip_by_global_norm([grad], 1.0)
+        assert unclipped(clipped[0]) is clipped[0]
+        keep_unclipped(grad)
+        assert unclipped(grad) is grad
+        twice = tfmp.clip_by_value(tfmp.clip_by_norm([grad], 1.0), -0.5, 0.5)
+        assert unclipped(twice[0]) is grad
+    keep_unclipped(None)
+    assert unclipped(None) is None

@@ -63,3 +63,36 @@ def test_max_abs_is_nan_or_infinite_if_a_value_is() -> None:
 
 def test_float16_norm_does_not_overflow_in_its_squares() -> None:
     assert float(norms.global_norm([tf.constant([30000.0, 40000.0], tf.float16)])) == pytest.approx(50000, rel=1e-3)
+
+
+@pytest.mark.parametrize("factor", [1e25, 1.0, 1e-12, 1e-28, 0.0])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_global_norm_is_right_however_large_or_small_values_are(factor: float, jit_compile: bool) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=[40, 300]) * factor, rng.normal(size=[5]) * factor]
+    grads = [tf.constant(array, tf.float32) for array in arrays]
+    found = tf.function(lambda: norms.global_norm(grads), jit_compile=jit_compile)()
+    expected = factor * np.sqrt(sum(np.sum((array / (factor or 1)) ** 2) for array in arrays))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_global_norm_in_float64_is_right_beyond_float32() -> None:
+    for value in (1e200, 1e-200):
+        grads = [tf.constant([3 * value, 4 * value], tf.float64), tf.constant([1.0 if value > 1 else 0.0])]
+        np.testing.assert_allclose(norms.global_norm(grads), 5 * value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1e30, 1.0, 1e-30])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_shares_are_those_of_each_gradient_in_the_square_of_the_norm(factor: float, jit_compile: bool) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape) for shape in ([40, 300], [5], [100, 100], [7, 3])]
+    types = [tf.float32, tf.float16 if factor == 1 else tf.float32, tf.float32, tf.float64]
+    grads = [tf.constant(array * factor, dtype) for array, dtype in zip(arrays, types, strict=True)]
+    found = tf.function(lambda: norms.shares_of_square([*grads, None]), jit_compile=jit_compile)()
+    squares = np.array([np.sum(array**2) for array in arrays] + [0])
+    np.testing.assert_allclose(found, squares / squares.sum(), rtol=1e-3)
+
+
+def test_shares_of_zeros_are_zero() -> None:
+    assert norms.shares_of_square([tf.zeros([2]), None]).numpy().tolist() == [0, 0]

@@ -95,7 +95,7 @@ class StepProperties:
         replicas itself: the property is then a tensor, to be fetched together with the step.
 
         Raises:
-            RuntimeError: The norm is not recorded.
+            AttributeError: The norm is not recorded.
 
         Examples:
             >>> import tfmp

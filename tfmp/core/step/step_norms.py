@@ -123,7 +123,8 @@ class StepNorms:
         if here and not tf.compat.v1.get_default_graph().building_function:
             return here[-1]
         if self.last is None:
-            raise RuntimeError(
+            # An AttributeError, so that `hasattr` and whatever looks at all attributes can handle it.
+            raise AttributeError(
                 "the norm of the gradients is not recorded: call record_gradient_norm() before the first step is "
                 "built, or pass skip_spikes."
             )

@@ -1,0 +1,83 @@
+"""Who wants to know the norm of a step, and what is then kept of it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from function_steps import FunctionAdapter, take_step
+from recording_adapters import halving
+
+import tfmp
+from tfmp.core.step.choice import update_of_unscaled
+from tfmp.core.step.facts import WantedNorm
+from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.step_norms import StepNorms
+
+
+def _scaler(detector: tfmp.SpikeDetector | None = None) -> LossScaler:
+    return LossScaler(halving(), tfmp.NonFiniteDetector(), is_distributed=False, spike_detector=detector)
+
+
+def _take_step(scaler: LossScaler, value: float) -> None:
+    take_step(scaler, [tf.constant([value])], ["kernel"], lambda grads: tf.no_op())
+
+
+def test_nobody_wants_the_norm_unless_it_is_recorded_or_compared() -> None:
+    norms = StepNorms(halving())
+    assert norms.wanted is WantedNorm.NO
+    assert tf.function(lambda: tf.constant(norms.wanted.name))().numpy() == b"NO"
+    norms.record()
+    assert norms.wanted is WantedNorm.YES
+    assert StepNorms(halving(), tfmp.SpikeDetector()).wanted is WantedNorm.YES
+
+
+@pytest.mark.graph
+def test_norm_may_be_fetched_from_a_graph_but_not_from_a_function_in_it() -> None:
+    norms = StepNorms(halving())
+    with tf.Graph().as_default():
+        assert norms.wanted is WantedNorm.WITHOUT_EXCHANGE
+        found: list[WantedNorm] = []
+        tf.function(lambda: found.append(norms.wanted))()
+        assert found == [WantedNorm.NO]
+
+
+def test_update_measures_nothing_if_nobody_wants_it() -> None:
+    scaler, adapter = _scaler(), FunctionAdapter(["kernel"], lambda grads: tf.no_op())
+    update = update_of_unscaled(adapter, [tf.constant([1.0])], scaler.facts())
+    assert update.measured is None
+    assert scaler.norms.measure(update) is None
+
+
+def test_norm_of_an_overflow_is_infinite_although_the_gradients_that_are_left_are_finite() -> None:
+    scaler = LossScaler(halving(), tfmp.SaturationDetector(limit=8.0), is_distributed=False)
+    scaler.norms.record()
+    _take_step(scaler, 0.5)
+    assert float(scaler.norms.read()) == 0.5
+    _take_step(scaler, 5.0)
+    assert float(scaler.norms.read()) == np.inf
+
+
+def test_spike_is_described_by_its_gradients() -> None:
+    scaler = _scaler(tfmp.SpikeDetector(max_norm=4))
+    grads = [tf.constant([3.0]), None, tf.constant([4.0])]
+    take_step(scaler, grads, ["kernel", "bias", "scale"], lambda grads: pytest.fail("a spike was applied"))
+    (report,) = scaler.norms.spike_reports()
+    assert (report.names, float(report.norm), float(report.bound)) == (["kernel", "bias", "scale"], 5, 4)
+    np.testing.assert_allclose(report.shares, [0.36, 0, 0.64], rtol=1e-6)
+
+
+def test_shares_of_a_clipped_spike_are_those_before_clipping_together() -> None:
+    scaler = _scaler(tfmp.SpikeDetector(max_norm=4))
+    grads = scaler.unscale([tf.constant([24.0]), tf.constant([32.0])])
+    clipped, _ = tfmp.clip_by_global_norm(grads, 1.0)
+    take_step(scaler, clipped, ["kernel", "bias"], lambda grads: pytest.fail("a spike was applied"))
+    (report,) = scaler.norms.spike_reports()
+    assert float(report.norm) == 5
+    np.testing.assert_allclose(report.shares, [0.36, 0.64], rtol=1e-6)
+
+
+def test_overflow_is_no_spike() -> None:
+    detector = tfmp.SpikeDetector(max_norm=4)
+    scaler = _scaler(detector)
+    _take_step(scaler, np.inf)
+    assert int(detector.skipped_spikes) == 0
+    assert scaler.norms.spike_reports() == []
