@@ -269,7 +269,7 @@ class SpikeDetector(tf.Module):
         Examples:
             >>> state = SpikeState(tf.constant([2.0, 1.0, 8.0], tf.float64), *map(tf.constant, (3, 0, 0)))
             >>> round(float(SpikeDetector(window=3, deviations=2).bound(state)), 3)  # 2 * 2**(2 * 1.4826)
-            15.618
+            15.619
         """
         bound = tf.constant(np.inf, tf.float64)
         if self._window is not None:
