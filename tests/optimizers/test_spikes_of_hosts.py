@@ -206,6 +206,26 @@ def test_state_dict_or_checkpoint_resumes_exactly(host: str, tmp_path: Path) -> 
     assert second.weights()[0].tolist() == whole.weights()[0].tolist()
 
 
+@pytest.mark.parametrize("host", [host for host in hosts() if host != "v1"])
+def test_exported_steps_skip_spikes(host: str, tmp_path: Path) -> None:
+    made = training(host, [[1]], skip_spikes=tfmp.SpikeDetector(max_norm=10))
+    if hasattr(made.opt, "build"):
+        made.opt.build(made.variables)
+    module = tf.Module()
+    module.opt, module.weight = made.opt, made.variables[0]
+    module.step = tf.function(lambda grad: made.step([grad]), input_signature=[tf.TensorSpec([1])])
+    module.state = tf.function(
+        lambda: (made.opt.gradient_norm, made.opt.skipped_spikes, tf.identity(made.variables[0])), input_signature=[]
+    )
+    module.step(tf.constant([1.0]))
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    loaded.step(tf.constant([100.0]))
+    loaded.step(tf.constant([2.0]))
+    norm, spikes, weight = loaded.state()
+    assert (float(norm), int(spikes), weight.numpy().tolist()) == (2, 1, [-3])
+
+
 @for_every_host
 def test_detector_of_another_optimizer_is_refused(host: str) -> None:
     detector = tfmp.SpikeDetector()

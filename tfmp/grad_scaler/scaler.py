@@ -139,8 +139,9 @@ class GradScaler(StepProperties, tf.Module):
             raise ValueError("skip_spikes with enabled=False: steps are not checked then. Leave one of them out.")
         detector = validated_detector(overflow_detector)
         self._scaler = LossScaler(manager, detector, self._is_distributed, spike_detector=self.spike_detector)
-        # As an attribute of this module the counts are tracked, so that a function that takes steps can be exported.
+        # As attributes of this module these are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
+        self._norms = self._scaler.norms
         self._losses = ScaledLosses()
         self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         self._iteration = Iteration(self._scaler, needs_max_abs=manager.needs_max_abs, is_strict=self._enabled)

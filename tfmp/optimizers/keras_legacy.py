@@ -104,6 +104,7 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         self._track_trackable(manager, "loss_scale_manager", overwrite=True)
         self._track_trackable(self._accumulators, "accumulation", overwrite=True)
         self._track_trackable(self._scaler.overflow_counts, "overflow_counts", overwrite=True)
+        self._track_trackable(self._scaler.norms, "norms", overwrite=True)
         if self.spike_detector is not None:
             self._track_trackable(self.spike_detector, "spike_detector", overwrite=True)
 

@@ -8,15 +8,15 @@ import tensorflow as tf
 
 from tfmp.core.overflow.results import StepResult
 from tfmp.core.spikes.detector import SpikeDetector, SpikeState
-from tfmp.core.spikes.reports import SpikeRecords
 from tfmp.core.storage.graph_registry import GraphList
 from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import Done
 
 
 class Look(NamedTuple):
-    """What one replica finds when it compares the norm of a step with the bound."""
+    """What one replica finds when it compares the norm of a step with the bound of a detector."""
 
+    detector: SpikeDetector
     stored: StateVariables[SpikeState]
     #: The state before the step.
     state: SpikeState
@@ -30,16 +30,21 @@ class Look(NamedTuple):
         """True if the norm is above the bound; bool. That of a step that overflowed never is."""
         return tf.logical_and(tf.math.is_finite(self.norm), self.norm > self.bound)
 
+    def judged(self, result: StepResult) -> StepResult:
+        """Return the result of a step with whether it is skipped as a spike; the replicas agree on the rest of it."""
+        is_skipped = self.detector.is_skipped(self.state, result.is_above)
+        return result._replace(spike=tf.logical_and(result.usable, is_skipped))
+
+    def store(self, result: StepResult) -> Done:
+        """Store the state after a step; called once for all replicas."""
+        return self.stored.assign(self.detector.next_state(self.state, self.norm, result.usable, result.is_above))
+
 
 class SpikeWatch:
-    """Compares the norms of steps with the bounds of a detector, and keeps what the detector must know of them.
-
-    Steps of different optimizers are compared with different norms.
-    """
+    """Compares the norms of steps with the bound of a detector; those of different optimizers with different bounds."""
 
     def __init__(self, detector: SpikeDetector) -> None:
         self.detector = detector
-        self.records = SpikeRecords()
         self._optimizers: list[tuple[Any, ...]] = []
         with tf.init_scope():
             if tf.executing_eagerly():
@@ -54,16 +59,7 @@ class SpikeWatch:
                 _IN_GRAPH.append(_Claim(self.detector, self))
         stored = self.detector.state_of(self._index_of(tuple(optimizers)))
         state = stored.read()
-        return Look(stored, state, norm, self.detector.bound(state))
-
-    def judged(self, result: StepResult, look: Look) -> StepResult:
-        """Return the result of a step with whether it is skipped as a spike; the replicas agree on the rest of it."""
-        is_skipped = self.detector.is_skipped(look.state, result.is_above)
-        return result._replace(spike=tf.logical_and(result.usable, is_skipped))
-
-    def store(self, look: Look, result: StepResult) -> Done:
-        """Store the state after a step; called once for all replicas."""
-        return look.stored.assign(self.detector.next_state(look.state, look.norm, result.usable, result.is_above))
+        return Look(self.detector, stored, state, norm, self.detector.bound(state))
 
     def _index_of(self, optimizers: tuple[Any, ...]) -> int:
         for index, known in enumerate(self._optimizers):

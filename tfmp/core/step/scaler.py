@@ -156,15 +156,16 @@ class LossScaler:
     ) -> StepResult:
         """Combine the checks of all replicas into one result."""
         max_abs = local_result.max_abs if self._manager.needs_max_abs else None
-        if self.norms.spikes is None or norm is None or norm.look is None:
+        look = None if norm is None else norm.look
+        if look is None:
             usable, max_abs = distribution.agree(local_result.usable, max_abs, grads, names)
             return StepResult(usable, max_abs, local_result.complete)
         # All replicas compute the same norm, but perhaps not in every bit. So they agree on how it compares, too.
-        answers = tf.stack([local_result.usable, tf.logical_not(norm.look.is_above)])
+        answers = tf.stack([local_result.usable, tf.logical_not(look.is_above)])
         agreed, max_abs = distribution.agree(answers, max_abs, grads, names)
         usable, is_within = tf.unstack(agreed)
         result = StepResult(usable, max_abs, local_result.complete, is_above=tf.logical_not(is_within))
-        return self.norms.spikes.judged(result, norm.look)
+        return look.judged(result)
 
     def _apply_or_count(self, update: Update, held: Gradients, result: StepResult, norm: StepNorm | None) -> Done:
         """Apply the gradients; or, if the step is skipped, store which of them overflowed, or made it a spike."""
@@ -183,9 +184,9 @@ class LossScaler:
             return record(update.counts(held))
 
         def skip(held: Gradients) -> Done:
-            if result.spike is None or norm is None:
+            if result.spike is None or norm is None or norm.look is None:
                 return count(held)
-            describe = functools.partial(self.norms.describe_spike, update, norm)
+            describe = functools.partial(self.norms.describe_spike, update, norm.look)
             return distribution.conditional_update(result.spike, held, describe, count)
 
         return distribution.conditional_update(result.applied, held, apply, skip)

@@ -12,11 +12,12 @@ from tfmp.core.monitors.gradient_norm import GradientNorm
 from tfmp.core.monitors.graph_records import RecordedNorm, norms_of_graph, record_norm
 from tfmp.core.overflow.results import StepResult
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.spikes.reports import SpikeReport
+from tfmp.core.spikes.reports import SpikeRecords, SpikeReport
 from tfmp.core.spikes.watch import Look, SpikeWatch
 from tfmp.core.step.facts import WantedNorm
 from tfmp.core.step.measured import Measured
 from tfmp.core.step.update import Update
+from tfmp.core.storage.state_variables import NotCheckpointed
 from tfmp.types import Done, Gradients
 
 
@@ -29,8 +30,8 @@ class StepNorm(NamedTuple):
     look: Look | None
 
 
-class StepNorms:
-    """The norms of the steps of one optimizer or scaler.
+class StepNorms(NotCheckpointed):
+    """The norms of the steps of one optimizer or scaler, which tracks this module, so that steps can be exported.
 
         method       what it does                                               result
         measure      computes the norm of a step, if somebody wants to know     StepNorm or None
@@ -48,9 +49,13 @@ class StepNorms:
     """
 
     def __init__(self, manager: LossScaleManager, spike_detector: SpikeDetector | None = None) -> None:
+        super().__init__()
         self._manager = manager
         #: Looks for steps that are skipped because their norm is an outlier; None if nobody does.
         self.spikes = None if spike_detector is None else SpikeWatch(spike_detector)
+        #: What is known of the last spikes.
+        self.spike_records = SpikeRecords()
+        #: The norm of the last step; None unless it is recorded.
         self.last: GradientNorm | None = None
         if self.spikes is not None:
             self.record()
@@ -89,18 +94,15 @@ class StepNorms:
 
         def store() -> Done:
             record_norm(RecordedNorm(self._manager, self, shown))
-            looked = [] if self.spikes is None or measured.look is None else [self.spikes.store(measured.look, result)]
+            looked = [] if measured.look is None else [measured.look.store(result)]
             return tf.group(*([] if self.last is None else [self.last.store(shown)]), *looked)
 
         return update.distribution.once(store)
 
-    def describe_spike(self, update: Update, measured: StepNorm, held: Gradients) -> Done:
+    def describe_spike(self, update: Update, look: Look, held: Gradients) -> Done:
         """Store which gradients made a step a spike; called on each replica, if it was skipped as one."""
-        spikes, look = self.spikes, measured.look
-        if spikes is None or look is None:
-            return None
         shares = update.distribution.maximum(update.shares(held), "shares_in_spike")
-        record = spikes.records.of(update.adapter.names)
+        record = self.spike_records.of(update.adapter.names)
         return update.distribution.once(lambda: record.store(shares, look.norm, look.bound))
 
     def count(self, result: StepResult) -> list[Done]:
@@ -132,4 +134,4 @@ class StepNorms:
 
     def spike_reports(self) -> list[SpikeReport]:
         """Return one report for each list of variables with which a step can be skipped as a spike."""
-        return [] if self.spikes is None else [record.report() for record in self.spikes.records]
+        return [record.report() for record in self.spike_records]

@@ -60,6 +60,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         self._accumulation = KerasAccumulation(accumulation, detector)
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
         self._overflow_counts = self._scaler.overflow_counts
+        self._norms = self._scaler.norms
         self._loop = LoopRecord()
         num_unused = len(self._own_variables())
         # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
