@@ -35,8 +35,8 @@ class SpikeMessages:
         if lasting_changes <= before:
             return []
         return [
-            f"{max_consecutive_skips} spikes in a row are no spikes: the gradients have grown for good, or training "
-            "diverges. Steps are applied, and enter the window, until a norm is within the bound again."
+            f"the number of spikes in a row reached max_consecutive_skips={max_consecutive_skips}: the gradients have "
+            "grown for good, or training diverges. Steps are applied until a norm is within the bound again."
         ]
 
 
@@ -46,9 +46,19 @@ def _spikes(reports: Sequence[SpikeReport]) -> Mapping[int, int]:
 
 def _sentence(report: SpikeReport, at_most: int = 3) -> str:
     shares = np.asarray(report.shares)
-    order = [index for index in np.argsort(-shares, kind="stable") if shares[index] >= 0.005][:at_most]
-    largest = ", ".join(f"{report.names[index]} ({shares[index]:.0%})" for index in order).replace("%", " %")
+    first, *others = np.argsort(-shares, kind="stable")[:at_most]
+    # In a model of many variables, even the largest share may be small.
+    named = [first, *(index for index in others if shares[index] >= _LEAST)]
+    largest = ", ".join(f"{report.names[index]} ({_in_percent(shares[index])})" for index in named)
     return (
         f"spike: gradient norm {report.norm:.4g} above the bound {report.bound:.4g}, from {largest}; "
         f"{report.spikes} skipped so far"
     )
+
+
+#: Smaller shares are rounded to 0 %.
+_LEAST = 0.005
+
+
+def _in_percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= _LEAST else "below 1 %"
