@@ -149,13 +149,15 @@ class LossScaleCallback(keras.callbacks.Callback):
             else FitRanges(settings.count("ranges_every_n_steps", ranges_every_n_steps), ranges_batch)
         )
         self._overflow_messages = OverflowMessages()
-        self._wants_norm = settings.flag("gradient_norm", gradient_norm)
-        self._spikes = FitSpikes()
+        self._spikes = FitSpikes(shows_norm=settings.flag("gradient_norm", gradient_norm))
         self._warned_about_optimizer = False
 
     @property
     def norms(self) -> NormHistory:
-        """The norms of the gradients after each batch; `callback.norms.plot("norms.png")` draws them."""
+        """The norms of the gradients, after each batch whose logs Keras reads and at each report.
+
+        `callback.norms.plot("norms.png")` draws them.
+        """
         return self._spikes.history
 
     @property
@@ -195,7 +197,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         opt = self.model.optimizer
         if self._opt is not None:
             self._overflow_messages = OverflowMessages(self._overflow_reports())
-            self._spikes.begin(self.model, self._opt, records=self._wants_norm and not several)
+            self._spikes.begin(self.model, self._opt, several=several)
             if self._ranges is not None:
                 self._ranges.begin(self.model, self._opt)
             return
@@ -266,8 +268,7 @@ class LossScaleCallback(keras.callbacks.Callback):
             # the loss by hand.
             loss_scale = self._opt.manager.get_loss_scale()
             logs.update(loss_scale=float(loss_scale), skipped_steps=int(self._opt.skipped_steps))
-            if self._wants_norm:
-                logs.update(self._spikes.scalars())
+            logs.update(self._spikes.scalars())
             if self._ranges is not None:
                 logs.update(self._ranges.scalars())
 
@@ -283,8 +284,7 @@ class LossScaleCallback(keras.callbacks.Callback):
             return
         manager = self._opt.manager
         status = _numbers(manager.get_status())
-        norms = self._spikes.scalars() if self._wants_norm else {}
-        self._summaries.write(self._summary_step(), {**status._asdict(), **norms})
+        self._summaries.write(self._summary_step(), {**status._asdict(), **self._spikes.scalars()})
         for sentence in self._overflow_messages.new_overflows(self._overflow_reports()):
             visible_logger().info("%s", sentence)
         self._spikes.report()

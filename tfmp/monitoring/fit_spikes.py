@@ -12,17 +12,22 @@ from tfmp.monitoring.spike_messages import SpikeMessages
 
 
 class FitSpikes:
-    """Reads the norms of the gradients of one optimizer or scaler, and reports its spikes."""
+    """Reads the norms of the gradients of one optimizer or scaler, and reports its spikes.
 
-    def __init__(self) -> None:
+    `shows_norm` tells whether anybody wants to see the norms. Spikes are shown wherever there is a detector.
+    """
+
+    def __init__(self, *, shows_norm: bool) -> None:
         self.history = NormHistory()
+        self._shows_norm = shows_norm
         self._opt: StepProperties | None = None
         self._messages = SpikeMessages()
 
-    def begin(self, model: Any, opt: StepProperties, *, records: bool) -> None:  # noqa: ANN401 - of any Keras
-        """Prepare a model for the `fit` that begins; `records` says whether its steps are to measure norms."""
+    def begin(self, model: Any, opt: StepProperties, *, several: bool) -> None:  # noqa: ANN401 - of any Keras
+        """Prepare a model for the `fit` that begins; `several` tells whether several processes train together."""
         self._opt = opt
-        if records and not opt.records_gradient_norm:
+        # If replicas sum gradients to measure the norm, all processes must, and perhaps only one has a callback.
+        if self._shows_norm and not several and not opt.records_gradient_norm:
             opt.record_gradient_norm()
             if getattr(model, "train_function", None) is not None:
                 # The training step may have been traced before, without the ops that measure.
@@ -33,13 +38,15 @@ class FitSpikes:
     def scalars(self) -> dict[str, float]:
         """Return what the logs show, and keep it in the history."""
         opt = self._opt
-        if opt is None or not opt.records_gradient_norm:
+        if opt is None:
             return {}
-        norm, spikes = float(opt.gradient_norm), int(opt.skipped_spikes)
-        steps = int(opt.attempted_steps)
-        if steps:
-            self.history._add(step=steps, norm=norm, skipped_spikes=spikes)
-        return {"gradient_norm": norm, **({} if opt.spike_detector is None else {"skipped_spikes": spikes})}
+        skipped_spikes = int(opt.skipped_spikes)
+        spikes: dict[str, float] = {} if opt.spike_detector is None else {"skipped_spikes": skipped_spikes}
+        if not (self._shows_norm and opt.records_gradient_norm):
+            return spikes
+        norm = float(opt.gradient_norm)
+        self.history._add(norm, opt.manager.get_status(), skipped_spikes)
+        return {"gradient_norm": norm, **spikes}
 
     def report(self) -> None:
         """Log the last spike, and that steps are applied again after many spikes in a row, if it is new."""

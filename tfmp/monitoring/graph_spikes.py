@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.log import visible_logger
 from tfmp.core.managers import LossScaleManager
+from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.monitors.graph_records import norms_of_graph
 from tfmp.core.spikes.reports import SpikeReport
 from tfmp.monitoring.spike_messages import SpikeMessages
@@ -35,9 +36,11 @@ class GraphSpikes:
             "reports": [tuple(report[1:]) for report in self._reports],
         }
 
-    def shown(self, fetched: Mapping[str, Any], norms_of_step: Sequence[float]) -> dict[str, float]:
+    def shown(
+        self, status: LossScaleStatus, fetched: Mapping[str, Any], norms_of_step: Sequence[float]
+    ) -> dict[str, float]:
         """Return what a report shows: the norm, if it is known, and the number of spikes, if there is a detector."""
-        norms = [*fetched["norm"], *norms_of_step]
+        norms = [*fetched["norm"], *norms_of_step] if status.attempted_steps else []
         spikes = {"skipped_spikes": int(sum(fetched["skipped_spikes"]))} if self._detectors else {}
         return {**({"gradient_norm": float(norms[-1])} if norms else {}), **spikes}
 

@@ -258,12 +258,9 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             self._warn_if_counted_twice(global_step - sum(fetched["applied_steps"]))
         norms = norms or [[] for _ in self._managers]
         for index, (status, spikes) in enumerate(zip(fetched["statuses"], self._spikes, strict=True)):
-            shown = spikes.shown(fetched["spikes"][index], norms[index])
+            shown = spikes.shown(status, fetched["spikes"][index], norms[index])
             if index == 0 and "gradient_norm" in shown:
-                spikes_so_far = int(shown.get("skipped_spikes", 0))
-                self._norms._add(
-                    step=int(status.attempted_steps), norm=shown["gradient_norm"], skipped_spikes=spikes_so_far
-                )
+                self._norms._add(shown["gradient_norm"], status, int(shown.get("skipped_spikes", 0)))
             self._logger.info("%s", _line(status, global_step, shown))
             if self._writer:
                 summary = _summary({**status._asdict(), **shown}, suffix=f"_{index}" if index else "")

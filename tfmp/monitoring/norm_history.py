@@ -4,6 +4,7 @@ import math
 import os
 from typing import Any, NamedTuple
 
+from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.environment import require
 
 
@@ -13,17 +14,25 @@ class _Seen(NamedTuple):
     norm: float
     #: The steps that were skipped as spikes until then.
     skipped_spikes: int
+    #: Whether this step was.
+    is_spike: bool
 
 
 class NormHistory:
     """The norms of the gradients that a callback or a hook has seen, the oldest first.
 
     Examples:
+        >>> import tensorflow as tf
+        >>> import tfmp
+        >>> w = tf.Variable(0.0)
+        >>> opt = tfmp.LossScaleOptimizer(
+        ...     tf.compat.v1.train.GradientDescentOptimizer(1.0), 1024, skip_spikes=tfmp.SpikeDetector(max_norm=5))
         >>> history = NormHistory()
-        >>> history._add(step=100, norm=2.5, skipped_spikes=0)
-        >>> history._add(step=200, norm=80.0, skipped_spikes=1)
+        >>> for factor in (2.5, 80.0):
+        ...     _ = opt.minimize(lambda: w * factor, var_list=[w])
+        ...     history._add(float(opt.gradient_norm), opt.manager.get_status(), int(opt.skipped_spikes))
         >>> history.to_dict()
-        {'step': [100, 200], 'gradient_norm': [2.5, 80.0], 'skipped_spikes': [0, 1]}
+        {'step': [1, 2], 'gradient_norm': [2.5, 80.0], 'skipped_spikes': [0, 1]}
 
     Provisional: a minor version may change it.
     """
@@ -31,10 +40,13 @@ class NormHistory:
     def __init__(self) -> None:
         self._seen: list[_Seen] = []
 
-    def _add(self, *, step: int, norm: float, skipped_spikes: int) -> None:
-        """Add what was seen after a step, unless it was seen already: a call that takes no step changes nothing."""
-        if not self._seen or self._seen[-1].step != step:
-            self._seen.append(_Seen(step, norm, skipped_spikes))
+    def _add(self, norm: float, status: LossScaleStatus, skipped_spikes: int) -> None:
+        """Add what was seen after a step, unless there was none, or it was seen already."""
+        step = int(status.attempted_steps)
+        if step == (self._seen[-1].step if self._seen else 0):
+            return
+        is_spike = bool(status.last_step_finite) and not bool(status.last_step_applied)
+        self._seen.append(_Seen(step, norm, skipped_spikes, is_spike))
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return the steps, the norms, and how many steps were skipped as spikes until then, as lists."""
@@ -60,21 +72,20 @@ class NormHistory:
         figure = require("matplotlib.figure", extra="plot").Figure(figsize=(9, 3.2), layout="constrained")
         axis = figure.subplots()
         finite = [seen for seen in self._seen if math.isfinite(seen.norm)]
-        # A spike that a monitor did not look at directly afterwards cannot be marked: the norm shown is a later one.
-        before = [0, *(seen.skipped_spikes for seen in self._seen)]
-        spikes = [seen for seen, known in zip(self._seen, before, strict=False) if seen.skipped_spikes == known + 1]
         overflows = [seen.step for seen in self._seen if not math.isfinite(seen.norm)]
         axis.plot([seen.step for seen in finite], [seen.norm for seen in finite], linewidth=0.8, color="tab:blue")
-        marked = [seen for seen in spikes if math.isfinite(seen.norm)]
-        if marked:
-            steps, norms = [seen.step for seen in marked], [seen.norm for seen in marked]
+        spikes = [seen for seen in finite if seen.is_spike]
+        if spikes:
+            steps, norms = [seen.step for seen in spikes], [seen.norm for seen in spikes]
             axis.plot(steps, norms, "x", color="tab:red", label="skipped as a spike")
         if overflows:
             top = [1.0] * len(overflows)
             axis.plot(overflows, top, "v", color="tab:orange", transform=axis.get_xaxis_transform(), label="overflow")
-        if marked or overflows:
+        if spikes or overflows:
             axis.legend()
-        axis.set_yscale("log")
+        # Matplotlib warns if there is nothing to show on a logarithmic axis.
+        if any(seen.norm > 0 for seen in finite):
+            axis.set_yscale("log")
         axis.set_xlabel("attempted step")
         axis.set_ylabel("gradient norm")
         figure.savefig(path, dpi=120)
