@@ -36,6 +36,12 @@ class GraphSpikes:
             "reports": [tuple(report[1:]) for report in self._reports],
         }
 
+    def start(self, session: tf.compat.v1.Session) -> None:
+        """Leave out of the messages what the session restored from a checkpoint."""
+        if self._detectors:
+            lasting_changes = session.run(self.fetches["lasting_changes"])
+            self._messages = SpikeMessages(lasting_changes=int(sum(lasting_changes)))
+
     def shown(
         self, status: LossScaleStatus, fetched: Mapping[str, Any], norms_of_step: Sequence[float]
     ) -> dict[str, float]:

@@ -180,6 +180,17 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._steps = 0
         self._due = False
 
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
+        """Read what the session restored from a checkpoint, so that no message repeats it.
+
+        Args:
+            session: The session that was created.
+            coord: Not used.
+        """
+        del coord
+        for spikes in self._spikes:
+            spikes.start(session)
+
     def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> tf.compat.v1.train.SessionRunArgs | None:
         """Add what a report or a recording of ranges needs to the fetches, if this call takes a step for one of them.
 
