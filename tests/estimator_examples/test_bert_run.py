@@ -106,7 +106,9 @@ def test_the_first_steps_overflow_and_are_skipped(trained: tuple[pathlib.Path, s
 def test_a_file_gets_the_outline_and_no_bar(trained: tuple[pathlib.Path, str]) -> None:
     _, output = trained
     assert output.startswith("Training\n  model      BERT, 1 layer of width 32, ")
-    assert "loss scale 4294967296, global step 0, steps applied 0, skipped 1 (1 in a row)\n" in output
+    assert (
+        "loss scale 4294967296, global step 0, steps applied 0, skipped 1 (1 in a row), gradient norm nan\n" in output
+    )
     assert "\r" not in output
     assert "%|" not in output
 

@@ -76,9 +76,10 @@ def test_summaries_hold_every_tag_at_each_report(keras: ModuleType, tmp_path: Pa
     callback = tfmp.LossScaleCallback(every_n_steps=2, summary_dir=str(tmp_path))
     _fit(_model(keras), [_OVERFLOW, 1, 1, 1, 1], callback)
     seen = _summaries(tmp_path)
-    assert set(seen) == set(LossScaleStatus._fields)
+    assert set(seen) == {*LossScaleStatus._fields, "gradient_norm"}
     assert seen["loss_scale"] == [(1, 2), (3, 2), (4, 2)]
     assert seen["attempted_steps"] == [(1, 2), (3, 4), (4, 5)]
+    assert seen["gradient_norm"] == [(1, 1), (3, 1), (4, 1)]
     assert seen["last_step_finite"] == [(1, 1), (3, 1), (4, 1)]
 
 

@@ -116,6 +116,8 @@ def test_metrics_stay_as_they_are_without_it(
         others = [keras.callbacks.TerminateOnNaN()] if with_nan_check else []
         history = _fit(model, targets, tfmp.LossScaleCallback(), *others, verbose=verbose, **settings)
         assert (history.pop("loss_scale"), history.pop("skipped_steps")) == ([1024, 1024], [0, 0])
+        # The gradient of the weight is the mean of the targets, and so is its norm.
+        assert history.pop("gradient_norm") == pytest.approx([targets[-2:].mean()] * 2)
         assert history == expected, (verbose, with_nan_check)
 
 

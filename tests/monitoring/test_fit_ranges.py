@@ -92,7 +92,7 @@ def test_logs_of_each_batch_hold_the_shares_of_the_last_look(keras: ModuleType) 
 def test_history_holds_the_last_look_of_every_epoch(keras: ModuleType, verbose: int) -> None:
     callback = tfmp.LossScaleCallback(ranges_every_n_steps=2)
     history = _fit(_model(keras), [_LOST], callback, epochs=3, verbose=verbose)
-    assert set(history) == {"loss", "loss_scale", "skipped_steps", *_KEYS}
+    assert set(history) == {"loss", "loss_scale", "skipped_steps", "gradient_norm", *_KEYS}
     assert [math.isnan(value) for value in history["gradients_lost"]] == [True, False, False]
     assert history["gradients_lost"][1:] == [1, 1]
     assert history["gradients_zero"][1:] == history["gradients_subnormal"][1:] == [0, 0]
@@ -106,7 +106,8 @@ def test_nothing_was_seen_before_the_first_look(keras: ModuleType) -> None:
 
 
 def test_logs_have_no_shares_unless_asked_for(keras: ModuleType) -> None:
-    assert set(_fit(_model(keras), [1], tfmp.LossScaleCallback())) == {"loss", "loss_scale", "skipped_steps"}
+    history = _fit(_model(keras), [1], tfmp.LossScaleCallback())
+    assert set(history) == {"loss", "loss_scale", "skipped_steps", "gradient_norm"}
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4]), (7, [])])

@@ -65,8 +65,8 @@ def test_reports_come_first_every_n_steps_and_at_the_end(caplog: pytest.LogCaptu
     manager = {"manager": opt._loss_scale_manager, "optimizer": opt, "nothing": None}[given]
     _run(tfmp.LossScaleLoggingHook(manager, every_n_steps=3), train_op, 6)
     assert _reports(caplog) == [
-        "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row)",
-        "loss scale 64, global step 0, steps applied 0, skipped 4 (4 in a row)",
+        "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row), gradient norm inf",
+        "loss scale 64, global step 0, steps applied 0, skipped 4 (4 in a row), gradient norm inf",
         "loss scale 16, global step 0, steps applied 0, skipped 6 (6 in a row)",
     ]
 
@@ -121,10 +121,10 @@ def test_variables_that_overflowed_since_the_last_report_are_named(caplog: pytes
     train_op, _ = _train_op(_factors(1, math.inf, math.nan, 1, 1, 1, 1))
     _run(tfmp.LossScaleLoggingHook(every_n_steps=2), train_op, 7)
     assert [message.split("steps applied")[1] for message in _reports(caplog)] == [
-        " 1, skipped 0 (0 in a row)",
-        " 1, skipped 2 (2 in a row)",
-        " 3, skipped 2 (0 in a row)",
-        " 5, skipped 2 (0 in a row)",
+        " 1, skipped 0 (0 in a row), gradient norm 1",
+        " 1, skipped 2 (2 in a row), gradient norm nan",
+        " 3, skipped 2 (0 in a row), gradient norm 1",
+        " 5, skipped 2 (0 in a row), gradient norm 1",
     ]
     assert _overflows(caplog) == [
         "overflow in w:0: 1 nan",
@@ -164,9 +164,9 @@ def test_restored_scale_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             train_op, _ = _train_op(_factors(math.inf, 1))
             _run(tfmp.LossScaleLoggingHook(every_n_steps=100), train_op, 2, checkpoint_dir=str(tmp_path))
     assert _reports(caplog) == [
-        "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row)",
+        "loss scale 512, global step 0, steps applied 0, skipped 1 (1 in a row), gradient norm inf",
         "loss scale 512, global step 1, steps applied 1, skipped 1 (0 in a row)",
-        "loss scale 256, global step 1, steps applied 0, skipped 1 (1 in a row)",
+        "loss scale 256, global step 1, steps applied 0, skipped 1 (1 in a row), gradient norm inf",
         "loss scale 256, global step 2, steps applied 1, skipped 1 (0 in a row)",
     ]
 
@@ -188,6 +188,7 @@ def test_summaries_are_written_over_the_global_step(tmp_path: Path) -> None:
         "consecutive_skipped_steps": [(1, 0), (1, 1), (2, 0)],
         "last_step_applied": [(1, 1), (1, 0), (2, 1)],
         "last_step_finite": [(1, 1), (1, 0), (2, 1)],
+        "gradient_norm": [(1, 1), (1, math.inf), (2, 1)],
     }
 
 

@@ -55,6 +55,12 @@ def test_stuck_is_told_from_too_high(
     assert found is None if reason is None else reason in str(found)
 
 
+def test_spikes_are_no_overflows() -> None:
+    assert why_stuck(_status(1.0, 100), 1.0, 1, stuck_after=8, skips_at_floor=100) is not None
+    spike = _status(1.0, 100)._replace(last_step_finite=True)
+    assert why_stuck(spike, 1.0, 1, stuck_after=8, skips_at_floor=100, loss=math.nan) is None
+
+
 @pytest.mark.parametrize(
     ("per_backoff", "skips_at_floor", "is_stuck"),
     [(1, 1, False), (1, 2, True), (3, 2, False), (3, 3, True), (None, 1, False), (None, 2, True)],
