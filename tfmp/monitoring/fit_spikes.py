@@ -1,5 +1,6 @@
 """What a callback does with the norms of gradients during `fit`, and with the steps that were skipped as spikes."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,10 @@ class FitSpikes:
         """Prepare a model for the `fit` that begins; `several` tells whether several processes train together."""
         self._opt = opt
         # If replicas sum gradients to measure the norm, all processes must, and perhaps only one has a callback.
-        if self._shows_norm and not several and not opt.records_gradient_norm:
+        if self._shows_norm and not several:
             opt.record_gradient_norm()
-            if getattr(model, "train_function", None) is not None:
-                # The training step may have been traced before, without the ops that measure.
+            # While no norm is known, the training step may have been traced before, without the ops that measure.
+            if getattr(model, "train_function", None) is not None and math.isnan(float(opt.gradient_norm)):
                 model.make_train_function(force=True)
         changes = 0 if opt.spike_detector is None else int(opt.spike_detector.lasting_changes)
         self._messages = SpikeMessages(self._reports(), changes)

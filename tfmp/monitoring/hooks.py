@@ -35,8 +35,9 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
     The norm of the gradients is that of the reported step, unscaled and before clipping. It is fetched at a report
     only, in the `session.run` call that takes the step; if that is not possible, for example with
-    `accumulation_steps`, it is shown if the optimizer's `record_gradient_norm` was called before the step was built. If
-    the optimizer has a `tfmp.SpikeDetector`, the hook also shows how many steps were skipped as spikes, and names the
+    `accumulation_steps`, it is shown if the optimizer's `record_gradient_norm` was called before the step was built.
+    The same holds for the report at the end of the session, which comes too late to be fetched with its step. If the
+    optimizer has a `tfmp.SpikeDetector`, the hook also shows how many steps were skipped as spikes, and names the
     gradients to which the last one is due.
 
     The hook warns when training is stuck, which means one of three things: steps are skipped although the loss scale is
