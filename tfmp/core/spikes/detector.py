@@ -252,7 +252,9 @@ class SpikeDetector(tf.Module):
 
     @property
     def _window_length(self) -> int:
-        return self._window or 0
+        # Without a window it holds the last norm, which nobody reads: TensorFlow's workers crash when they make a
+        # variable without elements under a MultiWorkerMirroredStrategy (2.15 to 2.21).
+        return self._window or 1
 
     def _initial_state(self) -> SpikeState:
         return SpikeState(np.zeros([self._window_length]), np.int32(0), np.int32(0), np.int32(0))
@@ -308,7 +310,7 @@ class SpikeDetector(tf.Module):
         # There is no logarithm of 0.
         is_stored = tf.logical_and(is_applied, norm > 0)
         count, length = state.spike_window_count, self._window_length
-        is_here = tf.logical_and(is_stored, tf.equal(tf.range(length), count % max(length, 1)))
+        is_here = tf.logical_and(is_stored, tf.equal(tf.range(length), count % length))
         following = tf.where(count + 1 < 2 * length, count + 1, length)
         return SpikeState(
             spike_window=tf.where(is_here, norm, state.spike_window),
