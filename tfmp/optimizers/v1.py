@@ -321,7 +321,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         raise NotImplementedError(
             "a tf.train.Checkpoint cannot hold this tfmp.LossScaleOptimizer: give it the wrapped optimizer and the "
             "manager, tf.train.Checkpoint(optimizer=opt, manager=manager), and, with accumulation_steps, "
-            "accumulation=this_optimizer.accumulation."
+            "accumulation=this_optimizer.accumulation, and, with skip_spikes, "
+            "spike_detector=this_optimizer.spike_detector."
         )
 
 
