@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import norm_training
 import numpy as np
 import tensorflow as tf
 
@@ -206,13 +207,18 @@ def main() -> None:
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
     ways = (
         'by a loop, or `fit`; "compiled" is a loop whose updates XLA compiles, which those of Keras 3 only can be, and '
-        '"legacy" a loop with a legacy optimizer, which only Keras 2 has'
+        '"legacy" a loop with a legacy optimizer, which only Keras 2 has; "norms" are the trainings of norm_training'
     )
-    parser.add_argument("ways", choices=["loop", "fit", "compiled", "legacy"], nargs="+", help=ways)
+    parser.add_argument("ways", choices=["loop", "fit", "compiled", "legacy", "norms"], nargs="+", help=ways)
     add_options(parser)
     args = parser.parse_args()
 
     strategy = _strategy(args.strategy)
+    if "norms" in args.ways:
+        args.ways.remove("norms")
+        for host in norm_training.hosts():
+            for state in norm_training.trained(norm_training.NormTraining(host, strategy)):
+                print(f"STATE norms/{host}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
     trainings = [
         (keras, way)
         for keras, way in itertools.product(map(importlib.import_module, args.kerases), args.ways)

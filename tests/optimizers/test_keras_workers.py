@@ -7,12 +7,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import norm_training
 import numpy as np
 import pytest
 import replica_processes
 import replica_training
 import tensorflow as tf
 from kerases import for_every_keras, installed
+from norm_training import Host, assert_right, for_hosts, hosts
 from replica_training import ReplicaTraining, State, inputs
 
 #: Of 200 steps in one process in `test_keras_distributed.py`: a step of two workers takes longer.
@@ -36,7 +38,7 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> _Died:
     names = ",".join(sorted((keras.__name__ for keras in installed().values()), reverse=True))
     directory = tmp_path_factory.mktemp("workers")
     program = replica_training.command(
-        names, "workers", "ours", "random", "fit", "compiled", "legacy", "loop", f"--last={_STEPS}"
+        names, "workers", "ours", "random", "norms", "fit", "compiled", "legacy", "loop", f"--last={_STEPS}"
     )
     options = [f"--save={directory}", "--die=10"]
     finished = replica_processes.run(
@@ -88,6 +90,16 @@ def test_workers_compile_their_updates(
     for own, other in zip(first, on_one_device(keras), strict=True):
         for mine, theirs in zip(own[0], other[0], strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@for_hosts(hosts())
+@pytest.mark.home(None)
+def test_two_workers_know_the_same_norm_and_skip_the_same_spikes(host: Host, died: _Died) -> None:
+    first, second = (
+        [norm_training.State(*state) for state in states] for states in died.finished.states(f"norms/{host}")
+    )
+    assert first == second
+    assert_right(first)
 
 
 @for_every_keras("keras3", "keras2")
