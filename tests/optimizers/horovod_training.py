@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import norm_training
 import numpy as np
 import replica_training
 import tensorflow as tf
@@ -230,7 +231,10 @@ def _by_grad_scaler(hvd: Any, way: str, order: str, options: argparse.Namespace)
 
 
 def _by_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[float]:
-    """Train on a gradient that is a constant of the graph; at one step the first worker also fetches the loss."""
+    """Train on a gradient that is a constant of the graph.
+
+    At one step the first worker also fetches the loss, and the norm of the gradients.
+    """
     del way
     with tf.Graph().as_default(), tf1.Session() as session:
         weight = tf1.get_variable("weight", initializer=1.0)
@@ -243,7 +247,7 @@ def _by_constants(hvd: Any, way: str, order: str, options: argparse.Namespace) -
         train_op = opt.minimize(loss)
         session.run(tf1.global_variables_initializer())
         for step in range(options.last):
-            session.run([train_op, loss] if step == 1 and hvd.rank() == 0 else train_op)
+            session.run([train_op, loss, opt.gradient_norm] if step == 1 and hvd.rank() == 0 else train_op)
             yield session.run(weight).tolist()
 
 
@@ -320,6 +324,23 @@ def _by_updates(hvd: Any, way: str, order: str, options: argparse.Namespace) -> 
             yield [float(value) for value in session.run([weight, opt.iterations, opt.loss_scale])]
 
 
+def _by_norms(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[norm_training.State]:
+    """Train by the steps of `norm_training`, with half of their bound, because the mean is half of the sum."""
+    del way
+    [host] = [host for host in norm_training.hosts() if str(host) == options.host]
+    training = norm_training.NormTraining(
+        host,
+        mode=options.mode,
+        wrap=functools.partial(wrap, hvd, order),
+        rank=hvd.rank(),
+        clips=options.clips,
+        skip_spikes=tfmp.SpikeDetector(max_norm=norm_training.MAX_NORM / _WORKERS),
+        **({"is_distributed": True} if host.has_scaler else {}),
+    )
+    for step in list(norm_training.STEPS.values())[: options.last]:
+        yield training.train(step.fed)
+
+
 _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
     "session": _by_v1,
     "eager": _by_v1,
@@ -333,6 +354,7 @@ _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
     "tape": _by_keras,
     "minimize": _by_keras,
     "updates": _by_updates,
+    "norms": _by_norms,
 }
 
 
@@ -350,9 +372,12 @@ def states(hvd: Any, training: str) -> Iterator[Any]:
 def _options(training: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("way_and_order")
+    parser.add_argument("--clips", action="store_true", help="clip gradients before they are applied")
     parser.add_argument("--factor", type=float, default=1.0, help="a factor for the inputs of Keras")
+    parser.add_argument("--host", help="the kind of the optimizer, for `norms`")
     parser.add_argument("--legacy", action="store_true", help="train with a legacy optimizer of Keras")
     parser.add_argument("--missing", action="store_true", help="give one process a gradient that the other lacks")
+    parser.add_argument("--mode", default="function", help="the mode of `norms`")
     parser.add_argument(
         "--v1-behavior", action="store_true", help="turn TensorFlow 1's behavior on, for the trainings after it too"
     )

@@ -220,6 +220,9 @@ class NormTraining:
             self.opt = self._wrapped(wrap, settings, steps)
             if hasattr(self.opt, "build"):
                 self.opt.build(self.weights)
+        if host.name != "v1" and not host.has_scaler:
+            # Horovod copies optimizers of Keras.
+            self.inner = self.opt.inner_optimizer
         #: What has the properties of the steps. Horovod's optimizer for TF1 does not forward them.
         self.ours = getattr(self.opt, "_optimizer", self.opt)
         if settings["skip_spikes"] is None:

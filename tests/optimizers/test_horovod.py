@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import horovod_training
 import keras
+import norm_training
 import numpy as np
 import pytest
 import replica_processes
@@ -58,8 +59,16 @@ _TRAININGS = {
     "alone": ["session/alone --last=3", "eager/alone --last=3"],
     "missing": ["session/plain --missing", "loop/plain --missing"],
     "strategy": ["loop/strategy --last=1"],
+    "norms": [
+        *_in_orders("norms", "--host=v1 --mode=graph", ["plain", "inside", "outside"]),
+        *_in_orders("norms", "--host=keras2", ["plain", "outside"]),
+        *_in_orders("norms", "--host=keras2_legacy", ["plain", "inside"]),
+        *(f"norms/plain --host={host}" for host in ("v1", "v1_scaler", "keras2_scaler")),
+        *(f"norms/plain --host={host} --clips" for host in ("v1 --mode=graph", "keras2", "v1_scaler")),
+    ],
     # The last ones: TensorFlow 1's behavior cannot be turned off again.
     "reference_variables": _in_orders("session", "--last=100 --v1-behavior", ["plain", "outside", "npu"]),
+    "norms_with_reference_variables": ["norms/plain --host=v1 --mode=graph --v1-behavior"],
 }
 
 #: The trainings of another launch, which records the collective operations. That keeps a core busy, so they are few:
@@ -71,6 +80,8 @@ _RECORDED = {
         *_in_orders("function", "--last=2"),
         # Horovod's own optimizer does not average constants correctly, so these orders are without it.
         *_in_orders("constants", "--last=2", ["plain", "float16"]),
+        # Workers know the norm of the mean without asking each other.
+        "norms/plain --host=v1 --mode=graph --last=1",
     ],
     "shared_keras": [
         *_in_orders("fit", "--last=2"),
@@ -246,6 +257,14 @@ def test_windows_are_averaged_once_over_all_micro_batches_kept(recorded: _Printe
         each = {"ALLREDUCE": (3 + 3) / 3, "ALLGATHER": 2}
         collectives = each if order in {"inside", "outside"} else once
         assert recorded.lines("COLLECTIVES", 0, training) == [collectives], training
+
+
+def test_workers_know_the_same_norm_and_skip_the_same_spikes(printed: _Printed) -> None:
+    for training in [*_TRAININGS["norms"], *_TRAININGS["norms_with_reference_variables"]]:
+        first, second = (printed.lines("STATE", rank, training) for rank in range(2))
+        # NaN is not equal to itself.
+        assert repr(first) == repr(second), training
+        norm_training.assert_right([norm_training.State(*state) for state in first], divisor=2)
 
 
 def test_constant_gradients_are_averaged_at_every_step(printed: _Printed) -> None:
