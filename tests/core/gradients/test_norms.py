@@ -84,15 +84,17 @@ def test_global_norm_in_float64_is_right_beyond_float32() -> None:
 
 @pytest.mark.parametrize("factor", [1e30, 1.0, 1e-30])
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_shares_are_those_of_each_gradient_in_the_square_of_the_norm(factor: float, jit_compile: bool) -> None:
+def test_large_norms_are_right_and_small_ones_may_be_0(factor: float, jit_compile: bool) -> None:
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=shape) for shape in ([40, 300], [5], [100, 100], [7, 3])]
-    types = [tf.float32, tf.float16 if factor == 1 else tf.float32, tf.float32, tf.float64]
-    grads = [tf.constant(array * factor, dtype) for array, dtype in zip(arrays, types, strict=True)]
-    found = tf.function(lambda: norms.shares_of_square([*grads, None]), jit_compile=jit_compile)()
-    squares = np.array([np.sum(array**2) for array in arrays] + [0])
-    np.testing.assert_allclose(found, squares / squares.sum(), rtol=1e-3)
+    arrays = [rng.normal(size=shape) * factor for shape in ([40, 300], [5], [100, 100], [7, 3])]
+    arrays.append(arrays[0] * 1e-30)
+    types = [tf.float32, tf.float16 if factor == 1 else tf.float32, tf.float32, tf.float64, tf.float64]
+    grads = [tf.constant(array, dtype) for array, dtype in zip(arrays, types, strict=True)]
+    found = tf.function(lambda: norms.large_norm_of_each([*grads, None]), jit_compile=jit_compile)()
+    expected = [np.linalg.norm(array / factor) * factor for array in arrays]
+    np.testing.assert_allclose(found[:4], expected[:4], rtol=1e-3)
+    np.testing.assert_allclose(found[4:], [expected[4], 0], atol=1e-9 * factor)
 
 
-def test_shares_of_zeros_are_zero() -> None:
-    assert norms.shares_of_square([tf.zeros([2]), None]).numpy().tolist() == [0, 0]
+def test_large_norms_of_zeros_are_zero() -> None:
+    assert norms.large_norm_of_each([tf.zeros([2]), None]).numpy().tolist() == [0, 0]

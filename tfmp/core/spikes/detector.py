@@ -40,7 +40,8 @@ class SpikeDetector(tf.Module):
     Pass a detector as `skip_spikes` to `tfmp.LossScaleOptimizer` or `tfmp.GradScaler`. A single bad batch, with wrong
     labels or corrupt inputs, can give gradients that are finite but far larger than usual, and one such step can undo
     days of training. A step that is skipped as a spike changes no weight, no slot and no count of steps. Unlike an
-    overflow it does not lower the loss scale: for the manager it is a finite step.
+    overflow it does not lower the loss scale: for the manager it is a finite step. (A `tfmp.LogMaxLossScaleManager`
+    observes its gradients, as those of any finite step.)
 
     The rule, where `norm` is the L2 norm of the unscaled gradients of all replicas together, before they are clipped:
 

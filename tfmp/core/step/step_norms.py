@@ -101,9 +101,10 @@ class StepNorms(NotCheckpointed):
 
     def describe_spike(self, update: Update, look: Look, held: Gradients) -> Done:
         """Store which gradients made a step a spike; called on each replica, if it was skipped as one."""
-        shares = update.distribution.maximum(update.shares(held), "shares_in_spike")
+        norms = update.distribution.maximum(update.norm_of_each(held), "norms_in_spike")
+        squares = tf.square(tf.math.divide_no_nan(norms, tf.reduce_max(norms)))
         record = self.spike_records.of(update.adapter.names)
-        return update.distribution.once(lambda: record.store(shares, look.norm, look.bound))
+        return update.distribution.once(lambda: record.store(squares / tf.reduce_sum(squares), look.norm, look.bound))
 
     def count(self, result: StepResult) -> list[Done]:
         """Count a step if it was skipped as a spike, and no gradient of it overflowed; called once for all replicas."""

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, ProgramOnSums
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.norms import shares_of_square
+from tfmp.core.gradients.norms import large_norm_of_each
 from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.overflow.results import LocalResult
 from tfmp.core.step.facts import Facts
@@ -36,9 +36,9 @@ class SummedUpdate(Update):
         """Run the program of each replica."""
         return self._program.apply(held[: len(self._sums)], self.loss_scale)
 
-    def shares(self, held: Gradients) -> tf.Tensor:
-        """Return the share of each sum in the square of their norm."""
-        return shares_of_square(held[: len(self._sums)])
+    def norm_of_each(self, held: Gradients) -> tf.Tensor:
+        """Return the norm of each sum."""
+        return large_norm_of_each(held[: len(self._sums)])
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values of this replica's gradients that overflowed, or could overflow in the sum."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
-from tfmp.core.gradients.norms import shares_of_square
+from tfmp.core.gradients.norms import large_norm_of_each
 from tfmp.core.overflow.gradient_check import GradientCheck
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.measured import Measured
@@ -53,8 +53,8 @@ class Update(abc.ABC):
         """Count the values that overflowed, as `OverflowDetector.counts` does, if the step is skipped."""
 
     @abc.abstractmethod
-    def shares(self, held: Gradients) -> tf.Tensor:
-        """Return the share of each gradient in the square of their norm, a float64 vector, if all are finite."""
+    def norm_of_each(self, held: Gradients) -> tf.Tensor:
+        """Return the norm of each gradient, a float64 vector, if all are finite; perhaps scaled and clipped."""
 
     def counts_if_applied(self, held: Gradients) -> tf.Tensor | None:
         """Count the values that overflowed although the step is applied; None if there can be none."""
@@ -100,9 +100,9 @@ class CheckedUpdate(Update):
         grads, _, squares = self._parts(held)
         return self._check.counts(self._check.checked_form(grads), squares)
 
-    def shares(self, held: Gradients) -> tf.Tensor:
-        """Return the share of each gradient in the square of their norm."""
-        return shares_of_square(self._parts(held)[0])
+    def norm_of_each(self, held: Gradients) -> tf.Tensor:
+        """Return the norm of each gradient."""
+        return large_norm_of_each(self._parts(held)[0])
 
     def _parts(self, held: Gradients) -> tuple[Gradients, Gradients, Gradients]:
         measures, squares = len(self.grads), len(self.grads) + len(self._measures)

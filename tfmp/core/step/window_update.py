@@ -31,9 +31,9 @@ class WindowUpdate(Update):
         """Count the values that overflowed in the mean and in its micro-batches."""
         return tf.add_n([self._of_mean.counts(held[:-1]), held[-1]])
 
-    def shares(self, held: Gradients) -> tf.Tensor:
-        """Return the shares of the gradients in the mean."""
-        return self._of_mean.shares(held[:-1])
+    def norm_of_each(self, held: Gradients) -> tf.Tensor:
+        """Return the norm of each gradient of the mean."""
+        return self._of_mean.norm_of_each(held[:-1])
 
     def counts_if_applied(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed in micro-batches."""
