@@ -24,7 +24,6 @@ import tfmp
 from estimator_examples import arguments, digits_session
 from estimator_examples.digits_keras import CLASSES, RATIO_ON_OVERFLOW, STEPS_TO_DOUBLE, accuracy_of
 from estimator_examples.digits_spikes_picture import draw
-from estimator_examples.digits_spikes_rule import SpikeSkippingOptimizer
 
 MOMENTUM = 0.9
 LEARNING_RATES = MappingProxyType({"sgd": 0.05, "adam": 0.005})
@@ -49,34 +48,42 @@ class StepRecorder(keras.callbacks.Callback):
     Args:
         test: The test images.
         measured: The steps after which the accuracy is measured, counted from 1.
+        with_bounds: Whether the bound is recorded. Reading it takes longer than a step of the net.
 
     Attributes:
         accuracies: The accuracies, from 0 to 1, by step.
         norms: The norm of the gradients of each step; infinite or NaN if they overflowed.
-        bounds: The bound that each norm was compared with; infinite while there was none.
+        bounds: The bounds for all steps and for the one that would follow; infinite while there was no bound.
         skipped: The steps that were skipped as spikes.
         overflowed: The steps that were skipped because their gradients overflowed.
     """
 
-    def __init__(self, test: digits_session.Digits, measured: set[int]) -> None:
+    def __init__(self, test: digits_session.Digits, measured: set[int], *, with_bounds: bool) -> None:
         super().__init__()
         self._test = test
         self._measured = measured
+        self._with_bounds = with_bounds
+        self._skipped_before = 0
         self.accuracies: dict[int, float] = {}
         self.norms: list[float] = []
-        self.bounds: list[float] = []
+        self.bounds = [math.inf]
         self.skipped: set[int] = set()
         self.overflowed: set[int] = set()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401 - Keras' logs
         """Record them."""
         step, optimizer = batch + 1, self.model.optimizer
-        self.norms.append(float(optimizer.norm))
-        self.bounds.append(float(optimizer.bound))
-        if optimizer.last_step_spiked:
+        self.norms.append(float(optimizer.gradient_norm))
+        skipped = int(optimizer.skipped_spikes)
+        if skipped > self._skipped_before:
             self.skipped.add(step)
-        if not math.isfinite(self.norms[-1]):
+        self._skipped_before = skipped
+        if not optimizer.last_step_finite:
             self.overflowed.add(step)
+        detector = optimizer.spike_detector
+        if self._with_bounds and detector is not None:
+            # The state is the one after this step, so this is the bound for the next step.
+            self.bounds.append(float(detector.bound(detector.state_of(0).read())))
         if step in self._measured:
             self.accuracies[step] = accuracy_of(self.model, self._test)
 
@@ -140,12 +147,13 @@ def trained(way: Way, corruption: str, seed: int, options: argparse.Namespace) -
     keras.utils.set_random_seed(seed)
     corrupt = corrupt_steps(options)
     measured = corrupt | {options.steps}
-    if options.plot and seed == 0:
+    is_drawn = options.plot is not None and seed == 0
+    if is_drawn:
         measured |= set(range(1, options.steps + 1, STEPS_PER_POINT))
     batches = stacked_batches(training, seed, options)
     if way.corrupt:
         batches = with_corruption(batches, corruption, corrupt, seed)
-    recorder = StepRecorder(test, measured)
+    recorder = StepRecorder(test, measured, with_bounds=is_drawn)
     dataset = tf.data.Dataset.from_tensor_slices((batches.images, batches.labels))
     build(way, options).fit(dataset, shuffle=False, verbose=0, callbacks=[recorder])
     return recorder
@@ -172,7 +180,9 @@ def build(way: Way, options: argparse.Namespace) -> keras.Model:
         options.init_loss_scale, STEPS_TO_DOUBLE, decr_every_n_nan_or_inf=1, decr_ratio=RATIO_ON_OVERFLOW
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(SpikeSkippingOptimizer(inner, manager, skips=way.skips), loss)
+    optimizer = tfmp.LossScaleOptimizer(inner, manager, skip_spikes=tfmp.SpikeDetector() if way.skips else None)
+    optimizer.record_gradient_norm()
+    model.compile(optimizer, loss)
     return model
 
 

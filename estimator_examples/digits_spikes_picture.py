@@ -40,7 +40,7 @@ def draw(runs: Mapping[str, StepRecorder], with_norms: str, corrupt: Collection[
 
 def _draw_norms(axes: Axes, run: StepRecorder, corrupt: Collection[int]) -> None:
     clean_color, corrupt_color, *_ = _COLORS
-    norms, bounds = np.asarray(run.norms), np.asarray(run.bounds)
+    norms, bounds = np.asarray(run.norms), np.asarray(run.bounds[: len(run.norms)])
     steps = np.arange(1, len(norms) + 1)
     finite, is_corrupt = np.isfinite(norms), np.isin(steps, list(corrupt))
     for chosen, color, size, label in (
