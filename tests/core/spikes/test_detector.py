@@ -40,7 +40,7 @@ def test_bound_is_that_of_the_rule(window: int) -> None:
     np.testing.assert_allclose(detector.bound(detector.state_of(0).read()), expected, rtol=1e-12)
 
 
-def test_spikes_are_at_least_min_factor_times_the_mean() -> None:
+def test_spikes_are_at_least_min_factor_times_the_median() -> None:
     for norm in (9.9, 10.1):
         assert _run(tfmp.SpikeDetector(window=4, min_factor=5), [*[2.0] * 4, norm])[-1] is (norm > 10)
 
