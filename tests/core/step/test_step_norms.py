@@ -44,7 +44,7 @@ def test_update_measures_nothing_if_nobody_wants_it() -> None:
     scaler, adapter = _scaler(), FunctionAdapter(["kernel"], lambda grads: tf.no_op())
     update = update_of_unscaled(adapter, [tf.constant([1.0])], scaler.facts())
     assert update.measured is None
-    assert scaler.norms.measure(update) is None
+    assert scaler.norms.measure(update, tf.constant(True)) is None
 
 
 def test_norm_of_an_overflow_is_infinite_although_the_gradients_that_are_left_are_finite() -> None:

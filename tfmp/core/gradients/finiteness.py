@@ -15,7 +15,7 @@ from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
 
-def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
+def all_finite(grads: Gradients, addends: int = 1, *, by_sums: bool = False) -> tf.Tensor:
     """Return whether no gradient contains an infinity or a NaN; a boolean scalar.
 
     With `addends` above 1 the answer also covers a later sum: it is True only if the sum of that many gradients, none
@@ -27,7 +27,8 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
         any sum of squares is infinite    look at each value: in float32, squares overflow from 1.8e19
         otherwise                         True
 
-    Half-precision values are always looked at one by one, which is equally fast.
+    Half-precision values are looked at one by one, which is equally fast; or, with `by_sums`, as all others, for
+    somebody who needs the sums too.
 
     Examples:
         >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
@@ -36,10 +37,14 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
         (True, False)
     """
     values = sums.joined(values_of(grads))
-    summed = [each for each in values if each.dtype not in HALF_TYPES]
+    # A sum in float32 does not tell whether values overflow when they are added in half precision.
+    sums_all = by_sums and addends == 1
+    summed = [each for each in values if sums_all or each.dtype not in HALF_TYPES]
     if not summed:
         return _each_finite(values, addends)
-    looked_at = [each for each in values if each.dtype in HALF_TYPES]
+    looked_at = [each for each in values if not sums_all and each.dtype in HALF_TYPES]
+    if not looked_at:
+        return _finite_by_sums(summed, addends)
     return tf.logical_and(_each_finite(looked_at, addends), _finite_by_sums(summed, addends))
 
 

@@ -19,18 +19,18 @@ def halves_of_square_sums(grads: Gradients) -> tf.Tensor:
     """Return halves of sums of squares in float64: of each large gradient, and of all small ones of a dtype together.
 
     The sums are computed in the gradients' dtypes (half precision in float32), so squares can overflow there. If a
-    graph also contains `all_finite` of the same gradients, and none of them is in half precision, this costs nothing
-    more: the sums are the same, and TensorFlow computes them once.
+    graph also contains `all_finite` of the same gradients, by sums if one of them is in half precision, this costs
+    nothing more: the sums are the same, and TensorFlow computes them once.
     """
-    return sums.each_half_of_square_sum(sums.joined([widen(each) for each in values_of(grads)]))
+    return sums.each_half_of_square_sum(sums.joined(values_of(grads)))
 
 
-def global_norm(grads: Gradients, halves: tf.Tensor | None = None) -> tf.Tensor:
+def global_norm(grads: Gradients, halves: tf.Tensor | None = None, *, is_finite: tf.Tensor | None = None) -> tf.Tensor:
     """Return the L2 norm of all gradients together, in float64; infinite or NaN if a value is.
 
     Rows with the same index in an `IndexedSlices` count separately, as in `tf.linalg.global_norm`. `halves` is the
     result of `halves_of_square_sums(grads)`, if it is known already. The norm is correct even if squares overflow in
-    float32, or are too small for it.
+    float32, or are too small for it. If `is_finite` is False, it is known not to be finite, and not computed again.
 
     Examples:
         >>> float(global_norm([tf.constant([3.0]), tf.constant([4.0]), None]))
@@ -40,6 +40,8 @@ def global_norm(grads: Gradients, halves: tf.Tensor | None = None) -> tf.Tensor:
     """
     norm = tf.sqrt(2 * tf.reduce_sum(halves_of_square_sums(grads) if halves is None else halves))
     needs_look = tf.logical_or(tf.math.is_inf(norm), norm < _LEAST_BY_SQUARES)
+    if is_finite is not None:
+        needs_look = tf.logical_and(needs_look, is_finite)
     return sums.look_again(needs_look, lambda: _norm_by_largest(grads), norm)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import place_of_ops, within_xla_for_cpu
 
@@ -16,8 +17,8 @@ _HALF_OF_SQUARE_SUM = "_tfmp_half_of_square_sum"
 def each_half_of_square_sum(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return half of the sum of squares of each tensor, in float64.
 
-    Half, because the fast kernel `tf.nn.l2_loss` computes that. A sum is computed in the dtype of its tensor, and once
-    at each place of a graph, however often it is asked for.
+    Half, because the fast kernel `tf.nn.l2_loss` computes that. A sum is computed in the dtype of its tensor, or in
+    float32 if that is in half precision, and once at each place of a graph, however often it is asked for.
     """
     halves = [_half_of_square_sum(each) for each in values]
     if len({each.dtype.name for each in halves}) > 1:
@@ -31,7 +32,8 @@ def _half_of_square_sum(values: tf.Tensor) -> tf.Tensor:
     here = place_of_ops()
     place, half_of_sum = getattr(values, _HALF_OF_SQUARE_SUM, (None, None))
     if place != here:
-        half_of_sum = weighted_sum(tf.square(values), 0.5) if within_xla() else tf.nn.l2_loss(values)
+        wide = tf.cast(values, tf.float32) if values.dtype in HALF_TYPES else values
+        half_of_sum = weighted_sum(tf.square(wide), 0.5) if within_xla() else tf.nn.l2_loss(wide)
         # A value from eager code may outlive the graph, and would keep it.
         if tf.executing_eagerly() or tf.is_symbolic_tensor(values):
             setattr(values, _HALF_OF_SQUARE_SUM, (here, half_of_sum))

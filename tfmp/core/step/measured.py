@@ -20,12 +20,15 @@ class Measured(NamedTuple):
     #: True if they are the same on all replicas: summed over them, or averaged over Horovod's workers.
     is_summed: bool
 
-    def norm(self, names: Sequence[str], distribution: Distribution) -> tf.Tensor:
-        """Return the norm, a float64 scalar, the same on all replicas; `names` are those of the variables."""
+    def norm(self, names: Sequence[str], distribution: Distribution, is_finite: tf.Tensor | None = None) -> tf.Tensor:
+        """Return the norm, a float64 scalar, the same on all replicas; `names` are those of the variables.
+
+        `is_finite` is False if the norm is known not to be finite.
+        """
         grads = self.grads
         if any(map(arithmetic.is_sparse, grads)) or not self.is_summed:
             grads = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
         if not self.is_summed:
             grads = distribution.sums(grads, names)
-        norm = global_norm(list(map(arithmetic.added_up, grads)))
+        norm = global_norm(list(map(arithmetic.added_up, grads)), is_finite=is_finite)
         return norm if self.loss_scale is None else norm / tf.cast(self.loss_scale, tf.float64)

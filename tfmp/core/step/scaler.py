@@ -135,7 +135,7 @@ class LossScaler:
     def run(self, update: Update) -> tuple[Done, StepResult]:
         """Apply the gradients if they are finite on every replica; also return the result, which `advance` takes."""
         local_result, held = update.check()
-        norm = self.norms.measure(update)
+        norm = self.norms.measure(update, local_result.usable)
         result = self._agree(local_result, update.grads, update.adapter.names, update.distribution, norm)
         done = self._apply_or_count(update, held, result, norm)
         stored = [] if norm is None else [self.norms.store(norm, result, update)]

@@ -77,11 +77,11 @@ class StepNorms(NotCheckpointed):
             is_fetchable = not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph
         return WantedNorm.WITHOUT_EXCHANGE if is_fetchable else WantedNorm.NO
 
-    def measure(self, update: Update) -> StepNorm | None:
-        """Return the norm of a step; None if nobody wants to know it."""
+    def measure(self, update: Update, is_usable: tf.Tensor) -> StepNorm | None:
+        """Return the norm of a step, which need not be right if it is not usable; None if nobody wants to know it."""
         if update.measured is None:
             return None
-        norm = update.measured.norm(update.adapter.names, update.distribution)
+        norm = update.measured.norm(update.adapter.names, update.distribution, is_usable)
         look = None if self.spikes is None else self.spikes.look(update.adapter.optimizers, norm)
         return StepNorm(norm, look)
 
