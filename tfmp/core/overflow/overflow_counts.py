@@ -1,13 +1,13 @@
 """Counts, on the device, the values that overflowed in the gradient of each variable."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core.overflow.detectors import KINDS
-from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import Done
 
 
@@ -47,10 +47,6 @@ class OverflowCounts(tf.Module):
         zeros = _Counts(np.zeros([len(names), len(KINDS)], np.int64), np.zeros([len(names)], np.int64))
         self._state = StateVariables(zeros, saved=False)
 
-    def are_of(self, names: Sequence[str]) -> bool:
-        """Return whether these are the counts for a list of variables."""
-        return self._names == tuple(names)
-
     def create(self) -> None:
         """Make the variables that store the counts in the current graph, or in eager code, unless they exist."""
         self._state.create()
@@ -65,30 +61,6 @@ class OverflowCounts(tf.Module):
     def report(self) -> OverflowReport:
         """Return the stored counts with the names of the variables."""
         return OverflowReport(list(self._names), *self._state.read())
-
-
-class AllOverflowCounts(NotCheckpointed):
-    """The counts for every list of variables with which steps are taken.
-
-    An optimizer or scaler that TensorFlow tracks keeps this object in an attribute, so that a function that takes steps
-    can be exported in a SavedModel. Checkpoints do not contain the counts, because these describe one run of a program.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._each: list[OverflowCounts] = []
-
-    def __iter__(self) -> Iterator[OverflowCounts]:
-        """Iterate over the counts, in the order of their first use."""
-        return iter(self._each)
-
-    def of(self, names: Sequence[str]) -> OverflowCounts:
-        """Return the counts for a list of variables."""
-        for counts in self._each:
-            if counts.are_of(names):
-                return counts
-        self._each.append(OverflowCounts(names))
-        return self._each[-1]
 
 
 class _Counts(NamedTuple):

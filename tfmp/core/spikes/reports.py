@@ -1,12 +1,12 @@
 """Keeps, on the device, what is known of the last step that was skipped as a spike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import Done
 
 
@@ -45,10 +45,6 @@ class SpikeRecord(tf.Module):
         nothing = _LastSpike(np.zeros([len(names)]), np.float64(0), np.float64(np.inf), np.int64(0))
         self._state = StateVariables(nothing, saved=False)
 
-    def is_of(self, names: Sequence[str]) -> bool:
-        """Return whether this is the record for a list of variables."""
-        return self._names == tuple(names)
-
     def store(self, shares: tf.Tensor, norm: tf.Tensor, bound: tf.Tensor) -> Done:
         """Store a spike, and count it."""
         spikes = self._state.get("spikes") + 1
@@ -57,23 +53,3 @@ class SpikeRecord(tf.Module):
     def report(self) -> SpikeReport:
         """Return what is stored, with the names of the variables."""
         return SpikeReport(list(self._names), *self._state.read())
-
-
-class SpikeRecords(NotCheckpointed):
-    """The records for every list of variables with which steps are taken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._each: list[SpikeRecord] = []
-
-    def __iter__(self) -> Iterator[SpikeRecord]:
-        """Iterate over the records, in the order of their first use."""
-        return iter(self._each)
-
-    def of(self, names: Sequence[str]) -> SpikeRecord:
-        """Return the record for a list of variables."""
-        for record in self._each:
-            if record.is_of(names):
-                return record
-        self._each.append(SpikeRecord(names))
-        return self._each[-1]

@@ -20,13 +20,14 @@ from tfmp.core.monitors.graph_records import (
     record_step,
 )
 from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.overflow.overflow_counts import AllOverflowCounts, OverflowCounts, OverflowReport
+from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
 from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.facts import Facts, WantedNorm
 from tfmp.core.step.step_norms import StepNorm, StepNorms
 from tfmp.core.step.update import Update
 from tfmp.core.step.worker_average import WorkerAverage
+from tfmp.core.storage.by_variables import ByVariables
 from tfmp.core.tracing import without_autograph
 from tfmp.types import Done, Gradient, Gradients
 
@@ -78,7 +79,7 @@ class LossScaler:
         #: Averages gradients over Horovod's workers.
         self.worker_average = WorkerAverage(manager, is_distributed, aggregation_dtype)
         #: The numbers of overflowed values in the gradient of each variable.
-        self.overflow_counts = AllOverflowCounts()
+        self.overflow_counts = ByVariables(OverflowCounts)
         #: The powers of two of gradients; None unless somebody wants to see them.
         self.gradient_ranges: GradientRanges | None = None
         #: The norms of the gradients.

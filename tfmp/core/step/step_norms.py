@@ -12,11 +12,12 @@ from tfmp.core.monitors.gradient_norm import GradientNorm
 from tfmp.core.monitors.graph_records import RecordedNorm, norms_of_graph, record_norm
 from tfmp.core.overflow.results import StepResult
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.spikes.reports import SpikeRecords, SpikeReport
+from tfmp.core.spikes.reports import SpikeRecord, SpikeReport
 from tfmp.core.spikes.watch import Look, SpikeWatch
 from tfmp.core.step.facts import WantedNorm
 from tfmp.core.step.measured import Measured
 from tfmp.core.step.update import Update
+from tfmp.core.storage.by_variables import ByVariables
 from tfmp.core.storage.state_variables import NotCheckpointed
 from tfmp.types import Done, Gradients
 
@@ -54,7 +55,7 @@ class StepNorms(NotCheckpointed):
         #: Looks for steps that are skipped because their norm is an outlier; None if nobody does.
         self.spikes = None if spike_detector is None else SpikeWatch(spike_detector)
         #: What is known of the last spikes.
-        self.spike_records = SpikeRecords()
+        self.spike_records = ByVariables(SpikeRecord)
         #: The norm of the last step; None unless it is recorded.
         self.last: GradientNorm | None = None
         if self.spikes is not None:
