@@ -26,7 +26,7 @@ def test_rule_of_tfmp_is_that_of_its_detector(window: int) -> None:
         state = stored.read()
         is_above = norm > detector.bound(state)
         skipped = detector.is_skipped(state, is_above)
-        stored.assign(detector.next_state(state, norm, tf.constant(True), is_above))
+        stored.assign(detector.next_state(state, norm, tf.constant(True), is_above, skipped))
         return skipped
 
     found = [bool(is_skipped(tf.constant(norm, tf.float64))) for norm in norms]

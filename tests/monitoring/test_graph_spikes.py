@@ -131,6 +131,20 @@ def test_each_manager_has_its_norm(caplog: pytest.LogCaptureFixture) -> None:
     assert hook.norms.to_dict()["gradient_norm"] == [5]
 
 
+@pytest.mark.usefixtures("graph")
+def test_norm_of_a_step_that_is_not_taken_is_not_fetched(caplog: pytest.LogCaptureFixture) -> None:
+    with tf1.variable_scope("first"):
+        first = _train_op(1.0)
+    with tf1.variable_scope("second"):
+        # It cannot be computed, as nothing is fed.
+        _train_op(tf1.placeholder(tf.float32, []))
+    _run(tfmp.LossScaleLoggingHook(every_n_steps=1, loss=tf.constant(0.0)), first, 1)
+    assert [line.partition("steps ")[2] for line in _messages(caplog)[:2]] == [
+        "applied 1, skipped 0 (0 in a row), gradient norm 5",
+        "applied 0, skipped 0 (0 in a row)",
+    ]
+
+
 @pytest.mark.essential
 @pytest.mark.usefixtures("graph")
 def test_spikes_are_counted_and_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -174,6 +174,17 @@ def test_norm_of_a_scaler_that_is_not_enabled() -> None:
     assert float(scaler.gradient_norm) == 10
 
 
+@pytest.mark.graph
+def test_norm_of_a_scaler_that_is_not_enabled_in_a_graph() -> None:
+    with tf.Graph().as_default(), tf1.Session() as session:
+        weight = tf1.Variable([1.0, 1.0], use_resource=True)
+        scaler = tfmp.GradScaler(enabled=False)
+        scaler.step(tf1.train.GradientDescentOptimizer(1.0), [(tf.constant([3.0, 4.0]), weight)])
+        train_op, norm = scaler.update(), scaler.gradient_norm
+        session.run(tf1.global_variables_initializer())
+        assert session.run([train_op, norm])[1] == 5
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_norm_is_not_rounded_to_the_type_of_the_variables(dtype: str) -> None:
     made = training("v1", [[2]], dtype)

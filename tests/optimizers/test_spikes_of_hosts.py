@@ -230,7 +230,7 @@ def test_exported_steps_skip_spikes(host: str, tmp_path: Path) -> None:
 def test_detector_of_another_optimizer_is_refused(host: str) -> None:
     detector = tfmp.SpikeDetector()
     first = training(host, [[1]], skip_spikes=detector)
-    with pytest.raises(ValueError, match="used by another optimizer already"):
+    with pytest.raises(ValueError, match="used by another optimizer or scaler already"):
         training(host, [[1]], skip_spikes=detector)
     assert first.opt.spike_detector is detector
 
@@ -315,7 +315,7 @@ def test_detector_of_two_optimizers_of_a_graph_is_refused() -> None:
             weight = tf1.Variable([0.0], name=name, use_resource=True)
             opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(1.0), SCALE, skip_spikes=detector)
             if name == "critic":
-                with pytest.raises(ValueError, match="used by another optimizer already"):
+                with pytest.raises(ValueError, match="used by another optimizer or scaler already"):
                     opt.minimize(tf.reduce_sum(weight), var_list=[weight])
             else:
                 opt.minimize(tf.reduce_sum(weight), var_list=[weight])

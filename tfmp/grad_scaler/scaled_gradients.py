@@ -40,8 +40,8 @@ class ScaledGradientsOptimizer(Protocol):
             grads_and_vars: Pairs of a gradient and its variable; no gradient is None.
             loss_scale: The number by which to divide the gradients, a float32 scalar; 1 if `GradScaler.unscale` has
                 unscaled them already, or if scaling is not enabled.
-            finite: A boolean scalar, True if the gradients are finite on every replica. If it is False, no variable may
-                change.
+            finite: A boolean scalar, True if the gradients are finite on every replica, and the step is not skipped as
+                a spike. If it is False, no variable may change.
 
         Returns:
             The op that does this; None in eager mode.

@@ -378,7 +378,8 @@ class GradScaler(StepProperties, tf.Module):
         if self._enabled or any(part.is_of_window for part in parts):
             return self._run(parts, self._scaler.distribution())
         done = [part.apply_unchecked() for part in parts]
-        stored = self._scaler.norms.store_unchecked([grad for part in parts for grad in part.unclipped], distribution)
+        unclipped = [grad for part in parts for grad in part.unclipped]
+        stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
         return self._iteration.note_steps(optimizers, None, [*done, stored], distribution)
 
     @without_autograph

@@ -200,10 +200,11 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         """
         self._due = self._timer.should_trigger_for_step(self._steps + 1)
         losses = [self._losses.for_manager(manager) for manager in self._managers] if self._due else []
-        norms = [spikes.norms_of_step for spikes in self._spikes] if self._due else []
+        fetched = run_context.original_args.fetches
+        norms = [spikes.norms_of_run(fetched) for spikes in self._spikes] if self._due else []
         ranges_due = self._ranges is not None and self._ranges.is_due(self._steps + 1)
         is_due = any(losses) or any(norms) or ranges_due
-        if not (is_due and self._losses.can_join(run_context.original_args.fetches)):
+        if not (is_due and self._losses.can_join(fetched)):
             return None
         ranges, fed = self._ranges.fetches(run_context.session) if ranges_due and self._ranges else ({}, {})
         fetches = {"losses": losses, "norms": norms, "ranges": ranges}

@@ -47,9 +47,8 @@ class LossFetches:
         Another call, such as the initializer of an iterator, may lack the input that the losses need. The answer is
         stored for each set of fetches: a `MonitoredSession` finalizes the graph, so the answer cannot change.
         """
-        try:
-            ops = frozenset(_op(self._graph, fetch) for fetch in tf.nest.flatten(fetches))
-        except (KeyError, TypeError, ValueError):
+        ops = fetched_ops(self._graph, fetches)
+        if ops is None:
             return False
         if ops not in self._takes_step:
             self._takes_step[ops] = self._depends_on_train_op(ops)
@@ -61,6 +60,14 @@ class LossFetches:
 
     def _is_watched(self, owner: object) -> bool:
         return any(owner is manager for manager in self._managers)
+
+
+def fetched_ops(graph: tf.Graph, fetches: Any) -> frozenset[tf.Operation] | None:  # noqa: ANN401
+    """Return the ops that a `session.run` call with these fetches asks for; None if they are not known."""
+    try:
+        return frozenset(_op(graph, fetch) for fetch in tf.nest.flatten(fetches))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def flat_loss_values(fetched: Sequence[np.ndarray]) -> list[float]:

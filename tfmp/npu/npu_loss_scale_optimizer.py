@@ -67,6 +67,9 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
         # object, not about the wrapped one. While this object is copied or unpickled, it wraps no optimizer yet.
         if name.startswith(("__", TRACKING_PREFIX)) or "_opt" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
+        if hasattr(type(self), name):
+            # A property of this class raised an error, which says why.
+            return object.__getattribute__(self, name)
         return getattr(self._opt, name)
 
 

@@ -19,8 +19,9 @@ def _run(detector: tfmp.SpikeDetector, norms: list[float]) -> list[bool]:
         state, tensor = stored.read(), tf.constant(norm, tf.float64)
         finite = tf.math.is_finite(tensor)
         is_above = tf.logical_and(finite, tensor > detector.bound(state))
-        skipped.append(bool(tf.logical_and(finite, detector.is_skipped(state, is_above))))
-        stored.assign(detector.next_state(state, tensor, finite, is_above))
+        is_skipped = tf.logical_and(finite, detector.is_skipped(state, is_above))
+        skipped.append(bool(is_skipped))
+        stored.assign(detector.next_state(state, tensor, finite, is_above, is_skipped))
     return skipped
 
 
@@ -105,7 +106,7 @@ def test_fixed_bound_needs_no_window() -> None:
         ({"window": "128"}, TypeError, "window must be a number"),
         ({"deviations": 0}, ValueError, "deviations must be greater than 0"),
         ({"deviations": math.nan}, ValueError, "deviations must be finite"),
-        ({"min_factor": 0.5}, ValueError, "min_factor must be at least 1, got 0.5"),
+        ({"min_factor": 1}, ValueError, "min_factor must be greater than 1, got 1"),
         ({"max_norm": -1}, ValueError, "max_norm must be greater than 0, got -1"),
         ({"max_norm": math.nan}, ValueError, "max_norm must be finite, got nan"),
         ({"max_consecutive_skips": 0}, ValueError, "max_consecutive_skips must be a whole number from 1"),
@@ -144,6 +145,13 @@ def test_state_as_json_resumes_exactly() -> None:
         assert second.state_dict() == whole.state_dict()
 
 
+def test_earlier_state_replaces_all_of_the_present_one() -> None:
+    detector = tfmp.SpikeDetector(window=2)
+    _run(detector, [1.0, 2.0])
+    detector.load_state_dict({"states": []})
+    assert detector.state_dict() == {"states": [dict.fromkeys(SpikeState._fields, 0) | {"spike_window": [0.0, 0.0]}]}
+
+
 def test_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     detector = tfmp.SpikeDetector(window=2)
     _run(detector, [1.0, 2.0, 30.0])
@@ -169,7 +177,7 @@ def test_rule_is_the_same_in_a_function_and_in_xla() -> None:
 
     def run() -> list[tf.Tensor]:
         true = tf.constant(True)
-        return [detector.bound(state), *detector.next_state(state, norm, true, true)]
+        return [detector.bound(state), *detector.next_state(state, norm, true, true, true)]
 
     for compiled in (tf.function(run), tf.function(run, jit_compile=True)):
         for one, other in zip(run(), compiled(), strict=True):

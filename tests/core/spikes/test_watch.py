@@ -18,7 +18,9 @@ def _norm(value: float) -> tf.Tensor:
 def test_detector_of_another_optimizer_is_refused() -> None:
     detector = tfmp.SpikeDetector()
     first = SpikeWatch(detector)
-    with pytest.raises(ValueError, match=r"SpikeDetector is used by another optimizer already.*make a detector for"):
+    with pytest.raises(
+        ValueError, match=r"SpikeDetector is used by another optimizer or scaler already.*make a detector for"
+    ):
         SpikeWatch(detector)
     assert first.detector is detector
 
@@ -39,7 +41,7 @@ def test_detector_of_another_optimizer_in_the_graph_is_refused() -> None:
             watch = SpikeWatch(detector)
             watch.look(["adam"], _norm(1.0))
             watch.look(["adam"], _norm(1.0))
-            with pytest.raises(ValueError, match="used by another optimizer already"):
+            with pytest.raises(ValueError, match="used by another optimizer or scaler already"):
                 SpikeWatch(detector).look(["sgd"], _norm(1.0))
 
 

@@ -15,6 +15,7 @@ from tfmp.types import Gradient, Gradients
 Change: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 _ATTRIBUTE = "_tfmp_origin"
+#: None on a gradient that was not clipped, and that somebody wants to know after it was clipped.
 _UNCLIPPED = "_tfmp_unclipped"
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 class StepCounters(NamedTuple):
     """The counts of the steps since the session, or the eager program, began."""
 
-    #: Steps whose gradients were finite on every replica; int64.
+    #: Steps that were applied; int64.
     applied_steps: tf.Tensor
     #: Steps that were not applied; int64.
     skipped_steps: tf.Tensor

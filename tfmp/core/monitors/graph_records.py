@@ -47,6 +47,8 @@ class RecordedNorm(NamedTuple):
     norms: Any
     #: The norm; None if it cannot be fetched.
     norm: tf.Tensor | None
+    #: An op that runs if and only if the step runs, or the norm is fetched.
+    op: tf.Operation
 
 
 _LOSSES: GraphList[RecordedLoss] = GraphList("losses")
@@ -70,8 +72,7 @@ def record_gradients(recorded: RecordedGradients) -> None:
 
 def record_norm(recorded: RecordedNorm) -> None:
     """Record the norm of a step that is built in a graph."""
-    if not tf.executing_eagerly():
-        _NORMS.append(recorded if _can_be_fetched(recorded.norm) else recorded._replace(norm=None))
+    _NORMS.append(recorded if _can_be_fetched(recorded.norm) else recorded._replace(norm=None))
 
 
 def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> None:

@@ -63,15 +63,15 @@ class SpikeDetector(tf.Module):
     with its own earlier ones.
 
     The state is saved with that of the loss-scale manager: by Keras with the optimizer, by a `tf.train.Checkpoint` of
-    the optimizer, the scaler or the detector, and in a TF1 graph by a `tf.compat.v1.train.Saver`. Every optimizer needs
-    a detector of its own.
+    the optimizer, the scaler or the detector, and in a TF1 graph by a `tf.compat.v1.train.Saver`. Every
+    `tfmp.LossScaleOptimizer` and `tfmp.GradScaler` needs a detector of its own.
 
     Args:
         window: The number of norms that a step is compared with, at least 2; 128 unless only `max_norm` is given.
         deviations: The number of deviations by which the logarithm of a spike lies above the median, greater than 0; 4
             by default.
-        min_factor: A spike is more than this many times the median, however small the deviation is; at least 1, by
-            default 3.
+        min_factor: A spike is more than this many times the median, however small the deviation is; greater than 1,
+            by default 3.
         max_norm: The largest norm that is no spike, greater than 0. By default there is no fixed bound.
         max_consecutive_skips: The number of spikes in a row after which a step is applied.
 
@@ -107,12 +107,13 @@ class SpikeDetector(tf.Module):
     ) -> None:
         super().__init__()
         self._max_norm = None if max_norm is None else settings.positive("max_norm", max_norm)
-        has_window = max_norm is None or not window is deviations is min_factor is None
+        has_window = max_norm is None or any(each is not None for each in (window, deviations, min_factor))
         self._window = settings.count("window", _WINDOW if window is None else window, least=2) if has_window else None
         self._deviations = settings.positive("deviations", _DEVIATIONS if deviations is None else deviations)
         self._min_factor = settings.number("min_factor", _MIN_FACTOR if min_factor is None else min_factor)
-        if self._min_factor < 1:
-            raise ValueError(f"min_factor must be at least 1, got {min_factor!r}.")
+        # If all norms were the same, a factor of 1 would leave it to rounding whether the next one is above the bound.
+        if not self._min_factor > 1:
+            raise ValueError(f"min_factor must be greater than 1, got {min_factor!r}.")
         self._max_consecutive_skips = settings.count("max_consecutive_skips", max_consecutive_skips)
         #: The states, in the order in which optimizers first stepped. The name is a part of the keys in a checkpoint.
         self.states: list[StateVariables[SpikeState]] = []
@@ -138,7 +139,7 @@ class SpikeDetector(tf.Module):
         return cls(**config)
 
     def __repr__(self) -> str:
-        """Return the class with the settings that differ from their defaults."""
+        """Return the class with the settings that are in use."""
         shown = settings.not_default(type(self), self.get_config())
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
@@ -182,7 +183,8 @@ class SpikeDetector(tf.Module):
 
         def load() -> None:
             with tf.init_scope():
-                for index, value in enumerate(values):
+                missing = [self._initial_state()] * (len(self.states) - len(values))
+                for index, value in enumerate([*values, *missing]):
                     self.state_of(index).assign(SpikeState(*map(tf.constant, value)))
 
         return load
@@ -292,7 +294,9 @@ class SpikeDetector(tf.Module):
         """
         return tf.logical_and(is_above, state.consecutive_spikes < self._max_consecutive_skips)
 
-    def next_state(self, state: SpikeState, norm: tf.Tensor, finite: tf.Tensor, is_above: tf.Tensor) -> SpikeState:
+    def next_state(
+        self, state: SpikeState, norm: tf.Tensor, finite: tf.Tensor, is_above: tf.Tensor, is_skipped: tf.Tensor
+    ) -> SpikeState:
         """Return the state after one step. This is a pure function.
 
         Args:
@@ -300,6 +304,7 @@ class SpikeDetector(tf.Module):
             norm: The norm of the gradients; a float64 scalar.
             finite: Whether no gradient overflowed; a boolean scalar.
             is_above: Whether the norm is above the bound; a boolean scalar.
+            is_skipped: Whether the step was skipped as a spike; a boolean scalar.
 
         Returns:
             The state after the step.
@@ -307,7 +312,7 @@ class SpikeDetector(tf.Module):
         limit, before = self._max_consecutive_skips, state.consecutive_spikes
         consecutive = tf.where(finite, tf.where(is_above, tf.minimum(before + 1, limit), 0), before)
         reaches_limit = tf.logical_and(before < limit, tf.equal(consecutive, limit))
-        is_applied = tf.logical_and(finite, tf.logical_not(self.is_skipped(state, is_above)))
+        is_applied = tf.logical_and(finite, tf.logical_not(is_skipped))
         # There is no logarithm of 0.
         is_stored = tf.logical_and(is_applied, norm > 0)
         count, length = state.spike_window_count, self._window_length

@@ -16,7 +16,8 @@ class SpikeReport(NamedTuple):
     Attributes:
         names: The names of the variables, or their paths in Keras 3.
         shares: The share of each variable's gradient in the square of the norm of the last spike; float64, of shape
-            `[len(names)]`. If replicas sum their gradients later, the largest norm among them counts for each gradient.
+            `[len(names)]`. They are shares of the gradients that would have been applied, so after the script has
+            clipped them. If replicas sum their gradients later, the largest norm among them counts for each gradient.
         norm: The norm of the last spike; float64.
         bound: The bound that the norm exceeded; float64.
         spikes: The number of steps that were skipped as spikes; int64.

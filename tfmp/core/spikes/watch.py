@@ -30,14 +30,15 @@ class Look(NamedTuple):
         """True if the norm is above the bound; bool. That of a step that overflowed never is."""
         return tf.logical_and(tf.math.is_finite(self.norm), self.norm > self.bound)
 
-    def judged(self, result: StepResult) -> StepResult:
-        """Return the result of a step with whether it is skipped as a spike; the replicas agree on the rest of it."""
-        is_skipped = self.detector.is_skipped(self.state, result.is_above)
-        return result._replace(spike=tf.logical_and(result.usable, is_skipped))
+    @property
+    def is_skipped(self) -> tf.Tensor:
+        """True if the step is skipped, unless it overflowed, in which case this says nothing; bool."""
+        return self.detector.is_skipped(self.state, self.is_above)
 
     def store(self, result: StepResult) -> Done:
         """Store the state after a step; called once for all replicas."""
-        return self.stored.assign(self.detector.next_state(self.state, self.norm, result.usable, result.is_above))
+        after = self.detector.next_state(self.state, self.norm, result.usable, result.is_above, result.spike)
+        return self.stored.assign(after)
 
 
 class SpikeWatch:
@@ -53,6 +54,7 @@ class SpikeWatch:
     def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> Look:
         """Compare the norm of a step of these optimizers, which step together, with the bound; on each replica."""
         with tf.init_scope():
+            # Under a strategy, an Estimator makes an optimizer for each replica, and all may have one detector.
             if not tf.executing_eagerly() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
                 claims = [claim for claim in _IN_GRAPH.items() if claim.detector is self.detector]
                 _claim([weakref.ref(claim.watch) for claim in claims], self)
@@ -83,8 +85,8 @@ def _claim(others: "list[weakref.ref[SpikeWatch]]", watch: SpikeWatch) -> None:
     """Raise an error if another watch that is still in use has the detector."""
     if any(other() not in {None, watch} for other in others):
         raise ValueError(
-            f"the {type(watch.detector).__name__} is used by another optimizer already, whose norms would be mixed "
-            "with those of this one: make a detector for each."
+            f"the {type(watch.detector).__name__} is used by another optimizer or scaler already, whose norms would be "
+            "mixed with those of this one: make a detector for each."
         )
     others.append(weakref.ref(watch))
 

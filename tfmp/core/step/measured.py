@@ -21,14 +21,16 @@ class Measured(NamedTuple):
     is_summed: bool
 
     def norm(self, names: Sequence[str], distribution: Distribution, is_finite: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the norm, a float64 scalar, the same on all replicas; `names` are those of the variables.
+        """Return the norm, a float64 scalar, the same on all replicas.
 
-        `is_finite` is False if the norm is known not to be finite.
+        Errors show the `names` of the variables, if there is one for each gradient. `is_finite` is False if the norm is
+        known not to be finite.
         """
         grads = self.grads
         if any(map(arithmetic.is_sparse, grads)) or not self.is_summed:
             grads = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
         if not self.is_summed:
-            grads = distribution.sums(grads, names)
+            is_named = len(names) == len(grads)
+            grads = distribution.sums(grads, names if is_named else [f"gradient {i}" for i in range(len(grads))])
         norm = global_norm(list(map(arithmetic.added_up, grads)), is_finite=is_finite)
         return norm if self.loss_scale is None else norm / tf.cast(self.loss_scale, tf.float64)

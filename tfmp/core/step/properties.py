@@ -91,8 +91,9 @@ class StepProperties:
         a `tfmp.GradScaler`, each call of `step` sets it.
 
         Steps measure it if `record_gradient_norm` was called before they were built, or if there is a spike detector.
-        In a TF1 graph neither is needed, unless the step is in a conditional or a function, or its optimizer sums over
-        replicas itself: the property is then a tensor, to be fetched together with the step.
+        In a TF1 graph neither is needed, and the property is a tensor to fetch together with the step. If the step is
+        in a conditional, as with `accumulation_steps`, or in a function, or if its optimizer sums over replicas itself,
+        the norm must be recorded there too, and is fetched in a later `session.run` than the step.
 
         Raises:
             AttributeError: The norm is not recorded.

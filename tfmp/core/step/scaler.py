@@ -39,13 +39,15 @@ class LossScaler:
         scale        loss * loss_scale                                          float32 or float64
         unscale      grads / loss_scale                                         float32 or float64
         run          check: the update checks what must be finite               LocalResult
+                     measure: the norm, if somebody wants to know it            StepNorm
                      agree: one answer for all replicas                         StepResult
                      apply the gradients, or count what overflowed
         advance      the manager adjusts the loss scale; the step is counted
 
     `step` is `run`, then `advance` and the adapter's `on_step`. A front-end gathers the `facts` once for each step, and
-    `choice.py` makes an `Update` of them and of the gradients. The scaler itself stores only the overflow counts and
-    the ranges of gradients; the manager stores the loss scale and the step counters.
+    `choice.py` makes an `Update` of them and of the gradients. The scaler itself stores only the overflow counts, and
+    the ranges and norms of gradients if somebody wants to know them; the manager stores the loss scale and the step
+    counters.
 
     `is_distributed` is True if the user states that several processes train together. `aggregation_dtype` is the dtype
     in which gradients are sent between Horovod's workers; None for their own.
@@ -161,12 +163,12 @@ class LossScaler:
         if look is None:
             usable, max_abs = distribution.agree(local_result.usable, max_abs, grads, names)
             return StepResult(usable, max_abs, local_result.complete)
-        # All replicas compute the same norm, but perhaps not in every bit. So they agree on how it compares, too.
-        answers = tf.stack([local_result.usable, tf.logical_not(look.is_above)])
+        # All replicas compute the same norm, but perhaps not in every bit. So they agree on what follows from it, too.
+        answers = tf.stack([local_result.usable, tf.logical_not(look.is_above), tf.logical_not(look.is_skipped)])
         agreed, max_abs = distribution.agree(answers, max_abs, grads, names)
-        usable, is_within = tf.unstack(agreed)
-        result = StepResult(usable, max_abs, local_result.complete, is_above=tf.logical_not(is_within))
-        return look.judged(result)
+        usable, is_within, is_not_skipped = tf.unstack(agreed)
+        spike = tf.logical_and(usable, tf.logical_not(is_not_skipped))
+        return StepResult(usable, max_abs, local_result.complete, tf.logical_not(is_within), spike)
 
     def _apply_or_count(self, update: Update, held: Gradients, result: StepResult, norm: StepNorm | None) -> Done:
         """Apply the gradients; or, if the step is skipped, store which of them overflowed, or made it a spike."""

@@ -1,6 +1,6 @@
 """Measures the norms of steps for those who want to know them, and looks for spikes among them."""
 
-import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -94,11 +94,15 @@ class StepNorms(NotCheckpointed):
         shown = tf.where(is_right, norm, tf.constant(np.inf, norm.dtype))
 
         def store() -> Done:
-            record_norm(RecordedNorm(self._manager, self, shown))
+            self._record_in_graph(shown, result.usable)
             looked = [] if measured.look is None else [measured.look.store(result)]
             return tf.group(*([] if self.last is None else [self.last.store(shown)]), *looked)
 
         return update.distribution.once(store)
+
+    def _record_in_graph(self, norm: tf.Tensor, of_step: tf.Tensor) -> None:
+        if not tf.executing_eagerly():
+            record_norm(RecordedNorm(self._manager, self, norm, of_step.op))
 
     def describe_spike(self, update: Update, look: Look, held: Gradients) -> Done:
         """Store which gradients made a step a spike; called on each replica, if it was skipped as one."""
@@ -113,13 +117,21 @@ class StepNorms(NotCheckpointed):
             return []
         return [self.spikes.detector.count(tf.logical_and(result.usable, result.spike))]
 
-    def store_unchecked(self, grads: Gradients, distribution: Distribution) -> Done:
+    def store_unchecked(self, grads: Gradients, distribution: Callable[[], Distribution]) -> Done:
         """Store the norm of gradients in true magnitude that are applied without a check, if somebody wants it."""
-        if self.last is None:
+        wanted = self.wanted
+        if wanted is WantedNorm.NO:
             return None
-        names = [f"gradient {index}" for index in range(len(grads))]
-        norm = Measured(grads, None, is_summed=distribution.num_summed == 1).norm(names, distribution)
-        return distribution.once(functools.partial(self.last.store, norm))
+        is_summed = distribution().num_summed == 1
+        if wanted is WantedNorm.WITHOUT_EXCHANGE and not is_summed:
+            return None
+        norm = Measured(grads, None, is_summed).norm([], distribution())
+
+        def store() -> Done:
+            self._record_in_graph(norm, norm)
+            return tf.group(*([] if self.last is None else [self.last.store(norm)]))
+
+        return distribution().once(store)
 
     def read(self) -> tf.Tensor:
         """Return the norm of the last step; in a graph, a tensor to fetch together with the step."""

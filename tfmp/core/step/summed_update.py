@@ -7,7 +7,7 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.norms import large_norm_of_each
 from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.overflow.results import LocalResult
-from tfmp.core.step.facts import Facts
+from tfmp.core.step.facts import Facts, WantedNorm
 from tfmp.core.step.measured import Measured
 from tfmp.core.step.update import Update
 from tfmp.types import Done, Gradient, Gradients
@@ -19,7 +19,8 @@ class SummedUpdate(Update):
     def __init__(self, adapter: OptimizerAdapter, program: ProgramOnSums, grads: Gradients, facts: Facts) -> None:
         self._program = program
         self._sums = program.sum(grads)
-        measured = Measured(self._sums, facts.loss_scale, is_summed=True)
+        is_measured = facts.norm is not WantedNorm.NO
+        measured = Measured(self._sums, facts.loss_scale, is_summed=True) if is_measured else None
         super().__init__(adapter, grads, facts.distribution, facts.loss_scale, measured)
         # The rows of sparse gradients are not added up yet.
         is_sparse = any(map(arithmetic.is_sparse, self._sums))

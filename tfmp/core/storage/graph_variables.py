@@ -1,4 +1,4 @@
-"""Makes the scalar variables of a TF1 graph, which can be fetched and restored by their plain names.
+"""Makes the small variables of a TF1 graph, which can be fetched and restored by their plain names.
 
 tf.contrib kept its state in reference variables: `session.run("loss_scale:0")` returned the number, and the checkpoint
 key was `loss_scale`. Both must still work with resource variables. But if a resource variable has this name,
@@ -24,7 +24,7 @@ from tfmp.core.tensorflow_internals import (
 
 
 def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-    """Make a scalar variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
+    """Make a variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
 
     The current name scope is put in front of the name; if the name is taken, a number is appended. The variable is a
     reference variable if resource variables and control flow v2 are both disabled and no `tf.distribute` strategy is

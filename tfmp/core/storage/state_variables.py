@@ -53,7 +53,8 @@ class StateVariables(tf.Module, Generic[State]):
         """
         if self._hosted:
             raise ValueError(
-                "the loss-scale manager keeps its state in another Keras optimizer already: make a manager for each."
+                "the loss-scale manager or spike detector keeps its state in another Keras optimizer already: make one "
+                "for each."
             )
         with tf.init_scope():
             present = self._like(value.numpy() for value in self._read(self.create()))
