@@ -182,3 +182,10 @@ def test_rule_is_the_same_in_a_function_and_in_xla() -> None:
     for compiled in (tf.function(run), tf.function(run, jit_compile=True)):
         for one, other in zip(run(), compiled(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_detector_that_is_stored_in_an_optimizer_is_refused_by_another() -> None:
+    detector = tfmp.SpikeDetector()
+    detector.store_in(lambda name, value: tf.Variable(value, name=name))
+    with pytest.raises(ValueError, match="in another Keras optimizer already: make a detector for each"):
+        detector.store_in(lambda name, value: tf.Variable(value, name=name))

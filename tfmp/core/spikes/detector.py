@@ -212,6 +212,10 @@ class SpikeDetector(tf.Module):
         Raises:
             ValueError: Another optimizer already holds the state: each optimizer needs a detector of its own.
         """
+        if self.state_of(0).is_hosted:
+            raise ValueError(
+                "the spike detector keeps its state in another Keras optimizer already: make a detector for each."
+            )
         self.state_of(0).store_in(add_variable)
         self._count.state.store_in(add_variable)
 

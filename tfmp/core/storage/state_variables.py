@@ -46,6 +46,11 @@ class StateVariables(tf.Module, Generic[State]):
         self.values: State | None = None
         self._hosted = False
 
+    @property
+    def is_hosted(self) -> bool:
+        """True if the state of eager code is in variables of a host."""
+        return self._hosted
+
     def store_in(self, add_variable: AddVariable) -> None:
         """Move the state of eager code, with its current values, into variables of a host that saves them.
 
@@ -53,8 +58,7 @@ class StateVariables(tf.Module, Generic[State]):
         """
         if self._hosted:
             raise ValueError(
-                "the loss-scale manager or spike detector keeps its state in another Keras optimizer already: make one "
-                "for each."
+                "the loss-scale manager keeps its state in another Keras optimizer already: make a manager for each."
             )
         with tf.init_scope():
             present = self._like(value.numpy() for value in self._read(self.create()))
