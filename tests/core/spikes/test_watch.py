@@ -29,7 +29,7 @@ def test_detector_of_an_optimizer_that_is_gone_can_be_used_again() -> None:
     detector = tfmp.SpikeDetector()
     SpikeWatch(detector)
     gc.collect()
-    SpikeWatch(detector)
+    assert SpikeWatch(detector).detector is detector
 
 
 @pytest.mark.graph

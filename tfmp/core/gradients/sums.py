@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.dtypes import HALF_TYPES
+from tfmp.core.gradients.arithmetic import widen
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import place_of_ops, within_xla_for_cpu
 
@@ -32,7 +32,7 @@ def _half_of_square_sum(values: tf.Tensor) -> tf.Tensor:
     here = place_of_ops()
     place, half_of_sum = getattr(values, _HALF_OF_SQUARE_SUM, (None, None))
     if place != here:
-        wide = tf.cast(values, tf.float32) if values.dtype in HALF_TYPES else values
+        wide = widen(values)
         half_of_sum = weighted_sum(tf.square(wide), 0.5) if within_xla() else tf.nn.l2_loss(wide)
         # A value from eager code may outlive the graph, and would keep it.
         if tf.executing_eagerly() or tf.is_symbolic_tensor(values):

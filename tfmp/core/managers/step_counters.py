@@ -62,7 +62,7 @@ class LossScaleStatus(NamedTuple):
             from `last_step_applied` with `overflow_drops="micro_batch"`, where a step is applied without the
             micro-batches that overflowed, and with `skip_spikes`, where a finite step is skipped as a spike.
         attempted_steps: Steps that were applied or skipped; int64.
-        applied_steps: Steps whose gradients were finite on every replica; int64.
+        applied_steps: Steps that were applied; int64.
         skipped_steps: Steps that were not applied; int64.
         consecutive_skipped_steps: Skipped steps since the last applied one; int64.
     """

@@ -190,7 +190,6 @@ class SpikeDetector(tf.Module):
         return load
 
     def _validated_state(self, state: Mapping[str, Any]) -> SpikeState:
-        initial = self._initial_state()
         if not isinstance(state, Mapping) or set(state) != set(SpikeState._fields):
             raise TypeError(f"a state must have the entries {', '.join(SpikeState._fields)}, got {state!r}.")
         norms = [settings.at_least_0("spike_window", norm) for norm in state["spike_window"]]
@@ -199,7 +198,7 @@ class SpikeDetector(tf.Module):
                 f"spike_window must have {self._window_length} norms, got {len(norms)}: as many as window."
             )
         counts = [settings.count(name, state[name], least=0) for name in SpikeState._fields[1:]]
-        return SpikeState(np.array(norms, initial.spike_window.dtype), *map(np.int32, counts))
+        return SpikeState(np.array(norms), *map(np.int32, counts))
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Keep the state in variables of a Keras optimizer, so that Keras saves them with the model.

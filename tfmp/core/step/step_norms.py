@@ -18,6 +18,7 @@ from tfmp.core.step.facts import WantedNorm
 from tfmp.core.step.measured import Measured
 from tfmp.core.step.update import Update
 from tfmp.core.storage.by_variables import ByVariables
+from tfmp.core.storage.graph_variables import in_graph_itself
 from tfmp.core.storage.state_variables import NotCheckpointed
 from tfmp.types import Done, Gradients
 
@@ -71,12 +72,7 @@ class StepNorms(NotCheckpointed):
         """Whether somebody wants to know the norm of the step that is being built."""
         if self.last is not None:
             return WantedNorm.YES
-        if tf.executing_eagerly():
-            return WantedNorm.NO
-        graph = tf.compat.v1.get_default_graph()
-        with tf.init_scope():
-            is_fetchable = not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph
-        return WantedNorm.WITHOUT_EXCHANGE if is_fetchable else WantedNorm.NO
+        return WantedNorm.WITHOUT_EXCHANGE if in_graph_itself() else WantedNorm.NO
 
     def measure(self, update: Update, is_usable: tf.Tensor) -> StepNorm | None:
         """Return the norm of a step, which need not be right if it is not usable; None if nobody wants to know it."""
@@ -86,23 +82,23 @@ class StepNorms(NotCheckpointed):
         look = None if self.spikes is None else self.spikes.look(update.adapter.optimizers, norm)
         return StepNorm(norm, look)
 
-    def store(self, measured: StepNorm, result: StepResult, update: Update) -> Done:
+    def store(self, step_norm: StepNorm, result: StepResult, update: Update) -> Done:
         """Store the norm of a step, infinite or NaN if a gradient overflowed; called on each replica."""
-        norm = measured.norm
+        norm, look = step_norm
         # An overflow need not show in the norm: an accumulator leaves out the micro-batches that overflowed.
         is_right = tf.logical_or(result.usable, tf.logical_not(tf.math.is_finite(norm)))
         shown = tf.where(is_right, norm, tf.constant(np.inf, norm.dtype))
 
-        def store() -> Done:
-            self._record_in_graph(shown, result.usable)
-            looked = [] if measured.look is None else [measured.look.store(result)]
-            return tf.group(*([] if self.last is None else [self.last.store(shown)]), *looked)
+        def keep() -> Done:
+            return tf.group(*self._keep(shown, result.usable), *([] if look is None else [look.store(result)]))
 
-        return update.distribution.once(store)
+        return update.distribution.once(keep)
 
-    def _record_in_graph(self, norm: tf.Tensor, of_step: tf.Tensor) -> None:
+    def _keep(self, norm: tf.Tensor, of_step: tf.Tensor) -> list[Done]:
+        """Store a norm, and let it be fetched from a graph with the step that computes `of_step`."""
         if not tf.executing_eagerly():
             record_norm(RecordedNorm(self._manager, self, norm, of_step.op))
+        return [] if self.last is None else [self.last.store(norm)]
 
     def describe_spike(self, update: Update, look: Look, held: Gradients) -> Done:
         """Store which gradients made a step a spike; called on each replica, if it was skipped as one."""
@@ -126,12 +122,7 @@ class StepNorms(NotCheckpointed):
         if wanted is WantedNorm.WITHOUT_EXCHANGE and not is_summed:
             return None
         norm = Measured(grads, None, is_summed).norm([], distribution())
-
-        def store() -> Done:
-            self._record_in_graph(norm, norm)
-            return tf.group(*([] if self.last is None else [self.last.store(norm)]))
-
-        return distribution().once(store)
+        return distribution().once(lambda: tf.group(*self._keep(norm, norm)))
 
     def read(self) -> tf.Tensor:
         """Return the norm of the last step; in a graph, a tensor to fetch together with the step."""

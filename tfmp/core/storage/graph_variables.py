@@ -79,10 +79,16 @@ def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
 def at_top_level_of_graph() -> bool:
     """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals."""
     graph = tf.compat.v1.get_default_graph()
+    return in_graph_itself() and not control_dependencies(graph) and control_flow_context(graph) is None
+
+
+def in_graph_itself() -> bool:
+    """Return whether an op made now would be in a graph, and not in a function: in one of its own, or of eager code."""
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():
-        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not graph:
-            return False
-    return not control_dependencies(graph) and control_flow_context(graph) is None
+        return not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph
 
 
 #: All replicas assign the same value, so a mirrored variable takes the first replica's value instead of reducing them.

@@ -80,12 +80,12 @@ class SavedAsInner:
 
 
 class StateInFiles:
-    """The wrapper's own variables in Keras' files: the loss scale, the counters, and the sums of an unfinished window.
+    """The wrapper's own variables in Keras' files: of the loss scale, the counters, an unfinished window, and spikes.
 
     Keras' walk comes to this object, an attribute of the wrapper, if it is one of the objects that Keras saves. So each
     front-end has a subclass of this class and of `keras.losses.Loss`, which is the simplest of these. The variables of
-    a window are there after `build`. `continue_at` gets the scale and the count of finite steps that a manager of
-    another class saved.
+    a window and of a spike detector are there after `build`. `continue_at` gets the scale and the count of finite steps
+    that a manager of another class saved.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], continue_at: Callable[[float, int], None]) -> None:
