@@ -131,3 +131,39 @@ def test_window_of_norms_is_restored_exactly(
     assert [state.counts for state in expected] == [[10, 1, 1], [11, 1, 1], [12, 1, 1], [12, 2, 2]]
     if mode == "function":
         assert resumed.ours.spike_detector.state_dict() == saved.ours.spike_detector.state_dict()
+
+
+@pytest.mark.home("tf221")
+@pytest.mark.parametrize("together", [False, True], ids=["each", "together"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_optimizers_of_a_scaler_skip_spikes_that_one_replica_has(
+    together: bool, mode: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        weights = [tf.Variable([0.0], name=name) for name in ("generator", "critic")]
+        optimizers = [tf.compat.v1.train.GradientDescentOptimizer(1.0) for _ in weights]
+        scaler = tfmp.GradScaler(manager=manager(), skip_spikes=tfmp.SpikeDetector(max_norm=10))
+
+    def step(fed: tf.Tensor) -> None:
+        grads = tf.unstack(tf.gather(fed, tf.distribute.get_replica_context().replica_id_in_sync_group))
+        scale = scaler.scale(tf.ones([]))
+        pairs = [[(tf.reshape(grad, [1]) * scale, weight)] for grad, weight in zip(grads, weights, strict=True)]
+        if together:
+            scaler.step_all(list(zip(optimizers, pairs, strict=True)))
+        else:
+            for optimizer, own in zip(optimizers, pairs, strict=True):
+                scaler.step(optimizer, own)
+        scaler.update()
+
+    def run(fed: tf.Tensor) -> None:
+        two_replicas.run(step, args=(fed,))
+
+    train = run if mode == "eager" else tf.function(run)
+    for fed in ([[1.0, 2.0], [1.0, 2.0]], [[1.0, 2.0], [99.0, 2.0]], [[8.0, 1.0], [-7.0, 1.0]]):
+        train(tf.constant(fed))
+    # The generator skips the second step, on both replicas; the critic skips it too if they step together.
+    for replica in range(2):
+        values = [two_replicas.experimental_local_results(weight)[replica].numpy().tolist() for weight in weights]
+        assert values == [[-3.0], [-6.0 if together else -10.0]]
+    assert (int(scaler.applied_steps), int(scaler.skipped_steps), int(scaler.skipped_spikes)) == (2, 1, 1)
+    assert float(scaler.loss_scale) == SCALE
