@@ -12,6 +12,8 @@ _MARKERS = {
     "library(package)": "needs a package that the tox environment `legacy` installs",
     "essential(*cases)": "also runs on the other versions of TensorFlow, Keras and Python; with cases, those of its "
     "cases whose ids begin with one of them; with None, no case, whatever its module says",
+    "works_with(library)": "is about a library, a `table.Library`, for the tables of docs/reference/works_with.md",
+    "feature(name, model)": "is about this column of these tables; the row is the model, by default the parameter `model`",
     "home(name)": "runs in the tox environment of this name, in others only if it is essential; with None, in all",
 }
 
@@ -26,6 +28,9 @@ _HOMES = {
     "tests/benchmarks/": "tf216",
     "tests/hosts/": "tf221",
     "tests/legacy_libraries/": "legacy",
+    "tests/works_with/test_keras_": "works_with_keras3",
+    "tests/works_with/test_page.py": "tf216",
+    "tests/works_with/": "works_with_keras2",
     "tests/core/": "tf216",
     "tests/docs/test_recipes.py": "tf221",
     "tests/docs/test_tutorials.py": "docs",
