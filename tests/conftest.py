@@ -13,7 +13,7 @@ _MARKERS = {
     "essential(*cases)": "also runs on the other versions of TensorFlow, Keras and Python; with cases, those of its "
     "cases whose ids begin with one of them; with None, no case, whatever its module says",
     "works_with(library)": "is about a library, a `table.Library`, for the tables of docs/reference/works_with.md",
-    "feature(name, model)": "is about this column of these tables, and this row, by default that of the parameter model",
+    "feature(name, model)": "is about this column of these tables, and this row: by default, the parameter `model`",
     "home(name)": "runs in the tox environment of this name, in others only if it is essential; with None, in all",
 }
 
