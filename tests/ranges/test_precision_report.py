@@ -115,12 +115,27 @@ def test_layer_is_found_by_its_name() -> None:
         report["tail"]
 
 
+@pytest.mark.parametrize(
+    ("already", "remaining", "sentence"),
+    [
+        (["norm"], ["dense"], "In float32 already: norm; what remains is dense."),
+        (["norm", "dense"], [], "In float32 already: norm, dense; nothing else must be."),
+    ],
+    ids=["remains", "confirmed"],
+)
+def test_what_is_in_float32_already_does_not_remain(already: list[str], remaining: list[str], sentence: str) -> None:
+    report = _report(already_float32=already)
+    assert (report.keep_float32, report.remaining) == (["dense"], remaining)
+    assert sentence in str(report).splitlines()
+
+
 def test_data_hold_all_that_json_can_hold() -> None:
     report = _report(float16_loss=math.nan)
     data = report.to_dict()
     assert json.loads(report.to_json()) == data == json.loads(json.dumps(data))
     assert [data[name] for name in ("suggested_loss_scale", "batches", "loss", "float16_loss")] == [2048, 2, 1.5, "nan"]
     assert (data["keep_float32"], data["far_off"], data["bfloat16_needs_scaling"]) == (["dense"], ["head"], False)
+    assert (data["already_float32"], data["remaining"]) == ([], ["dense"])
     assert data["layers"][1] == {
         "name": "dense",
         "activations": {"2": 4},

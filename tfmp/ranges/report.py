@@ -4,10 +4,12 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfmp.core import settings
+from tfmp.mixed_precision.levels.existing_models import PolicyReport, set_precision
 from tfmp.ranges.histogram import RangeHistogram
 
 
@@ -68,6 +70,7 @@ class PrecisionReport:
         float16_error: Why the model cannot be run in float16, as TensorFlow or Keras says it; None if it can.
         keeping_fails: Whether that is so only if the layers in `keep_float32` are in float32: the model's own code then
             combines the two types. No level of precision can help there.
+        already_float32: The names of the layers that a model in half precision computes in float32 already.
 
     Provisional: a minor version may change the attributes.
     """
@@ -80,6 +83,7 @@ class PrecisionReport:
     float16_loss: float | None
     float16_error: str | None = None
     keeping_fails: bool = False
+    already_float32: Sequence[str] = ()
 
     @property
     def keep_float32(self) -> list[str]:
@@ -87,9 +91,54 @@ class PrecisionReport:
         return [layer.name for layer in self.layers if layer.keep_float32]
 
     @property
+    def remaining(self) -> list[str]:
+        """Those of `keep_float32` that a model in half precision does not compute in float32 yet."""
+        return [name for name in self.keep_float32 if name not in self.already_float32]
+
+    @property
     def far_off(self) -> list[str]:
         """The names of the layers whose gradients in float16 are far from those in float32."""
         return [layer.name for layer in self.layers if layer.far_off]
+
+    def apply(self, model: Any, level: str = "O2") -> PolicyReport:  # noqa: ANN401 - a model of any Keras
+        """Set a level of precision on the model, by `tfmp.set_precision`, with what must be in float32 in float32.
+
+        These are the layers in `keep_float32` and those in `already_float32`. Check the model again afterwards: the
+        second report is about the model as it is then. If its `remaining` is not empty, apply it, too.
+
+        Args:
+            model: The model of Keras that was checked, or another one with layers of the same names.
+            level: "O2", or another level for float16.
+
+        Returns:
+            What each layer computed in, and computes in now.
+
+        Raises:
+            ValueError: The model cannot be run in float16; or as for `tfmp.set_precision`.
+
+        Examples:
+            >>> import keras, tfmp
+            >>> import tensorflow as tf
+            >>> layers = [keras.layers.Dense(4, name="body"), keras.layers.Rescaling(1e6, name="huge")]
+            >>> model = keras.Sequential([keras.Input([3]), *layers], name="net")
+            >>> batches = [(tf.ones([8, 3]), tf.zeros([8, 4]))]
+            >>> report = tfmp.check_precision(model, "mse", batches, progress=False)
+            >>> print(report.apply(model))
+            layer  before   O2
+            net    float32  mixed_float16
+            body   float32  mixed_float16
+            huge   float32  float32        in keep_float32
+            >>> second = tfmp.check_precision(model, "mse", batches, progress=False)
+            >>> second.keep_float32, second.already_float32, second.remaining
+            (['huge'], ['huge'], [])
+        """
+        if self.float16_error is not None:
+            raise ValueError(
+                "the model cannot be run in float16, so no level was set. Nothing overflows in bfloat16 that does not in "
+                f'float32: tfmp.set_precision(model, "O2-bfloat16"). {self.float16_error}'
+            )
+        names = dict.fromkeys([*self.already_float32, *self.keep_float32])
+        return set_precision(model, level, keep_float32=map(_pattern, names))
 
     def __getitem__(self, name: str) -> LayerPrecision:
         """Return what was found of a layer.
@@ -130,6 +179,7 @@ class PrecisionReport:
             **values,
             "layers": [layer.to_dict() for layer in self.layers],
             "keep_float32": self.keep_float32,
+            "remaining": self.remaining,
             "far_off": self.far_off,
         }
 
@@ -199,8 +249,16 @@ class PrecisionReport:
             found.append("The model was not run in float16: pass in_float16 to compare its gradients.")
         else:
             found.append(f"Loss: {self.loss:.6g} in float32, {self.float16_loss:.6g} in float16.")
+            if self.already_float32:
+                remains = f"what remains is {', '.join(self.remaining)}" if self.remaining else "nothing else must be"
+                found.append(f"In float32 already: {', '.join(self.already_float32)}; {remains}.")
         needs = "also needs a loss scale" if self.bfloat16_needs_scaling else "needs no loss scale"
         return [*found, f"bfloat16 {needs}."]
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return what matches a layer by the name that a report gives it, which may be numbered."""
+    return re.compile("|".join(map(re.escape, {name, re.sub(r" \(\d+\)$", "", name)})))
 
 
 def _exponents(histogram: RangeHistogram) -> str:
@@ -238,4 +296,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
         return value.to_dict()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, tuple):
+        return list(value)
     return value

@@ -156,13 +156,18 @@ def test_overflow_between_two_layers_is_told_from_one_within_a_layer(
 
 @for_every_keras()
 def test_model_that_cannot_run_in_float16_has_a_report_of_float32(keras: ModuleType) -> None:
-    class OnlyFloat32(keras.layers.Layer):  # type: ignore[name-defined]
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            if x.dtype == tf.float16:
-                raise TypeError("no float16, please")
-            return x
+    class OnlyFloat32(keras.Model):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = _layer_of_ones(keras, name="first")
 
-    model = keras.Sequential([keras.Input([1]), _layer_of_ones(keras, name="first"), OnlyFloat32(name="only")])
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            returned = self.first(x)
+            if returned.dtype == tf.float16:
+                raise TypeError("no float16, please")
+            return returned
+
+    model = OnlyFloat32()
     model(np.ones([2, 1], np.float32))
     before = state(model)
     report = check(model, _as_float32, [(np.ones([2, 1]), np.ones([2, 1]))])
@@ -172,6 +177,70 @@ def test_model_that_cannot_run_in_float16_has_a_report_of_float32(keras: ModuleT
     assert "The model cannot be run in float16, so its gradients were not compared. TypeError: " in str(report)
     assert "no float16, please" in report.to_dict()["float16_error"]
     assert state(model) == before
+    with pytest.raises(ValueError, match=r'so no level was set.*set_precision\(model, "O2-bfloat16"\)\. TypeError: '):
+        report.apply(model)
+
+
+@for_every_keras()
+def test_layer_whose_code_fails_in_float16_is_kept(keras: ModuleType) -> None:
+    class OnlyFloat32(keras.layers.Layer):  # type: ignore[name-defined]
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return x * tf.constant([2.0])
+
+    layers = [_layer_of_ones(keras, name="first"), OnlyFloat32(name="only"), _layer_of_ones(keras, name="last")]
+    model = keras.Sequential([keras.Input([1]), *layers])
+    model(np.ones([2, 1], np.float32))
+    report = check(model, _as_float32, [(np.ones([2, 1]), np.ones([2, 1]))])
+    assert (report.keep_float32, report.far_off, report.float16_error) == (["only"], [], None)
+    assert "Keep only in float32: its code fails in float16." in str(report)
+    # What the report says can be done.
+    report.apply(model)
+    assert [layer.compute_dtype for layer in layers] == ["float16", "float32", "float16"]
+    assert float(model(np.ones([1, 1], np.float32))[0, 0]) == 2
+
+
+@for_every_keras()
+def test_layer_is_not_kept_for_what_another_layer_computed(keras: ModuleType) -> None:
+    """As T5 hands on the biases of attention, in which masked positions are -1e9."""
+
+    class Biases(keras.layers.Layer):  # type: ignore[name-defined]
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return tf.cast(x, tf.float32) - 1e9
+
+    class Block(keras.layers.Layer):  # type: ignore[name-defined]
+        def __init__(self, name: str) -> None:
+            super().__init__(name=name)
+            self.dense, self.biases = keras.layers.Dense(4, name=f"dense_of_{name}"), Biases(name=f"biases_of_{name}")
+
+        def call(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return self.dense(x), self.biases(x)
+
+    inputs = keras.Input([4])
+    first, biases = Block("block")(inputs)
+    model = keras.Model(inputs, [keras.layers.Dense(1, name="head")(first), biases])
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        return _mse(tf.cast(outputs[0], tf.float32), labels)
+
+    report = check(with_given_weights(model), loss, [data()])
+    assert (report.keep_float32, report.far_off) == (["biases_of_block"], [])
+
+
+@for_every_keras()
+def test_second_look_confirms_what_was_applied_or_says_what_remains(keras: ModuleType) -> None:
+    layers = [_layer_of_ones(keras, name="first"), multiplying(keras, 1e5, "huge"), multiplying(keras, 2**-17, "next")]
+    model = keras.Sequential([keras.Input([1]), *layers, _layer_of_ones(keras, name="last")])
+    batches = [(np.ones([2, 1]), np.ones([2, 1]))]
+    report = check(model, _as_float32, batches)
+    assert (report.remaining, report.already_float32) == (["huge", "next"], [])
+    tfmp.set_precision(model, "O2", keep_float32=["next"])
+    second = check(model, _as_float32, batches)
+    assert (second.remaining, second.already_float32) == (["huge"], ["next"])
+    policies = {layer.name: layer.now for layer in second.apply(model).layers[1:]}
+    assert policies == {"first": "mixed_float16", "huge": "float32", "next": "float32", "last": "mixed_float16"}
+    third = check(model, _as_float32, batches)
+    assert (third.remaining, third.already_float32, third.far_off) == ([], ["huge", "next"], [])
+    assert "In float32 already: huge, next; nothing else must be." in str(third)
 
 
 @for_every_keras()

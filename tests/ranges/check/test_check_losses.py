@@ -133,3 +133,52 @@ def test_arrays_of_float64_are_taken_as_fit_takes_them(keras: ModuleType) -> Non
     x, y = data()
     reports = [check(model, "mse", [(dtype(x), dtype(y))]) for dtype in (np.float64, np.float32)]
     assert reports[0].to_json() == reports[1].to_json()
+
+
+def _classifier(keras: ModuleType, gap: float) -> Any:
+    """A model that returns a softmax of logits of which one exceeds the others by `gap`."""
+    layers = [keras.layers.Dense(4, "relu", name="hidden"), keras.layers.Dense(3, "softmax", name="probabilities")]
+    model = keras.Sequential([keras.Input([4]), *layers])
+    kernel = np.zeros([4, 3], np.float32)
+    kernel[0, 0], kernel[1] = gap, [0.1, 0.2, -0.3]
+    model.set_weights([np.eye(4), np.zeros(4), kernel, np.zeros(3)])
+    return model
+
+
+def _cross_entropy(labels: Any, probabilities: Any) -> Any:
+    found = tf.gather(tf.cast(probabilities, tf.float32), labels, batch_dims=1)
+    return -tf.math.log(tf.clip_by_value(found, 1e-12, 1))
+
+
+_PROBABILITY_IS_SMALL = "with its output in float16, the loss scale can be at most 1"
+_PROBABILITY_IS_ZERO = "with its output in float16, 1 more layer is far off, and the loss scale can be at most 1"
+
+
+@pytest.mark.parametrize(
+    ("gap", "reason"),
+    [(1.0, None), (12.7, _PROBABILITY_IS_SMALL), (20.0, _PROBABILITY_IS_ZERO)],
+    ids=["fits", "small", "rounded-to-0"],
+)
+@for_every_keras()
+def test_output_stays_in_float32_where_the_loss_cannot_do_with_its_rounding(
+    keras: ModuleType, gap: float, reason: str | None
+) -> None:
+    """The gradient of a cross-entropy for a probability p is 1 / p."""
+    model, x = _classifier(keras, gap), np.ones([8, 4], np.float32)
+    x[:, 1] = np.linspace(0.5, 1, 8)
+    labels = np.array([0, 1, 2, 0, 1, 2, 0, 1])
+    report = check(model, _cross_entropy, [(x, labels)])
+    assert report.keep_float32 == ([] if reason is None else ["probabilities"])
+    assert report["probabilities"].keep_float32 == reason
+    assert report.far_off == []
+    assert report.suggested_loss_scale >= 256
+
+
+@for_every_keras()
+def test_output_is_not_kept_where_that_does_not_help(keras: ModuleType) -> None:
+    """The output of the hidden layer is what float16 rounds too much."""
+    hidden = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="hidden")
+    model = keras.Sequential([keras.Input([1]), hidden, keras.layers.Dense(1, kernel_initializer="ones", name="o")])
+    batch = (np.full([4, 1], 1.25 * 2.0**-23, np.float32), np.ones([4, 1], np.float32))
+    report = check(model, lambda labels, outputs: labels * tf.cast(outputs, tf.float32) * 2**20, [batch], tolerance=0.1)
+    assert (report.keep_float32, report.far_off) == ([], ["hidden", "o"])

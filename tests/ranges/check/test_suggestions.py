@@ -59,20 +59,26 @@ def _measured(largest: float) -> Measured:
 
 
 def _of(**largest: float) -> dict[str, dict[str, Measured]]:
-    kinds = ("inputs", "outputs", "weights")
+    kinds = ("cast_inputs", "own_outputs", "weights")
     return {kind: {"layer": _measured(largest[kind])} if kind in largest else {} for kind in kinds}
 
 
 @pytest.mark.parametrize(
     ("largest", "expected"),
     [
-        ({"outputs": 65519.0, "inputs": 65519.0, "weights": 65519.0}, None),
-        ({"outputs": 65520.0}, "its activations reach 6.55e+04, and float16 ends at 65504"),
-        ({"inputs": 1e6}, "its input reaches 1e+06, and float16 ends at 65504"),
+        ({"own_outputs": 65519.0, "cast_inputs": 65519.0, "weights": 65519.0}, None),
+        ({"own_outputs": 65520.0}, "its activations reach 6.55e+04, and float16 ends at 65504"),
+        ({"cast_inputs": 1e6}, "its input reaches 1e+06, and float16 ends at 65504"),
         ({"weights": 3e5}, "its weights reach 3e+05, and float16 ends at 65504"),
-        ({"outputs": 1e5, "inputs": 1e6, "weights": 1e7}, "its activations reach 1e+05, and float16 ends at 65504"),
-        ({"outputs": 1.0, "inputs": 1e6, "weights": 1e7}, "its input reaches 1e+06, and float16 ends at 65504"),
-        ({"outputs": float("inf")}, "its activations reach inf, and float16 ends at 65504"),
+        (
+            {"own_outputs": 1e5, "cast_inputs": 1e6, "weights": 1e7},
+            "its activations reach 1e+05, and float16 ends at 65504",
+        ),
+        (
+            {"own_outputs": 1.0, "cast_inputs": 1e6, "weights": 1e7},
+            "its input reaches 1e+06, and float16 ends at 65504",
+        ),
+        ({"own_outputs": float("inf")}, "its activations reach inf, and float16 ends at 65504"),
         ({}, None),
     ],
 )

@@ -43,6 +43,11 @@ class GradientComparison:
             sums = sum(map(_sums, grads, in_float16[name]), start=np.zeros(4))
             self._sums[name] = self._sums.get(name, np.zeros(4)) + sums
 
+    def far_off(self, tolerance: float) -> list[str]:
+        """Return the names of the layers whose gradients differ by more than this part of their norm."""
+        agreements = {name: self.agreement(name) for name in self._sums}
+        return [name for name, each in agreements.items() if each is not None and not each.relative_error <= tolerance]
+
     def agreement(self, name: str) -> GradientAgreement | None:
         """Return how far the gradients of a layer are from each other; None if there are none to compare."""
         if name not in self._sums or self._sums[name][0] == 0:

@@ -20,6 +20,7 @@ from tfmp.hosts.keras.layers import (
     layers_of,
     paths_within,
 )
+from tfmp.hosts.keras.which import is_keras2
 from tfmp.ranges.check import around_keras
 from tfmp.ranges.check.model_runs import (
     ModelRun,
@@ -60,14 +61,16 @@ class KerasModel:
         self._may_be_half = {id(layer) for layer in computes_in_half or self._layers}
         # Layers that keep their types. They are an obstacle only if the model calls them.
         self._of_other_types = {id(layer) for layer in self._layers if _is_of_other_type(keras, layer)}
+        #: Those of the last run.
+        self._calls = _Calls(keras, self._names)
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the model takes
         """Run a batch of `fit` forward and backward, as in training, but for the layers that draw random numbers."""
-        calls = _Calls(self._keras, self._names)
+        calls = self._calls = _Calls(self._keras, self._names)
         with self._prepared(precision, calls) as sources:
             with tf.GradientTape() as tape:
                 tape.watch([source for source in sources if not isinstance(source, tf.Variable)])
-                loss = self._loss(batch)
+                loss, returned = self._loss(batch)
                 scaled = loss * precision.loss_scale
             self._refuse_other_types(calls)
             # Layers may be called again while the gradients are computed, in order to compute activations again.
@@ -83,19 +86,31 @@ class KerasModel:
             output_gradients=by_name((name, grad) for (name, _), grad in zip(outputs, of_outputs, strict=True)),
             weights=by_name(zip(names, map(tf.convert_to_tensor, sources), strict=True)),
             weight_gradients=by_name(zip(names, of_variables, strict=True)),
+            cast_inputs=by_name(calls.cast_inputs),
+            own_outputs=by_name(calls.own_outputs),
         )
-        return eager_run(tensors, precision.loss_scale)
+        returning = {name for name, tensor in outputs if any(tensor is each for each in returned)}
+        return eager_run(tensors, precision.loss_scale)._replace(returning=frozenset(returning))
 
-    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield the names of the layers that hold some layers, with the name of one that they hold, floor by floor."""
+    @property
+    def already_float32(self) -> Sequence[str]:
+        """The names of the layers that a model in half precision computes in float32."""
+        kept = [layer for layer in self._layers if id(layer) not in self._may_be_half | self._of_other_types]
+        return [self._names[id(layer)] for layer in kept if id(layer) in self._names]
+
+    def failed_in(self, kept: Collection[str]) -> tuple[str, str | None] | None:
+        """Return the layer to keep in float32, too, after an error: that whose code failed, or that holds this one."""
         holder_of = {id(inner): layer for layer in self._layers for inner in layers_directly_in(layer)}
-        floor = [layer for layer in self._layers if self._name(layer) in names]
-        while True:
-            held = [(holder_of[id(layer)], layer) for layer in floor if id(layer) in holder_of]
-            floor = [holder for holder, _ in held if holder is not self._model]
-            if not floor:
-                return
-            yield {self._name(holder): self._name(inner) for holder, inner in held if holder is not self._model}
+        named = [layer for layer in self._layers if self._name(layer) in kept]
+        in_float32 = {id(inner) for layer in named for inner in layers_of(layer)}
+        layer = self._calls.failed
+        while id(layer) in in_float32:
+            layer = holder_of.get(id(layer), self._model)
+        if layer is None or layer is self._model:
+            return None
+        inside = {id(inner) for inner in layers_of(layer)}
+        used = next((self._name(each) for each in named if id(each) in inside), None)
+        return self._name(layer), used
 
     def _name(self, layer: _Keras) -> str:
         # Models are not looked at, but may be kept.
@@ -127,17 +142,18 @@ class KerasModel:
     def _refuse_other_types(self, calls: "_Calls") -> None:
         _refuse([layer for layer in self._layers if id(layer) in self._of_other_types & calls.called])
 
-    def _loss(self, batch: Any) -> tf.Tensor:  # noqa: ANN401 - whatever the model takes
-        """Return the loss of a batch as `fit` would compute it, a float32 scalar that is not scaled."""
+    def _loss(self, batch: Any) -> tuple[tf.Tensor, list[Any]]:  # noqa: ANN401 - what the model takes
+        """Return the loss that `fit` would compute, a float32 scalar that is not scaled, and the model's outputs."""
         x, y, weights = self._keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_tensor, batch))
         outputs = self._model(x, training=True)
+        returned = tf.nest.flatten(outputs)
         if self._loss_fn is None:
             loss = around_keras.compiled_loss(self._keras, self._model, x=x, y=y, y_pred=outputs, sample_weight=weights)
             if loss is None:
                 raise ValueError(f"the model {self._model.name!r} was compiled without a loss, and adds none.")
-            return arithmetic.widen(loss)
+            return arithmetic.widen(loss), returned
         added = [tf.cast(loss, tf.float32) for loss in self._model.losses]
-        return tf.add_n([*self._loss_terms(self._loss_fn, y, outputs, weights), *added])
+        return tf.add_n([*self._loss_terms(self._loss_fn, y, outputs, weights), *added]), returned
 
     def _loss_terms(self, loss_fn: Callable[..., Any], y: _Keras, outputs: _Keras, weights: _Keras) -> list[tf.Tensor]:
         """Return what a loss makes of the outputs, as float32 scalars."""
@@ -164,6 +180,11 @@ class _Calls:
         self.called: set[int] = set()
         self.inputs: list[tuple[str, tf.Tensor]] = []
         self.outputs: list[tuple[str, tf.Tensor]] = []
+        #: Those of these that Keras casts, and those that a layer has computed itself.
+        self.cast_inputs: list[tuple[str, tf.Tensor]] = []
+        self.own_outputs: list[tuple[str, tf.Tensor]] = []
+        #: The innermost layer whose call raised an error.
+        self.failed: _Keras | None = None
         #: How many layers are being called that were told not to train.
         self._not_training = 0
 
@@ -179,15 +200,25 @@ class _Calls:
             # The layers within it that draw no numbers train all the same.
             positional, kwargs = _with_training(call, args, kwargs, was=False, now=True)
         self._not_training += draws
+        calls_before = len(self.outputs)
         try:
             returned = call(*positional, **kwargs)
+        except Exception:
+            self.failed = self.failed or layer
+            raise
         finally:
             self._not_training -= draws
         name = self._names.get(id(layer))
         # Keras 2 also calls layers in a graph that it throws away, to learn the shapes of their results.
         if name is not None and tf.executing_eagerly():
-            self.inputs.extend((name, tensor) for tensor in _floating((args, kwargs)))
-            self.outputs.extend((name, tensor) for tensor in _floating(returned))
+            inputs, outputs = _floating((args, kwargs)), _floating(returned)
+            passed_on = {id(tensor) for tensor in [*inputs, *(inner for _, inner in self.outputs[calls_before:])]}
+            # Keras 2 casts the first argument only.
+            cast = _floating(args[:1]) if is_keras2(self._keras) else inputs
+            self.cast_inputs.extend((name, tensor) for tensor in cast)
+            self.own_outputs.extend((name, tensor) for tensor in outputs if id(tensor) not in passed_on)
+            self.inputs.extend((name, tensor) for tensor in inputs)
+            self.outputs.extend((name, tensor) for tensor in outputs)
         return returned
 
 

@@ -4,7 +4,7 @@ This is what models of Keras, functions and graphs have in common.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -46,6 +46,10 @@ class RunTensors(NamedTuple):
     #: The trained variables.
     weights: Named
     weight_gradients: Named
+    #: Of what layers take, what Keras casts to the type in which they compute.
+    cast_inputs: Named
+    #: Of what layers return, what they have computed: no input, and nothing that a layer within returned.
+    own_outputs: Named
 
 
 #: What is measured by name in each run.
@@ -74,10 +78,14 @@ class ModelRun(NamedTuple):
     output_gradients: dict[str, Measured]
     weights: dict[str, Measured]
     weight_gradients: dict[str, Measured]
+    cast_inputs: dict[str, Measured]
+    own_outputs: dict[str, Measured]
     #: The factor of all gradients here.
     loss_scale: float
     #: Those for the variables, as arrays.
     scaled_gradients: Mapping[str, Sequence[np.ndarray]]
+    #: The names of the layers that return the model's outputs.
+    returning: frozenset[str] = frozenset()
 
     @property
     def gradients(self) -> dict[str, list[np.ndarray]]:
@@ -99,10 +107,15 @@ class Subject(Protocol):
     def keeps_float32(self) -> bool:
         """Whether layers of it can stay in float32 while the others compute in float16."""
 
-    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield the names of what holds some layers, and could stay in float32, each with the name of one of these.
+    @property
+    def already_float32(self) -> Sequence[str]:
+        """The names of the layers that compute in float32 although others compute in half precision."""
 
-        What holds the layers directly comes first.
+    def failed_in(self, kept: Collection[str]) -> tuple[str, str | None] | None:
+        """Return the name of the layer to keep in float32, too, after the error of the last run, and why.
+
+        It is the layer whose code raised the error, or the one that holds it if it is kept. The second is the name of a
+        kept layer within it, if there is one. None if there is no layer to keep.
         """
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the user's code takes
@@ -166,7 +179,7 @@ def measurements(tensors: RunTensors) -> dict[str, Any]:
 
 def run_of(values: Mapping[str, Any], loss_scale: float) -> ModelRun:
     """Return a run from the values, as NumPy arrays, of what `measurements` returned."""
-    measured = {
+    measured: dict[str, Any] = {
         kind: {name: Measured(RangeHistogram(counts), float(largest)) for name, (counts, largest) in found.items()}
         for kind, found in values.items()
         if kind in _KINDS

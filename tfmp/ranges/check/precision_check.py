@@ -1,9 +1,10 @@
 """check_precision: what float16 would do to a model, before the training."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,21 +13,19 @@ from tfmp.core import settings
 from tfmp.core.log import visible_logger
 from tfmp.environment import installed
 from tfmp.hosts.keras.which import keras_of
-from tfmp.ranges.check.comparison import GradientComparison
+from tfmp.ranges.check.float16_runs import Float16Runs
 from tfmp.ranges.check.keras_models import KerasModel
-from tfmp.ranges.check.model_runs import IN_FLOAT32, ModelRun, Precision, Subject, Totals, weighted_mean
+from tfmp.ranges.check.model_runs import IN_FLOAT32, Subject, Totals, weighted_mean
 from tfmp.ranges.check.probed_code import Functions, GraphLoss
 from tfmp.ranges.check.random_state import global_seed_unchanged
 from tfmp.ranges.check.suggestions import (
     bfloat16_needs_scaling,
     reason_far_off,
     reason_to_keep_float32,
+    reason_to_return_float32,
     suggested_loss_scale,
 )
 from tfmp.ranges.report import LayerPrecision, PrecisionReport
-
-#: What a model raises whose own code is not for float16.
-_FAILURES = (TypeError, ValueError, tf.errors.OpError)
 
 
 def check_precision(
@@ -57,7 +56,8 @@ def check_precision(
         loss scale        2**(12 - e), if the largest gradient is from 2**e to 2**(e + 1): three bits below overflow;
                           half of that as long as gradients overflow in float16, but at least 1
         keep in float32   a layer whose inputs, outputs or weights reach 65520; then, in float16, the first layer that
-                          returns infinities or NaN for finite inputs, until there is none
+                          returns infinities or NaN for finite inputs, until there is none; and the layers that return
+                          the model's outputs, if gradients overflow or are far off, and are not with these in float32
         far off           a layer whose gradients differ from those in float32 by more than `tolerance` of their norm
 
     Args:
@@ -182,13 +182,8 @@ class _Check:
         self._tolerance = tolerance
         self._progress = progress
         self._totals = Totals()
-        self._scale = 1.0
-        self._comparison = GradientComparison()
-        #: Why layers are kept in float32, by their names.
-        self._kept: dict[str, str] = {}
-        #: Why the model could not be run in float16, and whether that is so only with layers kept in float32.
-        self._float16_error: str | None = None
-        self._keeping_fails = False
+        #: The names of the layers that return the model's outputs.
+        self._returning: frozenset[str] = frozenset()
 
     def report(self) -> PrecisionReport:
         """Run all batches and return the report."""
@@ -201,22 +196,19 @@ class _Check:
             )
         if gradients.exponents is None:
             raise ValueError("the loss has no gradients other than 0: there is nothing that float16 could lose.")
-        for name in self._totals.names():
-            reason = reason_to_keep_float32(name, self._totals.of)
-            if reason is not None:
-                self._kept[name] = reason
-        self._scale = suggested_loss_scale(self._totals.all_gradients(without=self._kept))
-        in_float16 = self._compare() if self._subject.has_float16 else []
+        reasons = {name: reason_to_keep_float32(name, self._totals.of) for name in self._totals.names()}
+        found = self._in_float16({name: reason for name, reason in reasons.items() if reason is not None})
         return PrecisionReport(
             # What is kept may be a model, which is not looked at by itself.
-            layers=[self._layer(name) for name in dict.fromkeys([*self._totals.names(), *self._kept])],
-            suggested_loss_scale=self._scale,
+            layers=[self._layer(name, found) for name in dict.fromkeys([*self._totals.names(), *found.kept])],
+            suggested_loss_scale=found.loss_scale,
             bfloat16_needs_scaling=bfloat16_needs_scaling(gradients),
             batches=len(self._batches),
             loss=sum(losses) / len(losses),
-            float16_loss=sum(in_float16) / len(in_float16) if in_float16 else None,
-            float16_error=self._float16_error,
-            keeping_fails=self._keeping_fails,
+            float16_loss=sum(found.losses) / len(found.losses) if found.losses else None,
+            float16_error=found.error,
+            keeping_fails=found.keeping_fails,
+            already_float32=self._subject.already_float32,
         )
 
     def _shown(self, precision: str) -> Iterable[Any]:
@@ -234,70 +226,33 @@ class _Check:
         if not math.isfinite(run.loss):
             raise ValueError(f"the loss is {run.loss} in float32 already, which no precision or loss scale can mend.")
         self._totals.add(run)
+        self._returning |= run.returning
         return run.loss
 
-    def _compare(self) -> list[float]:
-        """Run all batches in float32 and in float16, and compare their gradients; return the losses in float16.
-
-        Both begin anew when a layer is found to overflow or the loss scale to be too high. If the model cannot be run
-        in float16, there is nothing to compare.
-        """
-        while True:
-            self._comparison, losses = GradientComparison(), list[float]()
-            for batch in self._shown("float16"):
-                in_float32, in_float16 = self._subject.run(batch, IN_FLOAT32), self._run_in_float16(batch)
-                if in_float16 is None:
-                    self._comparison = GradientComparison()
-                    return []
-                if self._has_changed(in_float16):
-                    break
-                self._comparison.add(in_float32.gradients, in_float16.gradients)
-                losses.append(in_float16.loss)
-            else:
-                return losses
-
-    def _has_changed(self, run: ModelRun) -> bool:
-        """Keep one more layer in float32, or halve the scale, if a run in float16 shows that it must be so."""
-        name = self._first_overflowing(run)
-        if name is not None:
-            self._kept[name] = "in float16 it returns infinities or NaN for finite inputs"
-            return True
-        self._explain_overflow_between_layers(run)
-        # Where an activation is not finite, a lower scale does not help.
-        are_finite = all(measured.finite for measured in run.outputs.values()) and math.isfinite(run.loss)
-        if are_finite and self._scale > 1 and not all(each.finite for each in run.weight_gradients.values()):
-            self._scale /= 2
-            return True
-        return False
-
-    def _run_in_float16(self, batch: Any) -> ModelRun | None:  # noqa: ANN401 - whatever the user's code takes
-        try:
-            return self._subject.run(batch, self._in_float16())
-        except _FAILURES as error:
-            if not self._subject.keeps_float32:
-                # The user wrote what computes in float16.
-                raise
-            message = f"{type(error).__name__}: {error}"
-        # Code of the model may combine what a layer returns in float32 with float16. The layer with this code may then
-        # be kept as a whole.
-        for holders in self._subject.holders(self._kept):
-            run = self._tried(batch, self._kept.keys() | holders.keys())
-            if run is not None:
-                for holder, inner in holders.items():
-                    self._kept.setdefault(holder, f"it combines what {inner} returns in float32 with float16")
-                return run
-        self._float16_error = message
-        self._keeping_fails = bool(self._kept) and self._tried(batch, ()) is not None
-        return None
-
-    def _in_float16(self, keep_float32: Iterable[str] | None = None) -> Precision:
-        return Precision("float16", self._scale, frozenset(self._kept if keep_float32 is None else keep_float32))
-
-    def _tried(self, batch: Any, keep_float32: Iterable[str]) -> ModelRun | None:  # noqa: ANN401 - what the code takes
-        try:
-            return self._subject.run(batch, self._in_float16(keep_float32))
-        except _FAILURES:
-            return None
+    def _in_float16(self, kept: Mapping[str, str]) -> Float16Runs:
+        """Run the batches in float16, but for some layers; `kept` has why."""
+        scale = suggested_loss_scale(self._totals.all_gradients(without=kept))
+        found = Float16Runs(self._subject, kept, scale)
+        if not self._subject.has_float16:
+            return found
+        found.compare(functools.partial(self._shown, "float16"))
+        returning = self._returning - found.kept.keys()
+        before = set(found.comparison.far_off(self._tolerance)) - returning
+        higher = suggested_loss_scale(self._totals.all_gradients(without=found.kept.keys() | returning))
+        is_suspect = before or found.loss_scale < scale or scale == 1 < higher
+        if not (returning and is_suspect and found.outputs_are_finite) or found.error:
+            return found
+        # What float16 rounds of the outputs changes the gradient of the loss for them, and so all others: a softmax
+        # that is rounded to 0 has 1 / 0 in it. With the outputs in float32, there may be nothing else to say.
+        other = Float16Runs(self._subject, {**found.kept, **dict.fromkeys(sorted(returning), "")}, higher)
+        other.compare(functools.partial(self._shown, "float16"))
+        after = set(other.comparison.far_off(self._tolerance)) - returning
+        allows_more = other.loss_scale > found.loss_scale
+        if other.error or not (2 * len(after) < len(before) or (after <= before and allows_more)):
+            return found
+        reason = reason_to_return_float32(len(before - after), found.loss_scale if allows_more else None)
+        other.kept.update(dict.fromkeys(returning, reason))
+        return other
 
     def _first_nonfinite_gradient(self) -> str:
         kinds = ("output_gradients", "weight_gradients")
@@ -307,32 +262,9 @@ class _Check:
         ]
         return found[-1]
 
-    def _first_overflowing(self, run: ModelRun) -> str | None:
-        """Return the first layer that may still be kept in float32 and returns infinities or NaN for finite inputs."""
-        if not self._subject.keeps_float32:
-            return None
-        # A layer within another one returns first: it comes first among the outputs.
-        for name, measured in run.outputs.items():
-            took_finite = name not in run.inputs or run.inputs[name].finite
-            if not measured.finite and took_finite and name not in self._kept:
-                return name
-        return None
-
-    def _explain_overflow_between_layers(self, run: ModelRun) -> None:
-        """Say where an overflow comes from that happens after one layer has returned and before the next is called."""
-        if not self._subject.keeps_float32:
-            return
-        name = next((name for name, measured in run.outputs.items() if not measured.finite), None)
-        # No layer has returned anything but finite values before.
-        if name in run.inputs and not run.inputs[name].finite:
-            self._kept[name] = (
-                "what it takes is infinite or NaN in float16, though no layer returned that: compute in float32, too, "
-                "what the model computes between the layers before it and this one"
-            )
-
-    def _layer(self, name: str) -> LayerPrecision:
+    def _layer(self, name: str, in_float16: Float16Runs) -> LayerPrecision:
         totals = self._totals
-        agreement = self._comparison.agreement(name)
+        agreement = in_float16.comparison.agreement(name)
         outputs = totals.of["outputs"].get(name)
         layer = LayerPrecision(
             name=name,
@@ -341,8 +273,8 @@ class _Check:
             activation_gradients=totals.histogram("output_gradients", name),
             weights=totals.histogram("weights", name),
             weight_gradients=totals.histogram("weight_gradients", name),
-            keep_float32=self._kept.get(name),
+            keep_float32=in_float16.kept.get(name),
             cosine=agreement and agreement.cosine,
             relative_error=agreement and agreement.relative_error,
         )
-        return dataclasses.replace(layer, far_off=reason_far_off(layer, self._scale, self._tolerance))
+        return dataclasses.replace(layer, far_off=reason_far_off(layer, in_float16.loss_scale, self._tolerance))

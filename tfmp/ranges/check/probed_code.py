@@ -1,6 +1,6 @@
 """Checks code of raw TensorFlow, functions and the losses of TF1 graphs, through its probes."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +27,7 @@ class Functions:
     """
 
     keeps_float32 = False
+    already_float32: Sequence[str] = ()
 
     def __init__(
         self,
@@ -43,9 +44,8 @@ class Functions:
         """Whether there is a function that computes in float16."""
         return self._in_float16 is not None
 
-    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield nothing: no probe holds another one."""
-        return iter(())
+    def failed_in(self, kept: Collection[str]) -> None:
+        """Return None: no probe can be kept in float32."""
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the function takes
         """Run a batch forward and backward; no probe can be kept in float32."""
@@ -66,6 +66,7 @@ class GraphLoss:
     """
 
     keeps_float32 = False
+    already_float32: Sequence[str] = ()
 
     def __init__(
         self,
@@ -86,9 +87,8 @@ class GraphLoss:
         """Whether the graph has the loss in float16, too."""
         return self._in_float16 is not None
 
-    def holders(self, names: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield nothing: no probe holds another one."""
-        return iter(())
+    def failed_in(self, kept: Collection[str]) -> None:
+        """Return None: no probe can be kept in float32."""
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever can be fed
         """Run a batch, a `feed_dict` or None, forward and backward; no probe can be kept in float32."""
@@ -117,11 +117,14 @@ def _tensors_of_probes(
     The gradients are those of the scaled loss for the probes, then those for the variables.
     """
     names = told_apart(variable.name.partition(":")[0] for variable in variables)
+    values = by_name((probe.name, probe.tensor) for probe in probes)
     return RunTensors(
         loss=loss,
         inputs={},
-        outputs=by_name((probe.name, probe.tensor) for probe in probes),
+        outputs=values,
         output_gradients=by_name(zip((probe.name for probe in probes), grads, strict=False)),
         weights=by_name(zip(names, map(tf.convert_to_tensor, variables), strict=True)),
         weight_gradients=by_name(zip(names, grads[len(probes) :], strict=True)),
+        cast_inputs={},
+        own_outputs=values,
     )

@@ -43,13 +43,27 @@ def bfloat16_needs_scaling(gradients: RangeHistogram) -> bool:
 
 def reason_to_keep_float32(name: str, of: Mapping[str, Mapping[str, Measured]]) -> str | None:
     """Return why a layer cannot compute in float16, from its ranges in float32, by their kind; None if it can."""
-    words = {"outputs": "its activations reach", "inputs": "its input reaches", "weights": "its weights reach"}
+    words = {"own_outputs": "its activations reach", "cast_inputs": "its input reaches", "weights": "its weights reach"}
     for kind, reach in words.items():
         largest = of[kind][name].largest if name in of[kind] else 0.0
         # From the middle between 65504 and 65536 on, a value is rounded to infinity.
         if largest >= FLOAT16.largest + 2.0 ** (FLOAT16.highest - 11):
             return f"{reach} {largest:.3g}, and float16 ends at {FLOAT16.largest:g}"
     return None
+
+
+def reason_to_return_float32(far_off: int, loss_scale: float | None) -> str:
+    """Return why a layer that returns an output of the model must compute in float32, although it fits into float16.
+
+    Otherwise `far_off` more layers are far off, and `loss_scale` is the highest that overflows nothing, if it is lower.
+
+    Examples:
+        >>> reason_to_return_float32(12, 4.0)
+        'with its output in float16, 12 more layers are far off, and the loss scale can be at most 4'
+    """
+    found = [f"{far_off} more {'layer is' if far_off == 1 else 'layers are'} far off"] if far_off else []
+    found += [] if loss_scale is None else [f"the loss scale can be at most {loss_scale:g}"]
+    return f"with its output in float16, {', and '.join(found)}"
 
 
 def reason_far_off(layer: LayerPrecision, loss_scale: float, tolerance: float) -> str | None:
