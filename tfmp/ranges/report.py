@@ -134,8 +134,8 @@ class PrecisionReport:
         """
         if self.float16_error is not None:
             raise ValueError(
-                "the model cannot be run in float16, so no level was set. What does not overflow in float32 does not in "
-                f'bfloat16 either: tfmp.set_precision(model, "O2-bfloat16"). {self.float16_error}'
+                "the model cannot be run in float16, so no level was set. bfloat16 has the range of float32: use "
+                f'tfmp.set_precision(model, "O2-bfloat16"). {self.float16_error}'
             )
         names = dict.fromkeys([*self.already_float32, *self.keep_float32])
         return set_precision(model, level, keep_float32=map(_pattern, names))
