@@ -83,12 +83,7 @@ class Float16Runs:
                 found = self._subject.failed_in(self.kept.keys() | failed.keys())
                 if found is None:
                     break
-                layer, inner = found
-                reason = (
-                    f"it combines what {inner} returns in float32 with float16"
-                    if inner
-                    else "its code fails in float16"
-                )
+                layer, reason = found
                 failed[layer] = reason
             else:
                 self.kept.update({name: why for name, why in failed.items() if name not in self.kept})

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -98,7 +99,7 @@ class KerasModel:
         kept = [layer for layer in self._layers if id(layer) not in self._may_be_half | self._of_other_types]
         return [self._names[id(layer)] for layer in kept if id(layer) in self._names]
 
-    def failed_in(self, kept: Collection[str]) -> tuple[str, str | None] | None:
+    def failed_in(self, kept: Collection[str]) -> tuple[str, str] | None:
         """Return the layer to keep in float32, too, after an error: that whose code failed, or that holds this one."""
         holder_of = {id(inner): layer for layer in self._layers for inner in layers_directly_in(layer)}
         named = [layer for layer in self._layers if self._name(layer) in kept]
@@ -109,8 +110,10 @@ class KerasModel:
         if layer is None or layer is self._model:
             return None
         inside = {id(inner) for inner in layers_of(layer)}
-        used = next((self._name(each) for each in named if id(each) in inside), None)
-        return self._name(layer), used
+        for each in named:
+            if id(each) in inside:
+                return self._name(layer), f"it combines what {self._name(each)} returns in float32 with float16"
+        return self._name(layer), f"its code fails in float16: {self._calls.error}"
 
     def _name(self, layer: _Keras) -> str:
         # Models are not looked at, but may be kept.
@@ -185,6 +188,8 @@ class _Calls:
         self.own_outputs: list[tuple[str, tf.Tensor]] = []
         #: The innermost layer whose call raised an error.
         self.failed: _Keras | None = None
+        #: What that says, in a line.
+        self.error = ""
         #: How many layers are being called that were told not to train.
         self._not_training = 0
 
@@ -203,8 +208,9 @@ class _Calls:
         calls_before = len(self.outputs)
         try:
             returned = call(*positional, **kwargs)
-        except Exception:
-            self.failed = self.failed or layer
+        except Exception as error:
+            if self.failed is None:
+                self.failed, self.error = layer, _line(error)
             raise
         finally:
             self._not_training -= draws
@@ -220,6 +226,12 @@ class _Calls:
             self.inputs.extend((name, tensor) for tensor in inputs)
             self.outputs.extend((name, tensor) for tensor in outputs)
         return returned
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error, without what TensorFlow writes before and behind it."""
+    first = next(iter(str(error).splitlines()), "")
+    return re.sub(r"^{{.*?}} | \[Op:.*$", "", first) or type(error).__name__
 
 
 def _with_training(

@@ -111,11 +111,10 @@ class Subject(Protocol):
     def already_float32(self) -> Sequence[str]:
         """The names of the layers that compute in float32 although others compute in half precision."""
 
-    def failed_in(self, kept: Collection[str]) -> tuple[str, str | None] | None:
+    def failed_in(self, kept: Collection[str]) -> tuple[str, str] | None:
         """Return the name of the layer to keep in float32, too, after the error of the last run, and why.
 
-        It is the layer whose code raised the error, or the one that holds it if it is kept. The second is the name of a
-        kept layer within it, if there is one. None if there is no layer to keep.
+        It is the layer whose code raised the error, or the one that holds it if it is kept. None if that is no layer.
         """
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the user's code takes
