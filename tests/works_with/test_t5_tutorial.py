@@ -12,6 +12,9 @@ transformers = pytest.importorskip(
     "transformers", reason="needs transformers, which the tox environment works_with_keras2 installs"
 )
 
+# It is T5's mask, in float16, that NumPy warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+
 _PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "t5.md"
 
 
