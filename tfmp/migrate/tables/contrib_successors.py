@@ -20,7 +20,8 @@ class Successor(NamedTuple):
         keywords: The only keyword arguments with which a call may be rewritten; None allows all, and uses
             that are not calls.
         positional: The largest number of positional arguments with which a call may be rewritten, with `keywords`.
-        minus_ones: Keyword arguments that a call must give with the value -1.
+        minus_ones: Keyword arguments that must have the value -1 where a call gives them.
+        given: Keyword arguments that a call must give, because their defaults differ.
     """
 
     name: str
@@ -28,14 +29,18 @@ class Successor(NamedTuple):
     keywords: frozenset[str] | None = None
     positional: int = 0
     minus_ones: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
 
 
 _XAVIER = Successor("glorot_uniform_initializer", "", frozenset(("seed", "dtype")), 0)
 _LAST = frozenset(("begin_norm_axis", "begin_params_axis"))
+_LAYER_NORM = Successor(
+    "layer_norm", "tfmp.bert", frozenset(("inputs", "scope")) | _LAST, 1, _LAST, frozenset(("begin_norm_axis",))
+)
 _CHECKED = {
     "layers.xavier_initializer": _XAVIER,
     "layers.xavier_initializer_conv2d": _XAVIER,
-    "layers.layer_norm": Successor("layer_norm", "tfmp.bert", frozenset(("inputs", "scope")) | _LAST, 1, _LAST),
+    "layers.layer_norm": _LAYER_NORM,
     # Their arguments have other names, so that calls must give them by position.
     "framework.list_variables": Successor("train.list_variables", "", frozenset(), 1),
     "framework.load_checkpoint": Successor("train.load_checkpoint", "", frozenset(), 1),

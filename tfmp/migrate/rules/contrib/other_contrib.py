@@ -103,8 +103,9 @@ def _suits(script: Script, node: cst.CSTNode, successor: Successor) -> bool:
         return False
     named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
     in_order = len(call.args) - len(named)
-    ones = all(name in named and script.code(named[name]) == "-1" for name in successor.minus_ones)
-    return named.keys() <= successor.keywords and ones and in_order <= successor.positional
+    ones = all(script.code(named[name]) == "-1" for name in successor.minus_ones & named.keys())
+    known = successor.given <= named.keys() <= successor.keywords
+    return known and ones and in_order <= successor.positional
 
 
 def _top_word(script: Script, use: Use) -> str:
