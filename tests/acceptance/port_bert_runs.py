@@ -1,8 +1,5 @@
 """Trains the configurations of a migrated BERT script, each in a process of its own."""
 
-import os
-import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,18 +11,12 @@ import tensorflow as tf
 from port_bert_outcomes import Outcome
 from port_bert_sources import COLUMNS, Configuration, Source
 from port_bert_stubs import COUNTS_VARIABLE, write_counting, write_stubs
+from processes import last_lines, run
 
-_ROOT = Path(__file__).parents[2]
 _RECORDS = 512
 #: The name of the training script, in both code bases.
 SCRIPT = "run_pretraining.py"
 _IMPORT = "import optimization"
-
-# The last line of a traceback: it begins with the name of the exception's class, which ends in Error or Exception.
-_ERROR = re.compile(r"(?:\w+\.)*(?P<error>\w*(Error|Exception)\b.*)")
-
-#: The number of lines at the end of a failed process' log that are reported.
-_LOG_LINES = 30
 
 _ALWAYS = (
     "--do_train",
@@ -108,7 +99,7 @@ class Bench:
             outcome.step, outcome.scale = _saved(place / "model")
         outcome.problem = outcome.problem or outcomes.problem(outcome, started, self._steps, configuration)
         if ended:
-            outcome.log = "\n".join((place / "log.txt").read_text(errors="replace").splitlines()[-_LOG_LINES:])
+            outcome.log = last_lines(place / "log.txt")
         return outcome
 
     def _launch(
@@ -125,32 +116,8 @@ class Bench:
             *common,
             *configuration.options,
         ]
-        log = place / "log.txt"
-        with log.open("w") as output:
-            try:
-                status = subprocess.run(
-                    command,
-                    cwd=checkout,
-                    env=self._environment(place),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    timeout=self._timeout,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                return f"it took more than {self._timeout:g} s"
-        return "" if status == 0 else _last_error(log.read_text(errors="replace")) or f"exit status {status}"
-
-    def _environment(self, place: Path) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(self._directory / "stubs"), str(_ROOT)]),
-            "PYTHONUNBUFFERED": "1",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            COUNTS_VARIABLE: str(place / "counts.txt"),
-        }
+        variables = {COUNTS_VARIABLE: str(place / "counts.txt")}
+        return run(command, checkout, place / "log.txt", [self._directory / "stubs"], self._timeout, variables)
 
 
 def _entry(column: str) -> str:
@@ -179,9 +146,3 @@ def _saved(model: Path) -> tuple[int | None, float | None]:
     # The second name belongs to TensorFlow's own loss scale, which the mixed precision graph rewrite uses.
     names = [name for name in ("loss_scale", "current_loss_scale") if reader.has_tensor(name)]
     return int(reader.get_tensor("global_step")), float(reader.get_tensor(names[0])) if names else None
-
-
-def _last_error(log: str) -> str:
-    """Return the line of a traceback that names the error."""
-    named = [found for line in log.splitlines() if (found := _ERROR.match(line))]
-    return named[-1]["error"].strip() if named else ""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import migrations
 import numpy as np
 import port_bert
 import port_bert_data
@@ -212,13 +213,13 @@ def test_a_migrations_report_is_counted_by_rule() -> None:
         {"path": "/bert/a.py", "edits": edits, "findings": findings},
         {"path": "/bert/b.py", "edits": [], "findings": [], "error": "line 3: it is Python 2"},
     ]
-    migration = port_bert.parse_migration(json.dumps({"files": files, "version": 1}), Path("/bert"))
+    migration = migrations.parse_migration(json.dumps({"files": files, "version": 1}), Path("/bert"))
     assert migration.messages == [
         "b.py: line 3: it is Python 2",
         "a.py:9: R10: counted twice",
         "a.py:10: R6: kept",
     ]
-    assert port_bert.migration_table(migration).splitlines() == [
+    assert migrations.migration_table(migration).splitlines() == [
         "| rule                 | rewritten | left to a human | noted |",
         "|----------------------|-----------|-----------------|-------|",
         "| R2                   | 1         | 0               | 0     |",
