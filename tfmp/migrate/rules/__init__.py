@@ -15,7 +15,7 @@ from tfmp.migrate.rules.tensorflow1 import (
     v1_behavior,
     without_estimator,
 )
-from tfmp.migrate.rules.training import fetches, step_counter
+from tfmp.migrate.rules.training import fetches, half_range, step_counter
 
 #: A rule reads a script and yields edits and findings. It is named `rewrite` if it may edit, else `report`.
 Rule = Callable[[Script], Iterator[Result]]
@@ -36,4 +36,5 @@ RULES: tuple[Rule, ...] = (
     other_contrib.rewrite,
     unknown_names.report,
     without_estimator.rewrite,
+    half_range.report,
 )
