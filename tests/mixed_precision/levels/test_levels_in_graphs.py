@@ -264,6 +264,51 @@ def test_net_with_loss_scaling_learns(level: str) -> None:
     assert (applied < 80) == (level in ("O1", "O2", "O3"))
 
 
+_LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "absolute_difference": tf1.losses.absolute_difference,
+    "cosine_distance": lambda labels, logits: tf1.losses.cosine_distance(labels, logits, axis=1),
+    "hinge_loss": tf1.losses.hinge_loss,
+    "huber_loss": tf1.losses.huber_loss,
+    "log_loss": lambda labels, logits: tf1.losses.log_loss(labels, tf.sigmoid(logits)),
+    "mean_pairwise_squared_error": tf1.losses.mean_pairwise_squared_error,
+    "mean_squared_error": tf1.losses.mean_squared_error,
+    "sigmoid_cross_entropy": tf1.losses.sigmoid_cross_entropy,
+    "softmax_cross_entropy": tf1.losses.softmax_cross_entropy,
+    "sparse_softmax_cross_entropy": lambda labels, logits: tf1.losses.sparse_softmax_cross_entropy(
+        tf.argmax(labels, 1), logits
+    ),
+}
+
+
+def test_the_losses_below_are_those_of_tensorflow_1() -> None:
+    others = {"add_loss", "compute_weighted_loss"}
+    named = {name for name in dir(tf1.losses) if name.islower() and not name.startswith(("get_", "_"))}
+    assert named - others == set(_LOSSES)
+
+
+@pytest.mark.parametrize("name", _LOSSES)
+def test_losses_of_half_precision_logits_are_float32_at_o1(name: str) -> None:
+    labels = np.eye(5, dtype=np.float32)[:4]
+    features = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+
+    def loss_and_gradient(level: str) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf1.variable_scope(level), tfmp.precision(level):
+            kernel = tf1.get_variable("kernel", initializer=np.full((8, 5), 0.25, np.float32))
+            logits = tf.matmul(tf.constant(features), kernel)
+            assert logits.dtype == (tf.float32 if level == "O0" else tf.float16)
+            loss = _LOSSES[name](tf.constant(labels), logits)
+        return loss, tf1.gradients(loss, kernel, 2.0**10)[0] / 2.0**10
+
+    both = [loss_and_gradient(level) for level in ("O0", "O1")]
+    assert both[1][0].dtype == tf.float32
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        (loss, grad), (half_loss, half_grad) = session.run(both)
+    # The logits are rounded to 11 bits.
+    assert half_loss == pytest.approx(loss, rel=2e-3)
+    np.testing.assert_allclose(half_grad, grad, rtol=1e-2, atol=1e-3)
+
+
 def test_levels_begin_with_the_same_weights() -> None:
     def weights(level: str) -> list[np.ndarray]:
         with tf.Graph().as_default(), tf1.Session() as session:

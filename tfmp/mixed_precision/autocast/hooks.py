@@ -36,7 +36,8 @@ _FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function:F
 _AUTOGRAPH = "tensorflow.python.autograph.operators.control_flow"
 #: The public modules of TensorFlow 1, of which there are copies.
 _V1 = ("tensorflow.compat.v1", "tensorflow.compat.v1.compat.v1", "tensorflow.compat.v2.compat.v1")
-_V1_NN = tuple(f"{each}.nn" for each in _V1)
+#: The last one is the module through which the losses of TensorFlow 1 call these functions.
+_NN = (*(f"{each}.nn" for each in _V1), f"{_OPS}.nn")
 _V1_LINALG = tuple(f"{each}.linalg" for each in _V1)
 #: Those that are made of tensors. Others are made of these, and compare their types.
 _LINEAR_OPERATORS = tuple(
@@ -87,7 +88,7 @@ _REPLACEMENTS = (
     _Replacement(_LINEAR_OPERATORS, ("__init__",), around_ops.widened),
     _Replacement((f"{_OPS}.linalg.linear_operator:LinearOperator",), ("_check_input_dtype",), around_ops.without_check),
     _Replacement((f"{_OPS}.signal.dct_ops", "tensorflow.signal"), ("dct", "idct"), around_ops.widened),
-    _Replacement((f"{_OPS}.nn_impl", *_V1_NN), ("moments", "weighted_moments"), around_ops.widened),
+    _Replacement((f"{_OPS}.nn_impl", *_NN), ("moments", "weighted_moments"), around_ops.widened),
     _Replacement(
         (f"{_OPS}.nn_ops",),
         ("softmax_cross_entropy_with_logits_v2_helper", "sparse_softmax_cross_entropy_with_logits"),
@@ -95,7 +96,7 @@ _REPLACEMENTS = (
     ),
     _Replacement((f"{_OPS}.ctc_ops",), ("_ctc_loss_impl", "ctc_loss_dense"), around_ops.widened),
     _Replacement(
-        _V1_NN,
+        _NN,
         ("softmax_cross_entropy_with_logits_v2", "sparse_softmax_cross_entropy_with_logits"),
         around_ops.widened,
     ),
