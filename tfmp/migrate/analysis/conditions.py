@@ -68,6 +68,10 @@ class Conditions:
         around = ((above, part) for above, part in self._script.around(node) if isinstance(above, cst.If))
         return [(above, part is above.body) for above, part in around if part is not above.test][::-1]
 
+    def is_ended(self, above: cst.If, in_body: bool) -> bool:
+        """Tell whether a branch of an `if` ends its function, by `return` or `raise`, so that nothing follows it."""
+        return _LEFT.get(type(_last(above, in_body))) is _FUNCTIONS
+
     def contradict(self, one: Conditional, other: Conditional) -> bool:
         """Tell whether no values of what they compare, and of the parts of `and` and `or`, make all conditions hold."""
         known: dict[_Question, bool] = {}

@@ -231,7 +231,8 @@ class DataFlow:
             if (above, in_body) in self.conditions.branches(old.node):
                 return True
             in_other = any((above, True) in self.conditions.branches(each.node) and each.replaces for each in live)
-            if in_body or not in_other or (above, True) in self.conditions.branches(old.node):
+            is_only_one = self.conditions.is_ended(above, not in_body) or (in_other and not in_body)
+            if not is_only_one or (above, not in_body) in self.conditions.branches(old.node):
                 return False
         return True
 

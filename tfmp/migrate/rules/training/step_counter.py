@@ -42,7 +42,7 @@ def _judged(script: Script, step: OptimizerStep) -> tuple[Level, str]:
         return Level.NOTE, ""
     if True in plain:
         return Level.WRONG, _TWICE + (_DELETE if all(plain) else _ONLY_NOT_COUNTING)
-    return Level.NOTE, _NOT_COUNTING if set(plain) == {False} and step.wrapping is None else ""
+    return Level.NOTE, _NOT_COUNTING if False in plain and step.wrapping is None else ""
 
 
 def _of_tfmps(step: OptimizerStep, plain: Sequence[bool | None]) -> str:
