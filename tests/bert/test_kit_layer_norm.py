@@ -41,6 +41,19 @@ def test_squares_that_overflow_float16_do_not_matter(session: tf1.Session) -> No
     assert session.run(normalized).tolist() == [[-1.0, 1.0]]
 
 
+@pytest.mark.parametrize(("level", "epsilon"), [("O1", 1e-12), ("O2", 1e-3), ("O1-bfloat16", 1e-12)])
+def test_small_activations_are_normalized_at_o1_as_in_float32(level: str, epsilon: float, session: tf1.Session) -> None:
+    with tfmp.precision(level) as precision:
+        half = tf.matmul(precision.cast(tf.constant([[0.0, 1.0]])), precision.cast(tf.eye(2) * 2.0**-5))
+        normalized = bert.layer_norm(half)
+    assert half.dtype == normalized.dtype
+    assert half.dtype in (tf.float16, tf.bfloat16)
+    session.run(tf1.global_variables_initializer())
+    expected = 2.0**-6 / np.sqrt(2.0**-12 + epsilon)
+    # 8 bits of bfloat16
+    assert session.run(tf.cast(normalized, tf.float32)).tolist() == [pytest.approx([-expected, expected], rel=2**-8)]
+
+
 def test_its_variables_have_the_names_of_contrib(session: tf1.Session) -> None:
     del session
     inputs = tf.ones([2, 3])

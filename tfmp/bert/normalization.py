@@ -5,6 +5,7 @@ import numbers
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
+from tfmp.mixed_precision.autocast import state
 
 tf1 = tf.compat.v1
 
@@ -19,7 +20,8 @@ def layer_norm(
 
         (inputs - mean) / sqrt(variance + epsilon) * gamma + beta
 
-    As in tf.contrib, epsilon is 1e-3 for float16 inputs and 1e-12 for all other types.
+    As in tf.contrib, epsilon is 1e-3 for float16 inputs and 1e-12 for all other types. At level O1 and within
+    `tfmp.autocast`, it is 1e-12 for float16 inputs too, as it is if the same code runs in float32.
 
     Args:
         inputs: The activations, of a floating-point type and of known rank.
@@ -61,7 +63,7 @@ def layer_norm(
         )
         wide = arithmetic.widen(inputs)
         mean, variance = tf.nn.moments(wide, list(range(norm_axis, inputs.shape.rank)), keepdims=True)
-        epsilon = 1e-3 if dtype == tf.float16 else 1e-12
+        epsilon = 1e-3 if dtype == tf.float16 and state.current() is None else 1e-12
         offset, scale = (tf.cast(each, wide.dtype) for each in (beta, gamma))
         return tf.cast(tf.nn.batch_normalization(wide, mean, variance, offset, scale, epsilon), dtype)
 
