@@ -58,9 +58,7 @@ def migrate(copy: Path) -> Migration:
     Raises:
         RuntimeError: The command failed.
     """
-    found = parse_migration(_run_migrate("--json", copy), copy)
-    _run_migrate("--write", copy)
-    return found
+    return parse_migration(_run_migrate("--json", "--write", str(copy)), copy)
 
 
 def parse_migration(text: str, root: Path) -> Migration:
@@ -112,8 +110,8 @@ def migration_table(migration: Migration) -> str:
     return report.table(["rule", "rewritten", "left to a human", "noted"], rows)
 
 
-def _run_migrate(option: str, copy: Path) -> str:
-    command = [*_MIGRATE, option, str(copy)]
+def _run_migrate(*arguments: str) -> str:
+    command = [*_MIGRATE, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     # The command returns 1 if it leaves something to a human.
     if ended.returncode not in (0, 1) or (ended.returncode == 1 and not ended.stdout):
