@@ -22,14 +22,14 @@ LIBRARY = table.Library(
     distribution="keras-hub",
     beside=["keras", "tensorflow"],
     write='`task.compile(tfmp.LossScaleOptimizer(keras.optimizers.Adam(5e-5)))`, then `tfmp.set_precision(task, "O2")`',
-    limits="In this order, because a task compiles itself when it is made, with an optimizer that does not scale the loss. "
-    "T5 is NaN in float16 unless its attention stays in float32: "
-    '`keep_float32=[r".*/(self|cross)_attention"]`. '
-    "Mixtral fails in float16 with a padding mask, as with Keras' own policy: its router multiplies float16 by float32. "
-    "A `.keras` file of a task does not hold what it was compiled with: load it with `compile=False`, compile it, set the "
-    "level, call `task.optimizer.build(task.trainable_variables)`, and load its weights from the same file. "
-    "Keras' files do not hold the random state of Dropout; `tf.train.Checkpoint` was tested without Dropout, too. "
-    "`save_lora_weights` leaves out the biases of the layers with LoRA, which are trained as well.",
+    limits="Compile first: a task compiles itself when it is made, with an optimizer that does not scale the loss, and "
+    "`set_precision` would warn of it. T5 is NaN in float16 unless its attention stays in float32: "
+    '`keep_float32=[r".*/(self|cross)_attention"]`. Mixtral fails in float16 with a padding mask, as with Keras\' own '
+    "policy, because its router multiplies float16 by float32. A `.keras` file of a task does not hold what it was "
+    "compiled with: load it with `compile=False`, compile it, set the level, call "
+    "`task.optimizer.build(task.trainable_variables)`, and call `load_weights` with the same file. Resuming was tested "
+    "without Dropout: Keras' files do not hold the state of its random numbers. `save_lora_weights` leaves out the "
+    "biases of the layers with LoRA, which are trained as well.",
 )
 
 MARKS = [

@@ -19,8 +19,8 @@ LIBRARY = table.Library(
     distribution="keras-tuner",
     beside=["keras", "tensorflow"],
     write="in `build`: `model.compile(tfmp.LossScaleOptimizer(keras.optimizers.Adam(rate)), ...)`",
-    limits="It needs tensorboard, which it does not install. `get_best_models` gives back the weights, with an optimizer "
-    "that starts anew, as without tfmp.",
+    limits="It needs tensorboard, which it does not install. `get_best_models` gives back the weights, with an "
+    "optimizer that starts anew, as without tfmp.",
 )
 
 pytestmark = [
