@@ -15,7 +15,7 @@ _all_models = pytest.mark.parametrize("model", MODELS)
 
 
 def _compiled(model: str, seed: int) -> Any:
-    # Keras' files do not hold the state of Dropout's random numbers.
+    # No file holds the state of Dropout's random numbers, with tfmp or without.
     return compiled(model, scaled(adam(model)), seed=seed)
 
 
