@@ -28,8 +28,8 @@ LIBRARY = table.Library(
     "policy, because its router multiplies float16 by float32. A `.keras` file of a task does not hold what it was "
     "compiled with: load it with `compile=False`, compile it, set the level, call "
     "`task.optimizer.build(task.trainable_variables)`, and call `load_weights` with the same file. Resuming was tested "
-    "without Dropout: neither Keras' files nor `tf.train.Checkpoint` hold the state of its random numbers, with tfmp or "
-    "without. `save_lora_weights` leaves out the biases of the layers with LoRA, which are trained as well.",
+    "without Dropout: neither Keras' files nor `tf.train.Checkpoint` hold the state of its random numbers, with tfmp "
+    "or without. `save_lora_weights` leaves out the biases of the layers with LoRA, which are trained as well.",
 )
 
 MARKS = [
