@@ -111,7 +111,13 @@ def tables_of_page() -> str:
 def tables(libraries: Mapping[str, Any]) -> str:
     """Return a table of the libraries, then for each of them a table of its models."""
     rows = [
-        [f"[{name}](#{_anchor(name)})", library["version"], _works(library), library["write"], library["limits"]]
+        [
+            f"[{name}](#{_anchor(name)})",
+            library["version"],
+            _works(library),
+            library["write"],
+            f"[below](#{_anchor(name)})" if library["limits"] else "",
+        ]
         for name, library in libraries.items()
     ]
     sections = [_section(name, library) for name, library in libraries.items()]
@@ -146,6 +152,7 @@ def _section(name: str, library: Mapping[str, Any]) -> str:
     rows = [[model, *(cell(cells.get(each)) for each in features)] for model, cells in library["models"].items()]
     lines = [f"{number}. {text}" for text, number in numbers.items()]
     about = f"\n### {name}\n\n{library['distribution']} {library['version']}, with {', '.join(library['beside'])}.\n\n"
+    about += f"Known limits: {library['limits']}\n\n" if library["limits"] else ""
     return about + _table(["", *features], rows) + ("\n" + "\n".join(lines) + "\n" if lines else "")
 
 
