@@ -4,7 +4,7 @@
 
 Each optimizer takes ten steps, and the gradients of the first step, the sixth or none overflow. The result should be
 that of the bare optimizer without that step, so the table shows the largest difference of a weight from it, or of an
-average of weights. The packages are those of the tox environment `legacy`.
+average of weights. The packages are those of the tox environment `works_with_keras2`.
 """
 
 import argparse

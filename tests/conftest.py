@@ -9,7 +9,7 @@ _MARKERS = {
     "graph": "builds its own graphs, and therefore also runs with --v1-behavior",
     "horovod": "needs Horovod; the tox environment `horovod` builds it and runs only these tests",
     "estimator": "needs tf.estimator, which TensorFlow 2.15 is the last to have",
-    "library(package)": "needs a package that the tox environment `legacy` installs",
+    "library(package)": "needs a package that the tox environment `works_with_keras2` installs",
     "essential(*cases)": "also runs on the other versions of TensorFlow, Keras and Python; with cases, those of its "
     "cases whose ids begin with one of them; with None, no case, whatever its module says",
     "works_with(library)": "is about a library, a `table.Library`, for the tables of docs/reference/works_with.md",
@@ -27,7 +27,6 @@ _HOMES = {
     "tests/benchmarks/test_recipes_table.py": "tf221",
     "tests/benchmarks/": "tf216",
     "tests/hosts/": "tf221",
-    "tests/legacy_libraries/": "legacy",
     "tests/works_with/test_keras_": "works_with_keras3",
     "tests/works_with/test_page.py": "tf216",
     "tests/works_with/": "works_with_keras2",
@@ -143,6 +142,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs Horovod, which the tox environment `horovod` builds")
     for marker in item.iter_markers("library"):
         if importlib.util.find_spec(marker.args[0].partition(".")[0]) is None:
-            pytest.skip(f"needs {marker.args[0]}, which the tox environment `legacy` installs")
+            pytest.skip(f"needs {marker.args[0]}, which the tox environment `works_with_keras2` installs")
     if item.get_closest_marker("estimator") and importlib.util.find_spec("tensorflow_estimator") is None:
         pytest.skip("this TensorFlow has no tf.estimator; 2.15 has")
