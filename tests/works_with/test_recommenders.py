@@ -1,0 +1,229 @@
+"""TensorFlow Recommenders, whose models have a training step of their own that scales no loss."""
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras2_trainings as trainings
+import numpy as np
+import pytest
+import table
+import tensorflow as tf
+from keras2_trainings import STEPS, Subject
+
+import tfmp
+from benchmarks.legacy_optimizers import load
+
+pytest.importorskip(
+    "tensorflow_recommenders",
+    reason="needs tensorflow-recommenders, which the tox environment works_with_keras2 installs",
+)
+tfrs = load("tensorflow_recommenders")
+keras = trainings.keras_of(tfrs.Model)
+
+LIBRARY = table.Library(
+    name="TensorFlow Recommenders",
+    distribution="tensorflow-recommenders",
+    beside=["keras", "tf_keras", "tensorflow"],
+    write='`tfmp.set_precision(model, "O2", keep_float32=[...])` with the last layer of each tower, and a `train_step` '
+    "of your own that calls `get_scaled_loss` and `get_unscaled_gradients`",
+    limits="The `train_step` of `tfrs.Model` neither scales the loss nor unscales the gradients, with tfmp's wrapper "
+    "(which warns) as with that of Keras: write your own. In float16, a task casts the first of its two inputs "
+    "only and fails, and `tfrs.tasks.Retrieval` sums the loss over the batch: keep tasks, and the last layers of the "
+    "towers, in float32. `check_precision` takes a function of the inputs: such a model has no `call`.",
+)
+
+pytestmark = [pytest.mark.works_with(LIBRARY), pytest.mark.filterwarnings("default")]
+
+_USERS, _ITEMS, _ROWS = 30, 40, 16
+
+
+class _Model(tfrs.Model):  # type: ignore[misc, name-defined] # the library may be missing
+    """Two towers and a task, and the training step that a user writes for a scaled loss."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        self.user, self.item = (self._tower(name, size) for name, size in (("user", _USERS), ("item", _ITEMS)))
+        self.rates = task == "ranking"
+        # Under a strategy Keras takes no means of batches.
+        squares = keras.losses.MeanSquaredError(reduction="sum")
+        ranking = tfrs.tasks.Ranking(loss=squares, name="task")
+        self.task = ranking if self.rates else tfrs.tasks.Retrieval(name="task")
+
+    @staticmethod
+    def _tower(name: str, size: int) -> Any:
+        layers = [
+            keras.layers.Embedding(size, 16, name=f"{name}_embedding"),
+            keras.layers.Dense(32, "relu", name=f"{name}_hidden"),
+            keras.layers.Dense(8, name=f"{name}_last"),
+        ]
+        return keras.Sequential([keras.Input([], dtype=tf.int32), *layers], name=name)
+
+    def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:
+        # `train_on_batch` puts what it is given into a tuple, `fit` with a dataset does not.
+        inputs = inputs[0] if isinstance(inputs, tuple) else inputs
+        users, items = self.user(inputs["user"], training=training), self.item(inputs["item"], training=training)
+        weights = inputs.get("weight")
+        if self.rates:
+            rating = tf.reduce_sum(users * items, axis=-1, keepdims=True)
+            return self.task(inputs["rating"], rating, sample_weight=weights)
+        return self.task(users, items, sample_weight=weights, compute_metrics=False)
+
+
+class _Scaling(_Model):
+    def train_step(self, inputs: Any) -> dict[str, tf.Tensor]:
+        if not hasattr(self.optimizer, "get_scaled_loss"):
+            return super().train_step(inputs)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(inputs, training=True) + sum(self.losses)
+            scaled = self.optimizer.get_scaled_loss(loss)
+        grads = self.optimizer.get_unscaled_gradients(tape.gradient(scaled, self.trainable_variables))
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def _batch(rng: np.random.Generator) -> dict[str, tf.Tensor]:
+    users = rng.integers(0, _USERS, _ROWS)
+    # Who likes what is not random, so that it can be learned.
+    items = (users * 7 + rng.integers(0, 3, _ROWS)) % _ITEMS
+    return {
+        "user": tf.constant(users, tf.int32),
+        "item": tf.constant(items, tf.int32),
+        "rating": tf.constant((users + items) % 5, tf.float32)[:, tf.newaxis],
+        "weight": tf.ones([_ROWS]),
+    }
+
+
+def _make(task: str, kind: type[_Model] = _Scaling) -> Any:
+    keras.utils.set_random_seed(1)
+    model = kind(task)
+    model.compute_loss(_batch(np.random.default_rng(0)))
+    return model
+
+
+def _adam() -> Any:
+    return keras.optimizers.Adam(1e-2)
+
+
+@functools.cache
+def _subject_of(model: str) -> Callable[[], Subject]:
+    rng = np.random.default_rng(0)
+    four = [(_batch(rng),) for _ in range(4)]
+    return lambda: Subject(
+        keras,
+        lambda: _make(model),
+        _adam,
+        [four[index % 4] for index in range(STEPS)],
+        lambda of, batch: of.compute_loss(batch[0], training=True),
+        keep_float32=[".*_last", "task"],
+    )
+
+
+every_task = pytest.mark.parametrize("model", ["retrieval", "ranking"])
+
+
+@pytest.mark.feature("float32's curve")
+@every_task
+def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
+    subject_of = _subject_of(model)
+    expected, found = (trainings.losses(subject_of, *of) for of in (("O0", "none"), ("O2", "tfmp")))
+    assert trainings.farthest(found, expected) < 0.01
+    assert np.mean(expected[-4:]) < 0.9 * np.mean(expected[:4])
+
+
+@pytest.mark.feature("Keras' wrapper")
+@every_task
+def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
+    subject_of = _subject_of(model)
+    found, expected = (trainings.losses(subject_of, "O2", wrapper) for wrapper in ("tfmp", "Keras"))
+    assert trainings.farthest(found, expected) == 0
+
+
+@pytest.mark.feature("overflow")
+@every_task
+def test_overflow_changes_nothing_but_the_scale(model: str) -> None:
+    trainings.assert_skips_an_overflow(_subject_of(model)())
+
+
+@pytest.mark.feature("O1, O2")
+@every_task
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_levels_compute_in_float16_and_learn(model: str, level: str) -> None:
+    subject = _subject_of(model)()
+    trained = subject.at(level)
+    assert trainings.computing_in(keras, trained, "float16") == {"user_hidden", "item_hidden"}
+    losses = trainings.fit(subject, trained, trainings.scaled(_adam()))
+    assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
+
+
+@pytest.mark.feature("check")
+@every_task
+def test_check_of_a_function_finishes_and_what_it_suggests_trains(model: str) -> None:
+    subject = _subject_of(model)()
+    in_float32, in_float16 = subject.make(), subject.make()
+    in_float16.set_weights(in_float32.get_weights())
+    # Without what is to be kept, which is what a user begins with.
+    report = tfmp.check_precision(
+        lambda batch: in_float32.compute_loss(batch, training=True), None, [subject.batches[0][0]], progress=False
+    )
+    assert 2**4 <= report.suggested_loss_scale <= 2**20
+    manager = tfmp.ExponentialUpdateLossScaleManager(report.suggested_loss_scale, 2000)
+    found = trainings.fit(subject, subject.at("O2"), tfmp.LossScaleOptimizer(_adam(), manager))
+    assert trainings.farthest(found, trainings.losses(_subject_of(model), "O0", "none")) < 0.01
+
+
+@pytest.mark.feature("recompute")
+@every_task
+def test_towers_are_recomputed_with_the_same_gradients(model: str) -> None:
+    batch = _subject_of(model)().batches[0][0]
+    found = []
+    for recomputes in (False, True):
+        made = _make(model)
+        if recomputes:
+            made.user, made.item = (tfmp.recompute_layers(each, ".*_hidden") for each in (made.user, made.item))
+        variables = [*made.user.trainable_variables, *made.item.trainable_variables]
+        with tf.GradientTape() as tape:
+            loss = made.compute_loss(batch, training=True)
+        found.append([tf.convert_to_tensor(each).numpy() for each in tape.gradient(loss, variables)])
+    trainings.assert_equal(*found)
+
+
+@pytest.mark.feature("resume")
+@every_task
+def test_checkpoint_goes_on_in_every_bit(model: str, tmp_path: Path) -> None:
+    trainings.assert_resumes(_subject_of(model)(), tmp_path)
+
+
+@pytest.mark.feature("two replicas")
+@every_task
+def test_overflow_on_the_second_replica_is_skipped_on_both(
+    model: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    trainings.assert_replicas_skip_together(_subject_of(model)(), two_replicas)
+
+
+@pytest.mark.feature("callbacks")
+@every_task
+def test_an_overflow_in_fit_shows_in_the_callback(model: str) -> None:
+    subject = _subject_of(model)()
+    batches = [dict(batch) for (batch,) in subject.batches[:4]]
+    batches[2]["weight"] = tf.fill([_ROWS], np.inf)
+    data = tf.data.Dataset.from_tensor_slices({key: tf.concat([each[key] for each in batches], 0) for key in batches[0]})
+    made = subject.at("O2")
+    made.compile(trainings.scaled(_adam()))
+    history = made.fit(data.batch(_ROWS), verbose=0, callbacks=[tfmp.LossScaleCallback()]).history
+    assert (history["skipped_steps"], history["loss_scale"]) == ([1], [trainings.SCALE / 2])
+    assert all(bool(tf.reduce_all(tf.math.is_finite(weight))) for weight in made.weights)
+
+
+@pytest.mark.feature("callbacks", "retrieval")
+def test_the_librarys_own_training_step_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """It passes gradients of the loss as it is, so the updates of Adam are right, and small gradients are lost."""
+    model = _make("retrieval", _Model)
+    model.compile(trainings.scaled(_adam()))
+    with caplog.at_level(logging.WARNING, logger="tfmp"):
+        model.fit(tf.data.Dataset.from_tensors(_batch(np.random.default_rng(0))), verbose=0)
+    assert "tensorflow_recommenders.models.base.Model.train_step" in caplog.text
+    assert "get_scaled_loss" in caplog.text
