@@ -87,9 +87,7 @@ def _flipout() -> Any:
 
 
 def _variational() -> Any:
-    return tfp.layers.DenseVariational(
-        16, _posterior, _prior, kl_weight=1e-3, activation="relu", name="variational"
-    )
+    return tfp.layers.DenseVariational(16, _posterior, _prior, kl_weight=1e-3, activation="relu", name="variational")
 
 
 _LAYERS: dict[str, Callable[[], list[Any]]] = {

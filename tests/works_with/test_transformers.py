@@ -54,7 +54,14 @@ def _bert() -> Any:
 
 def _gpt2() -> Any:
     config = transformers.GPT2Config(
-        vocab_size=_WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+        vocab_size=_WORDS,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=16,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     return transformers.TFGPT2LMHeadModel(config)
 
@@ -258,7 +265,7 @@ def test_callbacks_of_tfmp_go_with_those_of_the_library(tmp_path: Path) -> None:
 
     def accuracy(predictions: Any) -> dict[str, float]:
         seen.append(predictions[1])
-        return {"accuracy": float(np.mean(np.argmax(predictions[0]["logits"], -1) == predictions[1]))}
+        return {"accuracy": float(np.mean(np.argmax(predictions[0], -1) == predictions[1]))}
 
     scale = tfmp.LossScaleCallback()
     history = model.fit(
@@ -291,9 +298,7 @@ def _with_large_hidden_states(feed_forward: str, factor: float) -> Any:
 def test_t5_is_nan_with_keras_own_wrapper_as_it_is_made() -> None:
     """If this fails, transformers has mended T5, and the page need not say any more what to keep in float32."""
     subject = _subject_of("t5")()._replace(keep_float32=(), batches=_batches("t5")[:2])
-    found = trainings.fit(
-        subject, subject.at("O2"), trainings.in_keras_own_wrapper(tf_keras, subject.optimizer())
-    )
+    found = trainings.fit(subject, subject.at("O2"), trainings.in_keras_own_wrapper(tf_keras, subject.optimizer()))
     assert np.all(np.isnan(found))
 
 
