@@ -51,6 +51,19 @@ def test_mean_is_taken_of_a_loss_of_any_shape(keras: ModuleType) -> None:
     assert each.loss == pytest.approx(mean.loss, rel=1e-6)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["object", "compiled"])
+@for_one_keras_of_each_kind
+def test_loss_that_is_not_reduced_is_differentiated_as_its_sum(keras: ModuleType, is_compiled: bool) -> None:
+    model = dense_model(keras)
+    x, y = data()
+    summed, each = (keras.losses.MeanSquaredError(reduction=reduction) for reduction in ("sum", "none"))
+    model.compile("sgd", each)
+    expected, found = check(model, summed, [(x, y)]), check(model, None if is_compiled else each, [(x, y)])
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert found["hidden"].weight_gradients == expected["hidden"].weight_gradients
+    assert found.suggested_loss_scale == expected.suggested_loss_scale
+
+
 @for_one_keras_of_each_kind
 def test_labels_may_be_integers(keras: ModuleType) -> None:
     model = with_given_weights(keras.Sequential([keras.Input([4]), keras.layers.Dense(3)]))

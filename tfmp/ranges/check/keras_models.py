@@ -154,7 +154,7 @@ class KerasModel:
             loss = around_keras.compiled_loss(self._keras, self._model, x=x, y=y, y_pred=outputs, sample_weight=weights)
             if loss is None:
                 raise ValueError(f"the model {self._model.name!r} was compiled without a loss, and adds none.")
-            return arithmetic.widen(loss), returned
+            return _whole(loss), returned
         added = [tf.cast(loss, tf.float32) for loss in self._model.losses]
         return tf.add_n([*self._loss_terms(self._loss_fn, y, outputs, weights), *added]), returned
 
@@ -163,7 +163,7 @@ class KerasModel:
         if not isinstance(loss_fn, self._keras.losses.Loss):
             return [weighted_mean(loss_fn(y, outputs), weights)]
         if not self._is_named:
-            return [arithmetic.widen(loss_fn(y, outputs, sample_weight=weights))]
+            return [_whole(loss_fn(y, outputs, sample_weight=weights))]
         # As `compile` has it, one name is for each of several outputs.
         targets, flat = tf.nest.flatten(y), tf.nest.flatten(outputs)
         each = tf.nest.flatten(weights) if len(tf.nest.flatten(weights)) == len(flat) else [weights] * len(flat)
@@ -171,6 +171,11 @@ class KerasModel:
             arithmetic.widen(loss_fn(target, output, sample_weight=weight))
             for target, output, weight in zip(targets, flat, each, strict=True)
         ]
+
+
+def _whole(loss: _Keras) -> tf.Tensor:
+    """Return what Keras differentiates: of a loss whose reduction is "none", the sum."""
+    return tf.reduce_sum(arithmetic.widen(tf.convert_to_tensor(loss)))
 
 
 class _Calls:
