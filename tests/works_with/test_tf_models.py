@@ -80,13 +80,13 @@ def _batches(model: str) -> list[tuple[Any, tf.Tensor]]:
     return [four[index % 4] for index in range(STEPS)]
 
 
-def _optimizer() -> Any:
+def _optimizer(rate: float) -> Any:
     config = optimization.OptimizationConfig(
         {
             "optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.01}},
             "learning_rate": {
                 "type": "polynomial",
-                "polynomial": {"initial_learning_rate": 2e-3, "decay_steps": 2 * STEPS, "end_learning_rate": 0.0},
+                "polynomial": {"initial_learning_rate": rate, "decay_steps": 2 * STEPS, "end_learning_rate": 0.0},
             },
             "warmup": {"type": "linear", "linear": {"warmup_steps": 2}},
         }
@@ -110,7 +110,8 @@ def _subject_of(model: str) -> Callable[[], Subject]:
     return lambda: Subject(
         keras,
         make,
-        _optimizer,
+        # Batch normalization over 8 images amplifies what float16 rounds, the more so the longer the steps are.
+        lambda: _optimizer(2e-3 if model == "bert" else 2e-4),
         _batches(model),
         _loss,
         {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
@@ -126,8 +127,7 @@ every_model = pytest.mark.parametrize("model", _MAKES)
 def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
     subject_of = _subject_of(model)
     expected, found = (trainings.losses(subject_of, *of) for of in (("O0", "none"), ("O2", "tfmp")))
-    # Batch normalization over 8 images, and over one pixel in the last blocks, amplifies what float16 rounds.
-    bound = {"bert": 0.01, "resnet": 0.3}[model]
+    bound = {"bert": 0.01, "resnet": 0.15}[model]
     assert trainings.farthest(found, expected) < bound
     assert np.mean(expected[-4:]) < 0.9 * np.mean(expected[:4])
 
