@@ -11,14 +11,18 @@ import table
 import tfmp
 from benchmarks.legacy_optimizers import load
 
-for _package in ("tensorflow_model_optimization", "tf_keras"):
-    pytest.importorskip(_package, reason=f"needs {_package}, which the tox environment works_with_keras2 installs")
-tf_keras, tfmot = load("tf_keras"), load("tensorflow_model_optimization")
+pytest.importorskip(
+    "tensorflow_model_optimization",
+    reason="needs tensorflow-model-optimization, which the tox environment works_with_keras2 installs",
+)
+tfmot = load("tensorflow_model_optimization")
+_wrapper = load("tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper")
+keras = trainings.keras_of(_wrapper.PruneLowMagnitude)
 
 LIBRARY = table.Library(
     name="TensorFlow Model Optimization",
     distribution="tensorflow-model-optimization",
-    beside=["tf_keras", "tensorflow"],
+    beside=["keras", "tf_keras", "tensorflow"],
     write='`tfmp.set_precision(pruned, "O2")`, where `pruned` is what `prune_low_magnitude` returned; then `compile` '
     "with `tfmp.LossScaleOptimizer`, and `fit` with the callback `UpdatePruningStep`",
     limits="Pruning only. Models that simulate a quantization or a clustering are refused by `set_precision` and by "
@@ -39,9 +43,9 @@ def _data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _dense() -> Any:
-    tf_keras.utils.set_random_seed(1)
-    layers = [tf_keras.layers.Dense(16, "relu", name="hidden"), tf_keras.layers.Dense(1, name="head")]
-    return tf_keras.Sequential([tf_keras.Input([8]), *layers])
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(16, "relu", name="hidden"), keras.layers.Dense(1, name="head")]
+    return keras.Sequential([keras.Input([8]), *layers])
 
 
 def _pruned() -> Any:
@@ -66,7 +70,7 @@ def _fit(model: Any, opt: Any, weights: Sequence[np.ndarray | None] = (None,) * 
 
 
 def _adam() -> Any:
-    return tf_keras.optimizers.Adam(1e-2)
+    return keras.optimizers.Adam(1e-2)
 
 
 @pytest.mark.feature("float32's curve")
@@ -87,7 +91,7 @@ def test_float16_trains_and_prunes_on_the_curve_of_float32(model: str) -> None:
 @pruned_model
 def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
     ends = []
-    for wrap in (trainings.scaled, lambda opt: trainings.in_keras_own_wrapper(tf_keras, opt)):
+    for wrap in (trainings.scaled, lambda opt: trainings.in_keras_own_wrapper(keras, opt)):
         pruned = _pruned()
         tfmp.set_precision(pruned, "O2")
         ends.append(_fit(pruned, wrap(_adam()), weights=(None,) * 10))
@@ -100,7 +104,7 @@ def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
 def test_levels_reach_the_layers_inside_of_the_wrappers(model: str, level: str) -> None:
     pruned = _pruned()
     tfmp.set_precision(pruned, level)
-    assert trainings.computing_in(tf_keras, pruned, "float16") == {"hidden", "head"}
+    assert trainings.computing_in(keras, pruned, "float16") == {"hidden", "head"}
     losses = _fit(pruned, trainings.scaled(_adam()), weights=(None,) * 5)
     assert losses[-1] < losses[0]
 

@@ -27,9 +27,10 @@ LIBRARY = table.Library(
     "T5 needs `keep_float32`",
     limits="For `check_precision`, put the labels into the inputs, and pass `lambda labels, outputs: outputs.loss`. "
     "`recompute_layers` refuses these models, which are subclassed: replace each block by `tfmp.Recompute(block)` "
-    "before the first call. T5's masks are infinite in float16, and its normalization squares in float16: write "
-    '`keep_float32=["shared", ".*Attention", ".*layer_norm"]`, and add `"encoder"` or `"decoder"` if hidden states '
-    "exceed 65504 there. What `check_precision` finds in T5 keeps its encoder and its decoder in float32 as a whole.",
+    "before the first call. T5's masks are infinite in float16, and its normalization squares in float16. What "
+    "`check_precision` finds keeps the encoder as a whole in float32; more computes in float16 with "
+    '`keep_float32=["shared", ".*Attention", ".*layer_norm"]`, to which you add `"encoder"` or `"decoder"` if hidden '
+    "states exceed 65504 there.",
 )
 
 # transformers still calls functions that NumPy and Keras have deprecated.
@@ -191,8 +192,9 @@ def test_check_finishes_and_what_it_suggests_trains(model: str) -> None:
     assert 2**8 <= report.suggested_loss_scale <= 2**20
     assert report.float16_loss == pytest.approx(report.loss, rel=1e-3)
     kept = {name for name in report.keep_float32 if "/" not in name}
-    assert kept == ({"encoder", "decoder"} if model == "t5" else set())
+    assert kept == ({"encoder"} if model == "t5" else set())
     tfmp.set_precision(checked, "O2", keep_float32=report.keep_float32)
+    assert trainings.computing_in(tf_keras, checked, "float16") >= ({"wi", "wo"} if model == "t5" else set())
     manager = tfmp.ExponentialUpdateLossScaleManager(report.suggested_loss_scale, 2000)
     found = trainings.fit(subject, checked, tfmp.LossScaleOptimizer(subject.optimizer(), manager))
     assert trainings.farthest(found, trainings.losses(_subject_of(model), "O0", "none")) < 0.01
