@@ -205,6 +205,16 @@ def test_pattern_must_match_the_whole_name(keras: ModuleType) -> None:
         tfmp.set_precision(model, "O2", keep_float32=["hea"])
 
 
+# Keras 3 refuses such names.
+@pytest.mark.parametrize("pattern", ["encoder/layer_0", "net/encoder/layer_0", "layer_0", r"encoder/layer_\d"])
+@for_every_keras("keras2", "tf_keras")
+def test_layer_whose_name_has_a_slash_is_kept(keras: ModuleType, pattern: str) -> None:
+    inner = keras.Sequential([keras.Input([2]), keras.layers.Dense(2, name="encoder/layer_0")], name="net")
+    model = keras.Sequential([inner, keras.layers.Dense(2, name="head")])
+    found = _named(tfmp.set_precision(model, "O2", keep_float32=[pattern]))
+    assert {name for name, now in found.items() if now == "float32"} == {"net/encoder/layer_0"}
+
+
 @for_every_keras()
 def test_layer_name_that_is_no_pattern_is_a_name(keras: ModuleType) -> None:
     model = keras.Sequential([keras.layers.Dense(2, name="head(1)"), keras.layers.Dense(2, name="a+b")])

@@ -222,7 +222,7 @@ def _kept(patterns: Sequence[Any], inner_paths: dict[int, str], layers: dict[int
     """Return the ids of the layers that patterns match, and of all that these hold."""
     kept = set()
     for pattern in patterns:
-        matching = {key for key, path in inner_paths.items() if _matches(pattern, path)}
+        matching = {key for key, path in inner_paths.items() if _matches(pattern, path, layers[key].name)}
         if not matching:
             raise ValueError(
                 f"keep_float32 has {_text(pattern)!r}, which matches no layer. The layers are "
@@ -232,8 +232,9 @@ def _kept(patterns: Sequence[Any], inner_paths: dict[int, str], layers: dict[int
     return kept
 
 
-def _matches(pattern: Any, path: str) -> bool:  # noqa: ANN401 - a string or a compiled expression
-    names = {path, path.rpartition("/")[2]}
+def _matches(pattern: Any, path: str, own_name: str) -> bool:  # noqa: ANN401 - a string or a compiled expression
+    # In Keras 2, a layer's own name may have slashes, as those of TF-models have.
+    names = {path, own_name, path.rpartition("/")[2]}
     if pattern in names:
         return True
     try:
