@@ -29,8 +29,8 @@ LIBRARY = table.Library(
     write='`with tfmp.precision("O2"):` around what makes the model, and '
     "`tfmp.LossScaleOptimizer(factory.build_optimizer(...))`",
     limits="`TransformerEncoderBlock` computes its normalization in float32, and adds float32 to what it returns: in a "
-    'model that exists, write `set_precision(model, "O2", keep_float32=[".*layer_norm"])`. `check_precision` of a '
-    "float32 model with such blocks reports the error that this prevents: check it at the level. Do not pass "
+    'model that exists, write `set_precision(model, "O2", keep_float32=[".*layer_norm"])`. What '
+    "`check_precision` finds in a float32 model keeps these blocks as a whole. Do not pass "
     "`configure_optimizer` a type: it puts Keras' own wrapper around the optimizer.",
 )
 
@@ -180,10 +180,13 @@ def test_check_finishes_and_what_it_suggests_trains(model: str) -> None:
 
 
 @pytest.mark.feature("check", "bert")
-def test_check_of_the_float32_model_tells_which_block_fails() -> None:
+def test_check_of_the_float32_model_finds_what_must_be_kept() -> None:
     subject = _subject_of("bert")()
-    report = tfmp.check_precision(subject.make(), subject.compile_with["loss"], subject.batches[:1], progress=False)
-    assert "TransformerEncoderBlock" in str(report.float16_error)
+    model = subject.make()
+    report = tfmp.check_precision(model, subject.compile_with["loss"], subject.batches[:1], progress=False)
+    assert (report.float16_error, report.keeping_fails, report.far_off) == (None, False, [])
+    report.apply(model)
+    assert math.isfinite(float(_loss(model, subject.batches[0])))
 
 
 @pytest.mark.feature("recompute")
