@@ -210,6 +210,7 @@ def refused() -> Any:
         env=environment,
         capture_output=True,
         text=True,
+        timeout=240,
         check=False,
     )
     assert run.returncode == 0, run.stderr
