@@ -153,9 +153,11 @@ def test_hook_reports_on_a_scaler(session: tf1.Session, caplog: pytest.LogCaptur
         for factor in (1.0, math.inf):
             monitored.run(update_op, {nets.factor: factor})
     reports = [record.message for record in caplog.records if record.message.startswith("loss scale")]
-    # The norm is that of the last call of `step`, the bias's; the report at the end comes too late to fetch one.
+    # The norm is that of the last call of `step`, the bias's; the report at the end comes too late to fetch one. With
+    # control flow v2, the norm is in a conditional, whose tensors cannot be fetched.
+    norm = "" if tf1.control_flow_v2_enabled() else ", gradient norm 2"
     assert sorted(set(reports)) == [
-        "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row), gradient norm 2",
+        f"loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row){norm}",
         "loss scale 512, global step 1, steps applied 1, skipped 1 (1 in a row)",
     ]
     assert len(reports) == 4

@@ -85,7 +85,7 @@ def test_float16_trains_and_prunes_on_the_curve_of_float32(model: str) -> None:
     pruned = _pruned()
     tfmp.set_precision(pruned, "O2")
     found = _fit(pruned, trainings.scaled(_adam()))
-    assert trainings.farthest(found, expected) < 0.005
+    assert trainings.farthest(found, expected) < 2e-3
     kernels = [each.numpy() for each in pruned.trainable_weights if each.shape.rank == 2]
     assert [np.mean(kernel == 0) for kernel in kernels] == [0.5, 0.5]
     stripped = tfmot.sparsity.keras.strip_pruning(pruned)

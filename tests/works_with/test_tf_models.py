@@ -80,10 +80,10 @@ def _batches(model: str) -> list[tuple[Any, tf.Tensor]]:
     return [four[index % 4] for index in range(STEPS)]
 
 
-def _optimizer(rate: float) -> Any:
+def _optimizer(rate: float, clip_norm: float = 1.0) -> Any:
     config = optimization.OptimizationConfig(
         {
-            "optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.01}},
+            "optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.01, "gradient_clip_norm": clip_norm}},
             "learning_rate": {
                 "type": "polynomial",
                 "polynomial": {"initial_learning_rate": rate, "decay_steps": 2 * STEPS, "end_learning_rate": 0.0},
@@ -127,7 +127,7 @@ every_model = pytest.mark.parametrize("model", _MAKES)
 def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
     subject_of = _subject_of(model)
     expected, found = (trainings.losses(subject_of, *of) for of in (("O0", "none"), ("O2", "tfmp")))
-    bound = {"bert": 0.01, "resnet": 0.15}[model]
+    bound = {"bert": 2e-3, "resnet": 0.15}[model]
     assert trainings.farthest(found, expected) < bound
     assert np.mean(expected[-4:]) < 0.9 * np.mean(expected[:4])
 
@@ -135,10 +135,12 @@ def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
 @pytest.mark.feature("Keras' wrapper")
 @every_model
 def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
-    """Its wrapper counts on, and drops the clipping of AdamW; neither shows where no step is skipped and none clips."""
-    subject_of = _subject_of(model)
-    found, expected = (trainings.losses(subject_of, "O2", wrapper) for wrapper in ("tfmp", "Keras"))
-    assert trainings.farthest(found[:3], expected[:3]) < 1e-3
+    """In Keras' own wrapper AdamW forgets to clip, so here it does not clip: docs/reference/legacy_optimizers.md."""
+    subject = _subject_of(model)()
+    own = trainings.in_keras_own_wrapper
+    wrappers = (trainings.scaled, functools.partial(own, keras))
+    found, expected = (trainings.fit(subject, subject.at("O2"), wrap(_optimizer(2e-4, 0.0))) for wrap in wrappers)
+    assert trainings.farthest(found, expected) == 0
 
 
 @pytest.mark.feature("overflow")
