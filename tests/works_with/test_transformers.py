@@ -145,7 +145,7 @@ every_model = pytest.mark.parametrize("model", _MAKES)
 def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
     subject_of = _subject_of(model)
     expected, found = (trainings.losses(subject_of, *of) for of in (("O0", "none"), ("O2", "tfmp")))
-    assert trainings.farthest(found, expected) < 0.01
+    assert trainings.farthest(found, expected) < (5e-3 if model == "t5" else 2e-3)
     assert np.mean(expected[-4:]) < 0.9 * np.mean(expected[:4])
 
 
