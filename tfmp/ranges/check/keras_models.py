@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -62,12 +62,18 @@ class KerasModel:
         self._may_be_half = {id(layer) for layer in computes_in_half or self._layers}
         # Layers that keep their types. They are an obstacle only if the model calls them.
         self._of_other_types = {id(layer) for layer in self._layers if _is_of_other_type(keras, layer)}
-        #: Those of the last run.
-        self._calls = _Calls(keras, self._names)
+        #: Of the last run. Not all its calls, whose tensors would stay in memory during the next one.
+        self._failure: _Failure | None = None
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the model takes
         """Run a batch of `fit` forward and backward, as in training, but for the layers that draw random numbers."""
-        calls = self._calls = _Calls(self._keras, self._names)
+        calls = _Calls(self._keras, self._names)
+        try:
+            return self._run(batch, precision, calls)
+        finally:
+            self._failure = calls.failure
+
+    def _run(self, batch: Any, precision: Precision, calls: "_Calls") -> ModelRun:  # noqa: ANN401 - as above
         with self._prepared(precision, calls) as sources:
             with tf.GradientTape() as tape:
                 tape.watch([source for source in sources if not isinstance(source, tf.Variable)])
@@ -104,16 +110,18 @@ class KerasModel:
         holder_of = {id(inner): layer for layer in self._layers for inner in layers_directly_in(layer)}
         named = [layer for layer in self._layers if self._name(layer) in kept]
         in_float32 = {id(inner) for layer in named for inner in layers_of(layer)}
-        layer = self._calls.failed
+        if self._failure is None:
+            return None
+        layer = self._failure.layer
         while id(layer) in in_float32:
             layer = holder_of.get(id(layer), self._model)
-        if layer is None or layer is self._model:
+        if layer is self._model:
             return None
         inside = {id(inner) for inner in layers_of(layer)}
         for each in named:
             if id(each) in inside:
                 return self._name(layer), f"it combines what {self._name(each)} returns in float32 with float16"
-        return self._name(layer), f"its code fails in float16: {self._calls.error}"
+        return self._name(layer), f"its code fails in float16: {self._failure.error}"
 
     def _name(self, layer: _Keras) -> str:
         # Models are not looked at, but may be kept.
@@ -178,6 +186,13 @@ def _whole(loss: _Keras) -> tf.Tensor:
     return tf.reduce_sum(arithmetic.widen(tf.convert_to_tensor(loss)))
 
 
+class _Failure(NamedTuple):
+    """The innermost layer whose call raised an error, and what that says, in a line."""
+
+    layer: _Keras
+    error: str
+
+
 class _Calls:
     """What layers take and return in a run; `names` has those of the layers to look at, by their ids."""
 
@@ -191,10 +206,7 @@ class _Calls:
         #: Those of these that Keras casts, and those that a layer has computed itself.
         self.cast_inputs: list[tuple[str, tf.Tensor]] = []
         self.own_outputs: list[tuple[str, tf.Tensor]] = []
-        #: The innermost layer whose call raised an error.
-        self.failed: _Keras | None = None
-        #: What that says, in a line.
-        self.error = ""
+        self.failure: _Failure | None = None
         #: How many layers are being called that were told not to train.
         self._not_training = 0
 
@@ -214,8 +226,7 @@ class _Calls:
         try:
             returned = call(*positional, **kwargs)
         except Exception as error:
-            if self.failed is None:
-                self.failed, self.error = layer, _line(error)
+            self.failure = self.failure or _Failure(layer, _line(error))
             raise
         finally:
             self._not_training -= draws
