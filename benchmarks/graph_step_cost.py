@@ -38,9 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cells.parser(__doc__, graph_contenders.MODES, list(graph_contenders.OPTIMIZERS), rounds=15)
     bases = ("copy", "bare", "contrib's formula")
     # No contender is left out of any cell: TF core's optimizer works with reference variables, too.
-    return series.run(
-        Series(graph_contenders.contenders, lambda cell: {}, bases, _cost_of_wrapping, _COLORS), parser.parse_args(argv)
+    settings = Series(
+        graph_contenders.contenders,
+        left_out=lambda cell: {},
+        bases=bases,
+        remark=_cost_of_wrapping,
+        colors=_COLORS,
     )
+    return series.run(settings, parser.parse_args(argv))
 
 
 def _cost_of_wrapping(cell: Cell, results: Results) -> str:

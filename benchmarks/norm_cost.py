@@ -8,7 +8,6 @@ steps in one process, in turns. Figures are medians, and ratios compare steps of
 the bounds of the middle half of its values.
 """
 
-import functools
 import sys
 from collections.abc import Sequence
 
@@ -32,9 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = cells.parser(__doc__, list(keras_contenders.MODES), keras_contenders.OPTIMIZERS, rounds=31)
     options = parser.parse_args(argv)
-    keras_contenders.make_devices()
-    contenders = functools.partial(keras_contenders.contenders, names=_NAMES)
-    return series.run(Series(contenders, lambda _: {}, ("tfmp",), lambda *_: "", _COLORS), options)
+    settings = Series(
+        keras_contenders.contenders,
+        left_out=lambda _: {},
+        bases=("tfmp",),
+        remark=lambda *_: "",
+        colors=_COLORS,
+        names=_NAMES,
+        prepare=keras_contenders.make_devices,
+    )
+    return series.run(settings, options)
 
 
 if __name__ == "__main__":

@@ -56,11 +56,13 @@ class Cell(NamedTuple):
         return f"{self.shapes}, {self.mode}, {self.step}"
 
 
-#: The shapes of weights, by name. "bert" has 53 million values in 71 tensors; "tiny" is for trying a command out.
+#: The shapes of weights, by name. "bert" has 53 million values in 71 tensors. "small" has a dense layer's two tensors:
+#: the time of a step is what a step costs whatever its size. "tiny" is for trying a command out.
 SHAPES: dict[str, Sequence[tuple[int, ...]]] = {
     "bert": bert_shapes(),
-    "small": [(1024,)] * 800,
+    "many": [(1024,)] * 800,
     "few": [(1024,)] * 100,
+    "small": [(8, 8), (8,)],
     "tiny": [(8, 4), (4,), (3,)],
 }
 
@@ -95,7 +97,9 @@ def overflowed(grad: np.ndarray) -> np.ndarray:
     return grad
 
 
-def parser(description: str, modes: Sequence[str], optimizers: Sequence[str], rounds: int) -> argparse.ArgumentParser:
+def parser(
+    description: str, modes: Sequence[str], optimizers: Sequence[str], rounds: int, short: Sequence[Cell] = ()
+) -> argparse.ArgumentParser:
     """Return the command line's parser, whose options choose what to measure.
 
     Args:
@@ -103,15 +107,20 @@ def parser(description: str, modes: Sequence[str], optimizers: Sequence[str], ro
         modes: The modes in which steps can be run.
         optimizers: The classes of inner optimizers.
         rounds: The default number of turns of every contender.
+        short: The cells of the option `--short`; by default there is no such option.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--shapes", nargs="+", choices=SHAPES, help="shapes of the weights (default: bert and small)")
+    made.add_argument("--shapes", nargs="+", choices=SHAPES, help="shapes of the weights (default: all but tiny)")
     made.add_argument("--modes", nargs="+", choices=modes, default=modes, help="how steps are run (default: all)")
     made.add_argument("--optimizers", nargs="+", choices=optimizers, default=optimizers, help="(default: all)")
     # If none of these three options is given, `_chosen` chooses.
     made.add_argument("--clip", nargs="+", choices=_CLIPPING, help="with clipping by global norm, or without")
     made.add_argument("--dtypes", nargs="+", choices=_DTYPES, help="types of the gradients")
     made.add_argument("--outcomes", nargs="+", choices=_OUTCOMES, help="steps that are applied, or that overflow")
+    made.set_defaults(short=None)
+    if short:
+        about = "measure the steps that matter most when code changes, without the steps of tf_keras: five minutes"
+        made.add_argument("--short", action="store_const", const=short, help=about)
     made.add_argument("--rounds", type=int, default=rounds, help="turns of every contender (default: %(default)s)")
     made.add_argument("--json", type=Path, help="a file to write the figures to")
     either = made.add_mutually_exclusive_group()
@@ -143,13 +152,13 @@ def _checkout(text: str) -> Path:
 def of(options: argparse.Namespace) -> list[Cell]:
     """Return the cells to measure.
 
-    The default is a choice that takes less than half an hour. With BERT's shapes it has plain steps of all optimizers,
-    and steps of Adam that are clipped, in float16, or skipped. With small tensors it has plain steps of SGD and Adam.
-    Each contender traces a step with 800 small tensors for half a minute, and XLA would compile the whole step for more
-    than ten minutes: within XLA, 100 small tensors are used instead, and on replicas none.
+    The default is a choice that takes about half an hour. With the shapes of BERT and of a small model it has plain
+    steps of all optimizers, and steps of Adam that are clipped, in float16, or skipped. With many tensors it has plain
+    steps of SGD and Adam. Each contender traces a step with 800 tensors for half a minute, and XLA would compile the
+    whole step for more than ten minutes: within XLA, 100 tensors are used instead, and on replicas none.
 
     With --shapes, all named shapes have the same steps. With any of --clip, --dtypes and --outcomes, every combination
-    of the named values is measured.
+    of the named values is measured. With --short, the other options select from its cells.
 
     Args:
         options: The options, as `parser` parsed them.
@@ -159,12 +168,14 @@ def of(options: argparse.Namespace) -> list[Cell]:
         >>> [cell.step for cell in of(options)]
         ['SGD', 'Adam', 'Adam, clipped', 'Adam, float16', 'Adam, skipped']
     """
-    where = list(itertools.product(options.shapes or ("bert", "small"), options.modes))
+    if options.short:
+        return [cell for cell in options.short if _is_selected(cell, options)]
+    where = list(itertools.product(options.shapes or ("bert", "many", "small"), options.modes))
     if options.shapes is None:
-        where = [pair for pair in where if pair != ("small", "replicas")]
-        where = [("few" if pair == ("small", "xla") else pair[0], pair[1]) for pair in where]
+        where = [pair for pair in where if pair != ("many", "replicas")]
+        where = [("few" if pair == ("many", "xla") else pair[0], pair[1]) for pair in where]
     if not (options.clip or options.dtypes or options.outcomes):
-        varied = options.shapes or ("bert",)
+        varied = options.shapes or ("bert", "small")
         return [cell for pair in where for cell in _chosen(*pair, options.optimizers, pair[0] in varied)]
     kinds = itertools.product(
         options.optimizers,
@@ -173,6 +184,11 @@ def of(options: argparse.Namespace) -> list[Cell]:
         options.outcomes or _OUTCOMES[:1],
     )
     return [Cell(*pair, *kind) for pair, kind in itertools.product(where, kinds)]
+
+
+def _is_selected(cell: Cell, options: argparse.Namespace) -> bool:
+    selected = (options.shapes, options.modes, options.optimizers, options.clip, options.dtypes, options.outcomes)
+    return all(values is None or value in values for value, values in zip(cell, selected, strict=True))
 
 
 def _chosen(shapes: str, mode: str, optimizers: Sequence[str], varied: bool) -> Iterator[Cell]:

@@ -54,7 +54,7 @@ def main() -> None:
         steps_of = {each.name: each.step for each in contenders}
         for line in sys.stdin:
             name, steps = json.loads(line)
-            answer(contest.seconds_of(functools.partial(_turn, steps_of[name], steps)) / steps)
+            answer(contest.seconds_of(functools.partial(contest.taken, steps_of[name], steps)) / steps)
         answer(contest.with_wrong_steps(contenders, chosen.outcome))
 
 
@@ -73,11 +73,6 @@ def import_tfmp(root: Path) -> None:
     sys.path.remove(str(root))
     if Path(str(tfmp.__file__)).parents[1].resolve() != root.resolve():
         raise ImportError(f"tfmp must come from {root}, got {tfmp.__file__}.")
-
-
-def _turn(step: Callable[[], object], steps: int) -> None:
-    for _ in range(steps):
-        step()
 
 
 if __name__ == "__main__":

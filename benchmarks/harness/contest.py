@@ -1,5 +1,7 @@
 """Lets contenders take steps in turns, and measures the steps."""
 
+import functools
+import math
 import random
 import statistics
 import time
@@ -11,8 +13,16 @@ import tensorflow as tf
 
 from benchmarks.harness import report
 
-#: The number of steps between the first step and the steps that are measured.
-_WARM_UP = 1
+#: How many steps are the first ones: in eager code, tfmp compiles its update for the second step.
+_FIRST_CALLS = 2
+
+#: The approximate duration of a turn of the slowest contender. A turn takes several steps if steps are shorter, because
+#: the time of a single short step varies too much.
+_SECONDS_OF_TURN = 0.1
+
+#: The largest number of steps of a contender. All gradients are scaled by the initial loss scale, and the wrappers
+#: raise theirs after 2000 good steps.
+_MOST_STEPS = 1900
 
 _Step: TypeAlias = Callable[[], object]
 
@@ -35,12 +45,12 @@ class Results(NamedTuple):
     """The results of a measurement, by the contenders' names.
 
     Attributes:
-        first_call: The seconds of the first step, which traces and compiles.
+        first_calls: The seconds of each of the first steps, which trace and compile.
         peak_memory: The peak memory of a step, in bytes above the memory in use before it; None if it is not known.
-        turns: The seconds of each contender's step in each round.
+        turns: The seconds of each contender's step in each round; the mean if a turn has several steps.
     """
 
-    first_call: dict[str, float]
+    first_calls: dict[str, list[float]]
     peak_memory: dict[str, int | None]
     turns: dict[str, list[float]]
 
@@ -100,7 +110,8 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
     """Let contenders take steps in turns.
 
     Every round has a random order. A step finds in the caches what the step before it left there, so no contender
-    should always follow the same one.
+    should always follow the same one. All contenders take the same number of steps in a turn: one, or several if a step
+    is short.
 
     Args:
         contenders: The contenders.
@@ -111,16 +122,27 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
         >>> len(results.turns["sleep"]), results.seconds("sleep") > 0.001
         (3, True)
     """
-    first_call = {each.name: seconds_of(each.step) for each in contenders}
-    for each in _WARM_UP * list(contenders):
-        each.step()
+    first_calls = {each.name: [seconds_of(each.step) for _ in range(_FIRST_CALLS)] for each in contenders}
+    slowest = max(seconds_of(each.step) for each in contenders)
+    steps = max(1, min(round(_SECONDS_OF_TURN / slowest), _MOST_STEPS // rounds))
     peak_memory = {each.name: _peak_memory(each.step) for each in contenders}
     turns: dict[str, list[float]] = {each.name: [] for each in contenders}
     orders = random.Random(0)
     for _ in range(rounds):
         for each in orders.sample(contenders, len(contenders)):
-            turns[each.name].append(seconds_of(each.step))
-    return Results(first_call, peak_memory, turns)
+            turns[each.name].append(seconds_of(functools.partial(taken, each.step, steps)) / steps)
+    return Results(first_calls, peak_memory, turns)
+
+
+def taken(step: Callable[[], object], steps: int) -> None:
+    """Take several steps.
+
+    Args:
+        step: A function that takes a step, and returns when the step is done.
+        steps: How many steps to take.
+    """
+    for _ in range(steps):
+        step()
 
 
 def seconds_of(step: Callable[[], object]) -> float:
@@ -177,23 +199,52 @@ def table(results: Results, bases: Sequence[str]) -> str:
         results: The results.
         bases: The contenders by whose times the others' times are divided, with a column for each.
     """
-    header = ["", "ms", *(f"/ {base}" for base in bases), "peak MiB", "first call, s"]
+    header = ["", "ms", *(f"/ {base}" for base in bases), "peak MiB", "first two calls, s"]
     rows = [
         [
             name,
-            f"{1000 * results.seconds(name):.1f}",
-            *(_ratio(results, name, base) for base in bases),
-            _mebibytes(results.peak_memory[name]),
-            f"{first:.1f}",
+            milliseconds(results.seconds(name)),
+            *(ratio_with_spread(results, name, base) for base in bases),
+            mebibytes(results.peak_memory[name]),
+            ", ".join(f"{seconds:.2f}" for seconds in first),
         ]
-        for name, first in results.first_call.items()
+        for name, first in results.first_calls.items()
     ]
     return report.table(header, rows)
 
 
-def _ratio(results: Results, name: str, base: str) -> str:
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds, with three digits or more.
+
+    Args:
+        seconds: The time in seconds.
+
+    Examples:
+        >>> [milliseconds(seconds) for seconds in (1.2345, 0.054321, 0.0054321, 0.00054321)]
+        ['1234', '54.3', '5.43', '0.543']
+    """
+    return f"{1000 * seconds:.{max(0, min(3, 2 - math.floor(math.log10(1000 * seconds))))}f}"
+
+
+def ratio_with_spread(results: Results, name: str, base: str) -> str:
+    """Return the ratio of two contenders' times with the bounds of the middle half, as a text.
+
+    Args:
+        results: The results.
+        name: The contender.
+        base: The contender to divide by.
+    """
     low, high = results.spread(name, base)
     return f"{results.ratio(name, base):.2f} ({low:.2f} to {high:.2f})"
+
+
+def mebibytes(size: int | None) -> str:
+    """Return a size in MiB as a text, which is empty if the size is None.
+
+    Args:
+        size: The size in bytes.
+    """
+    return "" if size is None else f"{size / 2**20:.0f}"
 
 
 def _peak_memory(step: _Step) -> int | None:
@@ -208,7 +259,3 @@ def _peak_memory(step: _Step) -> int | None:
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     step()
     return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
-
-
-def _mebibytes(size: int | None) -> str:
-    return "" if size is None else f"{size / 2**20:.0f}"

@@ -79,7 +79,7 @@ def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list
     grads = [tf.constant(grad) for grad in scaled]
     held: list[Callable[[], list[_Variable]]] = []
     try:
-        yardsticks = [] if names is not None else _yardsticks(grads)
+        yardsticks = _yardsticks(grads, names)
         with strategy.scope():
             yield [*yardsticks, *_optimizers(cell, names, grads, true_grads, held)]
     finally:
@@ -128,9 +128,10 @@ def optimizer(cell: Cell, name: str) -> _Optimizer:
     return wrap(_optimizer(package, cell, clips=name != "GradScaler"))
 
 
-def _yardsticks(grads: _Grads) -> Iterator[Contender]:
-    yield Contender("copy", _waiting(tf.function(_copy), grads))
-    yield Contender("read", _waiting(tf.function(_read), grads))
+def _yardsticks(grads: _Grads, names: Container[str] | None) -> Iterator[Contender]:
+    for name, function in {"copy": _copy, "read": _read}.items():
+        if names is None or name in names:
+            yield Contender(name, _waiting(tf.function(function), grads))
 
 
 def _optimizers(
@@ -238,6 +239,9 @@ class _WithGradScaler:
         self._scaler.prepare(self._opt, variables)
         self.variables = self._opt.variables
 
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        return self._scaler.scale(loss)
+
     def apply(self, grads: _Grads, variables: list[_Variable]) -> None:
         self._scaler.scale(tf.zeros([]))
         if self._clips:
@@ -258,13 +262,13 @@ def _variable(package: ModuleType, shape: tuple[int, ...]) -> _Variable:
 
 
 def _apply(opt: _Optimizer, variables: list[_Variable]) -> _Apply:
+    # Keras 2's wrapper and tfmp's warn if no loss was ever scaled, so a loss is scaled here.
     if hasattr(opt, "apply"):
+        opt.scale_loss(tf.zeros([]))
         return lambda grads: opt.apply(grads, variables)
     if not hasattr(opt, "get_scaled_loss"):
         return lambda grads: _applied(opt, grads, variables)
-    # Keras 2's wrapper and tfmp's warn if no loss was ever scaled, so a loss is scaled here.
     opt.get_scaled_loss(tf.zeros([]))
-
     return lambda grads: _applied(opt, opt.get_unscaled_gradients(grads), variables)
 
 

@@ -76,6 +76,14 @@ def during(run: Callable[[], object]) -> int | None:
     return _status("VmHWM") - before
 
 
+def of_process() -> int | None:
+    """Return the most memory that this process had so far, in bytes; None where the system does not say it."""
+    try:
+        return _status("VmHWM")
+    except (OSError, StopIteration):
+        return None
+
+
 class Allocator:
     """The peak of TensorFlow's allocator since this object was made: of the first GPU, or of the CPU if there is none.
 
