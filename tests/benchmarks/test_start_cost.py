@@ -1,0 +1,34 @@
+"""The benchmark of first uses, each called in few processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import start_cost
+from benchmarks.harness import first_uses, keras_contenders
+
+
+@pytest.mark.skipif(keras_contenders.KERAS != "Keras 3", reason="is for Keras 3")
+def test_each_call_of_a_use_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    options = ["--uses", "import", "construction", "--repetitions", "1", "--json", str(path)]
+    assert start_cost.main(options) == 0
+    figures = json.loads(path.read_text())["figures"]
+    assert {use: list(of_use) for use, of_use in figures.items()} == {
+        "import": ["tfmp"],
+        "construction": ["bare", "Keras", "tfmp"],
+    }
+    assert [len(calls) for calls in figures["construction"]["tfmp"]] == [2]
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert rows == ["", "import, call 1", "construction, call 1", "construction, call 2"]
+
+
+@pytest.mark.skipif(keras_contenders.KERAS != "Keras 3", reason="is for Keras 3")
+@pytest.mark.parametrize("use", first_uses.USES)
+@pytest.mark.parametrize("contender", first_uses.CONTENDERS)
+def test_each_use_can_be_called_repeatedly(use: str, contender: str) -> None:
+    prepare, calls = first_uses.USES[use]
+    action = prepare(contender)
+    for _ in range(calls):
+        action()
