@@ -101,6 +101,27 @@ def test_apply_without_variables_before_build_is_refused() -> None:
         wrap(optimizer(keras)).apply(gradients(0))
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Ftrl", "MultiOptimizer"])
+def test_function_that_builds_the_optimizer_is_traced_once(name: str) -> None:
+    trained, opt = kernel_and_bias(keras), wrap(optimizer(keras, name, use_ema=True))
+    expected, built = kernel_and_bias(keras), wrap(optimizer(keras, name, use_ema=True))
+    built.build(expected)
+    traces = []
+
+    @tf.function
+    def traced() -> None:
+        traces.append(opt)
+        take_step(opt, trained, gradients(0))
+
+    for _ in range(2):
+        traced()
+        take_step(built, expected, gradients(0))
+    assert traces == [opt]
+    assert [each.name for each in opt.variables] == [each.name for each in built.variables]
+    for each, other in zip([*trained, *opt.variables], [*expected, *built.variables], strict=True):
+        np.testing.assert_allclose(each.numpy(), other.numpy(), rtol=1e-6)
+
+
 def test_empty_list_of_gradients_takes_no_step_as_in_keras() -> None:
     opt = wrap(optimizer(keras))
     opt.apply([], [])

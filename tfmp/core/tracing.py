@@ -1,5 +1,6 @@
 """How code is traced: without AutoGraph, and in which place of which graph."""
 
+import concurrent.futures
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -20,6 +21,25 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
     """
     unconverted: Callable[Parameters, Returned] = tf.autograph.experimental.do_not_convert(function)
     return unconverted
+
+
+def outside_of_functions(make: Callable[[], Returned]) -> Returned:
+    """Make variables eagerly, also while a `tf.function` is traced.
+
+    While TensorFlow traces a `tf.function`, the function's graph makes all variables, even under `tf.init_scope`. If
+    variables are made in the first trace, TensorFlow traces the function twice; in a later trace they are an error.
+    The variables are therefore made in a new thread, in which no graph is being built.
+
+    Args:
+        make: A function that makes variables. It must not depend on what TensorFlow and Keras keep for each thread,
+            such as a strategy or a name scope.
+    """
+    with tf.init_scope():
+        in_graph = not tf.executing_eagerly()
+    if in_graph or tf.executing_eagerly() or tf.distribute.has_strategy():
+        return make()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def within_xla_for_cpu() -> bool:

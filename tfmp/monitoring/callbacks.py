@@ -3,7 +3,7 @@
 import inspect
 import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,14 +16,16 @@ from tfmp.core.script_lines import line_of_call
 from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
-from tfmp.monitoring.fit_ranges import FitRanges
 from tfmp.monitoring.fit_spikes import FitSpikes
 from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.overflow_messages import OverflowMessages
 from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
 from tfmp.monitoring.summaries import FitSummaries
 from tfmp.optimizers.base import LossScaleOptimizer
-from tfmp.ranges.history import RangeHistory
+
+if TYPE_CHECKING:
+    from tfmp.monitoring.fit_ranges import FitRanges
+    from tfmp.ranges.history import RangeHistory
 
 # TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback
 # derived from the base class of one Keras works in the `fit` of another Keras too: `fit` only calls its methods.
@@ -143,11 +145,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._batches = 0
         if ranges_batch is not None and ranges_every_n_steps is None:
             raise ValueError("ranges_batch is looked at every ranges_every_n_steps steps: pass that, too.")
-        self._ranges = (
-            None
-            if ranges_every_n_steps is None
-            else FitRanges(settings.count("ranges_every_n_steps", ranges_every_n_steps), ranges_batch)
-        )
+        self._ranges = None if ranges_every_n_steps is None else _fit_ranges(ranges_every_n_steps, ranges_batch)
         self._overflow_messages = OverflowMessages()
         self._spikes = FitSpikes(shows_norm=settings.flag("gradient_norm", gradient_norm))
         self._warned_about_optimizer = False
@@ -161,7 +159,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         return self._spikes.history
 
     @property
-    def ranges(self) -> RangeHistory:
+    def ranges(self) -> "RangeHistory":
         """The recorded powers of two; `callback.ranges.plot("ranges.png")` draws it.
 
         Raises:
@@ -323,6 +321,13 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+def _fit_ranges(every_n_steps: int, batch: Any) -> "FitRanges":  # noqa: ANN401 - whatever the model takes
+    # Not at the top of the file: few programs use it, and it takes half of the time to import this module.
+    from tfmp.monitoring.fit_ranges import FitRanges
+
+    return FitRanges(settings.count("ranges_every_n_steps", every_n_steps), batch)
 
 
 def _numbers(status: LossScaleStatus) -> LossScaleStatus:

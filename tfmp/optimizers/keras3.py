@@ -1,5 +1,6 @@
 """The front-end for Keras 3 optimizers, on the TensorFlow backend."""
 
+import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.tracing import without_autograph
+from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.hosts.keras.internals import built_with
@@ -283,9 +284,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         if not self.built:
             if variables is None:
                 raise ValueError("the optimizer is not built yet: pass trainable_variables, or call build with them.")
-            with keras.name_scope(self.name):
-                self.build(variables)
+            outside_of_functions(functools.partial(self._build_in_scope, variables))
         return built_with(self) if variables is None else variables
+
+    def _build_in_scope(self, variables: Sequence[keras.Variable]) -> None:
+        with keras.name_scope(self.name):
+            self.build(variables)
 
     def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
         variable = self.add_variable(
