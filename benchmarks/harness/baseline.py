@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import tfmp
-from benchmarks.harness import cells, report
+from benchmarks.harness import cells, contest, report
 from benchmarks.harness.cells import Cell
 
 #: The contenders with tfmp, and the bare optimizer, which is the same in both processes: its ratio shows the noise.
@@ -93,7 +93,8 @@ def _measure(module: str, cell: Cell, options: argparse.Namespace) -> dict[str, 
         ]
         seconds = [process.answer() for process in both]
         # The number is the same for all contenders, because the check of the steps compares their weights at the end.
-        steps = max(1, round(_SECONDS_OF_TURN / max(max(each.values()) for each in seconds)))
+        slowest = max(max(each.values()) for each in seconds)
+        steps = max(1, min(round(_SECONDS_OF_TURN / slowest), contest.MOST_STEPS // options.rounds))
         turns: dict[str, list[tuple[float, float]]] = {name: [] for name in seconds[0]}
         for turn in range(options.rounds):
             for name, measured in turns.items():

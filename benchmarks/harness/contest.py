@@ -22,7 +22,7 @@ _SECONDS_OF_TURN = 0.1
 
 #: The largest number of steps of a contender. All gradients are scaled by the initial loss scale, and the wrappers
 #: raise theirs after 2000 good steps.
-_MOST_STEPS = 1900
+MOST_STEPS = 1900
 
 _Step: TypeAlias = Callable[[], object]
 
@@ -124,7 +124,7 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
     """
     first_calls = {each.name: [seconds_of(each.step) for _ in range(_FIRST_CALLS)] for each in contenders}
     slowest = max(seconds_of(each.step) for each in contenders)
-    steps = max(1, min(round(_SECONDS_OF_TURN / slowest), _MOST_STEPS // rounds))
+    steps = max(1, min(round(_SECONDS_OF_TURN / slowest), MOST_STEPS // rounds))
     peak_memory = {each.name: _peak_memory(each.step) for each in contenders}
     turns: dict[str, list[float]] = {each.name: [] for each in contenders}
     orders = random.Random(0)
