@@ -17,18 +17,39 @@ _PAGE = Path(__file__).parent.parent / "docs" / "reference" / "versions.md"
 _GOOD = {"Python": "3.11.7", "tensorflow-cpu": "2.21.0", "keras": "3.15.1", "tf_keras": "2.21.0", "numpy": "2.4.6"}
 
 
-def test_command_prints_the_versions_without_loading_tensorflow() -> None:
-    code = (
-        "import runpy, sys\n"
-        "try: runpy.run_module('tfmp', run_name='__main__')\n"
-        "finally: print('tensorflow' in sys.modules)"
-    )
+def _printed_by_the_command(before: str = "", *path: Path) -> list[str]:
+    """Run the command in a new process, after some code, and return its lines."""
+    paths = [*map(str, path), str(Path(tfmp.__file__).parent.parent)]
+    code = f"import runpy, sys; sys.path[:0] = {paths!r}\n{before}\nrunpy.run_module('tfmp', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_command_prints_the_versions_and_the_gpus() -> None:
+    lines = _printed_by_the_command()
     assert lines[0].split() == ["tfmp", tfmp.__version__]
-    assert lines[-2:] == ["These versions are supported.", "False"]
     assert any(line.startswith("keras ") for line in lines)
+    assert lines[-3].startswith("TensorFlow's build    with")
+    assert lines[-2].startswith("GPU ")
+    assert lines[-1] == "These versions are supported."
+
+
+def test_command_prints_the_versions_where_tensorflow_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise OSError('libcudart.so.12 is missing')")
+    *lines, gpu, verdict = _printed_by_the_command("", tmp_path)
+    assert any(line.startswith("keras ") for line in lines)
+    assert gpu == "GPU                   not known, because TensorFlow raises OSError: libcudart.so.12 is missing"
+    assert verdict == "These versions are supported."
+
+
+def test_command_prints_the_versions_before_tensorflow_is_loaded() -> None:
+    # A TensorFlow that ends the process leaves them on the screen.
+    before = "from tfmp import gpus\ngpus.build = lambda: print('tensorflow' in sys.modules) or 'unknown'"
+    lines = _printed_by_the_command(before)
+    loaded = lines.index("False")
+    assert any(line.startswith("keras ") for line in lines[:loaded])
+    assert lines[loaded - 1].startswith("platform ")
 
 
 @pytest.mark.parametrize(

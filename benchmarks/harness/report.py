@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfmp import gpus
+
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy")
 
 
 def conditions(launcher: str = "") -> dict[str, str]:
-    """Return the conditions of a measurement: the machine, its load, the versions and the command.
+    """Return the conditions of a measurement: the machine with its GPUs, its load, the versions and the command.
 
     Args:
         launcher: The program that started the command, with its options, such as horovodrun; empty if there is none.
     """
     installed = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
     versions = [f"{name} {installed[name]}" for name in _PACKAGES if name in installed]
+    found = "; ".join(gpus.descriptions())
     return {
         "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        **({"GPUs": found} if found else {}),
         "load": f"{os.getloadavg()[0]:.2f} over the last minute",
         "versions": ", ".join([f"Python {platform.python_version()}", *versions]),
         "command": " ".join([launcher, "python", *sys.orig_argv[1:]]).strip(),
