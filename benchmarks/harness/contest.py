@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.harness import report
+from benchmarks.harness.peak_memory import device_of_allocator
 
 #: How many steps are the first ones: in eager code, tfmp compiles its update for the second step.
 _FIRST_CALLS = 2
@@ -250,12 +251,13 @@ def mebibytes(size: int | None) -> str:
 def _peak_memory(step: _Step) -> int | None:
     """Take a step; return its peak memory by the statistics of TensorFlow's allocator, or None if there are none."""
     # The memory of the process would not do: the allocator keeps memory that was freed. The statistics of TensorFlow
-    # 2.15 to 2.21 count tensors of 256 KiB or more.
+    # 2.15 to 2.21 count tensors of 256 KiB or more, those of a GPU all tensors.
+    device = device_of_allocator()
     try:
-        tf.config.experimental.reset_memory_stats("CPU:0")
+        tf.config.experimental.reset_memory_stats(device)
     except ValueError:
         step()
         return None
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    before = tf.config.experimental.get_memory_info(device)["current"]
     step()
-    return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    return tf.config.experimental.get_memory_info(device)["peak"] - before

@@ -25,7 +25,8 @@ _Variable: TypeAlias = Any
 _Wrap: TypeAlias = Callable[[_Optimizer], _Optimizer]
 
 #: The modes of a step, each with the function that prepares an update to run in this mode. "replicas" is a
-#: `tf.function` on two replicas of a `MirroredStrategy`, which have the same gradients.
+#: `tf.function` on two replicas of a `MirroredStrategy`, which have the same gradients: on two GPUs if there are as
+#: many, otherwise on two logical CPUs.
 MODES: dict[str, Callable[[_Apply], _Apply]] = {
     "function": tf.function,
     "xla": functools.partial(tf.function, jit_compile=True),
@@ -39,7 +40,7 @@ def _on_replicas(apply: _Apply, grads: _Grads) -> None:
     tf.distribute.get_strategy().run(lambda: apply(list(map(tf.identity, grads))))
 
 
-_REPLICAS = ("cpu:0", "cpu:1")
+_REPLICAS = 2
 
 _IS_KERAS_3 = keras.__version__.startswith("3.")
 
@@ -68,7 +69,9 @@ def contenders(cell: Cell, names: Container[str] | None = None) -> Iterator[list
         names: The contenders to make; by default all that can take part.
     """
     if cell.mode == "replicas":
-        strategy = tf.distribute.MirroredStrategy(_REPLICAS, cross_device_ops=tf.distribute.ReductionToOneDevice())
+        kind = "gpu" if len(tf.config.list_logical_devices("GPU")) >= _REPLICAS else "cpu"
+        devices = [f"{kind}:{replica}" for replica in range(_REPLICAS)]
+        strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
     else:
         strategy = tf.distribute.get_strategy()
     arrays = cells.gradients(cell)
@@ -113,8 +116,7 @@ def make_devices() -> None:
     """Make the devices of the mode "replicas"; to be called before TensorFlow makes any."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
-        devices = [tf.config.LogicalDeviceConfiguration() for _ in _REPLICAS]
-        tf.config.set_logical_device_configuration(cpu, devices)
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * _REPLICAS)
 
 
 def optimizer(cell: Cell, name: str) -> _Optimizer:

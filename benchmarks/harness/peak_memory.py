@@ -84,6 +84,11 @@ def of_process() -> int | None:
         return None
 
 
+def device_of_allocator() -> str:
+    """Return the device whose memory is measured: the first GPU, or the CPU if there is none."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
 class Allocator:
     """The peak of TensorFlow's allocator since this object was made: of the first GPU, or of the CPU if there is none.
 
@@ -92,7 +97,7 @@ class Allocator:
     """
 
     def __init__(self) -> None:
-        self._device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+        self._device = device_of_allocator()
         with contextlib.suppress(ValueError):
             tf.config.experimental.reset_memory_stats(self._device)
 

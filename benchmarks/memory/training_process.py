@@ -206,6 +206,8 @@ def training(way: Way, case: Case) -> tuple[Callable[[], object], Callable[[], l
     def step() -> None:
         for part in zip(*parts, strict=True):
             model.train_on_batch(*part)
+        # The loss is there before the weights are updated.
+        tf.test.experimental.sync_devices()
 
     return step, model.get_weights
 
