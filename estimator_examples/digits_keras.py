@@ -1,4 +1,4 @@
-"""Train a small dense net on scikit-learn's digits in mixed_float16 with Keras' `fit`, on one CPU or several replicas.
+"""Train a small dense net on scikit-learn's digits in mixed_float16 with Keras' `fit`, on one replica or several.
 
 Run `python -m estimator_examples.digits_keras`.
 """
@@ -102,9 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # tfmp's log goes to the stream to which Keras prints, so that the lines appear in the order of the events.
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     if options.inject_overflow:
-        print(f"One image of the first epoch overflows float16, on the last replica of {options.replicas}.")
+        where = f", on the last replica of {options.replicas}" if options.replicas > 1 else ""
+        print(f"One image of the first epoch overflows float16{where}.")
     keras.mixed_precision.set_global_policy("mixed_float16")
-    strategy = cpu_strategy(options.replicas)
+    strategy = strategy_of(options.device, options.replicas)
     outcomes = {}
     recorded = {}
     for stock in (True, False) if options.compare else (options.stock,):
@@ -133,17 +134,27 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
             "argument --batch-size: must be a multiple of --replicas, so that all replicas get equally many images, "
             f"got {options.batch_size} for {options.replicas} replicas."
         )
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if options.device == "gpu" and gpus < options.replicas:
+        parser.error(f"argument --device: TensorFlow must see a GPU for each replica, got {gpus}.")
     return options
 
 
-def cpu_strategy(replicas: int) -> tf.distribute.Strategy:
-    """Split the CPU into one logical device per replica; TensorFlow allows this only before it creates its devices."""
-    tf.config.set_visible_devices([], "GPU")
+def strategy_of(device: str, replicas: int) -> tf.distribute.Strategy:
+    """Choose the devices to train on; TensorFlow allows this only before it creates its devices.
+
+    Args:
+        device: "cpu", which is split into one logical device per replica, or "gpu", for one GPU per replica.
+        replicas: The number of replicas.
+    """
+    if device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        if replicas > 1:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if replicas == 1:
         return tf.distribute.get_strategy()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    devices = [f"cpu:{replica}" for replica in range(replicas)]
+    devices = [f"{device}:{replica}" for replica in range(replicas)]
     # The default, collective operations, hangs on CPUs under Estimator.
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
 
@@ -290,11 +301,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="digits_keras",
         usage="python -m estimator_examples.digits_keras [options]",
-        description="Train a small net in mixed_float16 with Keras, on one CPU or on several replicas.",
+        description="Train a small net in mixed_float16 with Keras, on one device or on several replicas.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="the kind of device to train on")
     parser.add_argument(
-        "--replicas", type=arguments.positive_int, default=1, help="number of logical CPUs that train together"
+        "--replicas",
+        type=arguments.positive_int,
+        default=1,
+        help="number of logical CPUs, or GPUs, that train together",
     )
     parser.add_argument(
         "--inject-overflow",
