@@ -21,6 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests with two replicas need two logical devices. They must be configured before TensorFlow initializes devices.
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    # On GPUs, TensorFlow would round what products of float32 matrices take; the tests compare with exact ones.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     if config.getoption("--v1-behavior"):
         tf.compat.v1.disable_v2_behavior()
 
