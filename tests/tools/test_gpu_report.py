@@ -1,0 +1,159 @@
+"""The report of a GPU, on a CPU: which parts run, what becomes of those that fail, and what the page says."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.gpu_report import __main__ as command
+from tools.gpu_report import running
+from tools.gpu_report.machine import Machine
+from tools.gpu_report.parts import Part, parts
+
+_CPU = Machine([], {"GPU": "no GPU is visible to TensorFlow"})
+_HELLO = Part("hello", "a greeting", ["-c", "print('hello')"])
+_FAULT = Part("fault", "an error", ["-c", "raise SystemExit(3)"])
+_KILLED = Part("killed", "a crash", ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
+_ON_TWO = Part("on_two", "two GPUs", ["-c", "print('on two')"], gpus=2)
+
+
+def _rows(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Return the rows of the table of parts, by their names, without the times."""
+    text = (folder / "report.md").read_text()
+    table = text.partition("## The parts\n\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return {name: (result, status) for name, result, status, _ in rows}
+
+
+def test_parts_run_on_a_cpu_and_their_outputs_are_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    chosen = ["versions", "digits", "digits_on_two"]
+    assert command.main([str(tmp_path), "--tiny", "--parts", *chosen]) == 0
+    printed = capsys.readouterr().out
+    assert "[2/3] digits: TF_ENABLE_ONEDNN_OPTS=0 python -m estimator_examples.digits_keras" in printed
+    assert f"{tmp_path / 'report.md'} is written. No part failed." in printed
+    page = (tmp_path / "report.md").read_text()
+    assert page.startswith("# tfmp on a machine on which TensorFlow sees no GPU\n")
+    assert "no figure on this page is a measurement" in page
+    for said in ("* GPU: no GPU is visible to TensorFlow", "These versions are supported.", "\n  weights finite  yes"):
+        assert said in page
+    assert _rows(tmp_path) == {
+        "versions": ("passed", "0"),
+        "digits": ("passed", "0"),
+        "digits_on_two": ("skipped: it needs 2 GPUs, and TensorFlow sees 0", ""),
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "versions.log", "digits.log", "digits.png"}
+
+
+def test_a_part_that_fails_does_not_keep_the_others_from_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [_FAULT, _KILLED, _ON_TWO, _HELLO]
+    assert command.report(chosen, _CPU, tmp_path, limit=60) == 128 + signal.SIGSEGV
+    assert _rows(tmp_path) == {
+        "fault": ("failed", "3"),
+        "killed": ("failed", "139"),
+        "on_two": ("skipped: it needs 2 GPUs, and TensorFlow sees 0", ""),
+        "hello": ("passed", "0"),
+    }
+    page = (tmp_path / "report.md").read_text()
+    assert "## on_two\n\nTwo GPUs: skipped: it needs" in page
+    assert "~~~~\nhello\n~~~~" in page
+    assert "These parts failed: fault, killed." in capsys.readouterr().out
+
+
+def test_what_needs_gpus_runs_where_there_are_as_many(tmp_path: Path) -> None:
+    machine = Machine(["NVIDIA A100, compute capability 8.0"] * 2, {})
+    assert command.report([_ON_TWO], machine, tmp_path, limit=60) == 0
+    assert _rows(tmp_path) == {"on_two": ("passed", "0")}
+    assert (tmp_path / "report.md").read_text().startswith("# tfmp on NVIDIA A100 and NVIDIA A100\n")
+
+
+#: Waits for a process that writes to a file again and again.
+_WAITS = """\
+import subprocess, sys
+print("waits", flush=True)
+code = "import time\\nwhile True: open(sys.argv[1], 'a').write('x'); time.sleep(0.05)"
+subprocess.run([sys.executable, "-c", "import sys\\n" + code, sys.argv[1]])
+"""
+
+
+def test_a_part_that_takes_too_long_is_stopped_with_the_processes_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "_SECONDS_BETWEEN_LINES", 0.5)
+    written = tmp_path / "written"
+    waits = Part("waits", "a wait", ["-c", _WAITS, str(written)])
+    assert command.report([waits, _HELLO], _CPU, tmp_path, limit=2) == running.TOO_LONG
+    assert _rows(tmp_path) == {"waits": ("stopped after 2 s", "124"), "hello": ("passed", "0")}
+    assert " s: waits\n" in capsys.readouterr().out
+    size = written.stat().st_size
+    time.sleep(0.5)
+    assert written.stat().st_size == size > 0
+
+
+def test_an_interrupt_leaves_a_report_of_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(part: Part, folder: Path, limit: float) -> running.Outcome:
+        if part is _KILLED:
+            raise KeyboardInterrupt
+        return run_part(part, folder, limit)
+
+    run_part = running.run
+    monkeypatch.setattr(running, "run", run)
+    assert command.report([_HELLO, _KILLED, _FAULT], _CPU, tmp_path, limit=60) == 130
+    assert _rows(tmp_path) == {
+        "hello": ("passed", "0"),
+        "killed": ("interrupted", ""),
+        "fault": ("not run, because of the interrupt", ""),
+    }
+
+
+def test_what_an_earlier_run_has_written_is_removed(tmp_path: Path) -> None:
+    part = Part("part", "nothing", ["-c", "pass"], writes=("--json", "part.json"))
+    (tmp_path / "part.json").write_text("{}")
+    command.report([part], _CPU, tmp_path, limit=60)
+    assert not (tmp_path / "part.json").exists()
+
+
+def test_the_page_has_the_end_of_a_long_output(tmp_path: Path) -> None:
+    part = Part("long", "lines", ["-c", "print(*range(1000), sep='\\n')"])
+    command.report([part], _CPU, tmp_path, limit=60)
+    page = (tmp_path / "report.md").read_text()
+    assert "~~~~\n[850 lines before these are in long.log]\n850\n" in page
+    assert page.endswith("\n999\n~~~~\n")
+
+
+def test_lines_are_those_that_a_terminal_shows(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_text(
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        "I0000 00:00:1795710760.018164   32380 port.cc:153] oneDNN custom operations are on.\n"
+        "2025-01-01 12:00:00.1: I tensorflow/core/util/port.cc:113] oneDNN custom operations are on.\n"
+        "\x1b[31mred\x1b[0m\n"
+        "10%\r50%\r100%\n"
+        "E0000 00:00:1795710761.416165   32380 cuda_platform.cc:52] failed call to cuInit\n\n"
+    )
+    red, bar, error = running.lines(log)
+    assert (red, bar, error[:5]) == ("red", "100%", "E0000")
+
+
+def test_parts_train_on_the_gpu_if_there_is_one() -> None:
+    for gpus, device in ((0, "cpu"), (1, "gpu")):
+        commands = {part.name: part.command for part in parts(gpus, tiny=False)}
+        assert f"--device {device}" in commands["digits"]
+    assert [part.name for part in parts(0, tiny=False)] == [part.name for part in parts(2, tiny=True)]
+
+
+def test_a_part_has_what_the_user_set_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["TF_FORCE_GPU_ALLOW_GROWTH", "TF_ENABLE_ONEDNN_OPTS", "TF_CPP_MIN_LOG_LEVEL"]
+    code = f"import os; print([os.environ[name] for name in {names}])"
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "7")
+    part = Part("part", "settings", ["-c", code], environment={"TF_ENABLE_ONEDNN_OPTS": "0"})
+    assert running.run(part, tmp_path, limit=60).status == 0
+    assert running.lines(tmp_path / "part.log") == ["['true', '0', '7']"]
