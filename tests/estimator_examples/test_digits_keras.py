@@ -103,6 +103,14 @@ def test_the_last_image_of_one_batch_overflows() -> None:
     assert not images.any()
 
 
+def test_each_replica_is_on_a_gpu_of_its_own_if_gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda devices, **_: made.extend(devices))
+    assert digits_keras.strategy_of("gpu", 1) is tf.distribute.get_strategy()
+    digits_keras.strategy_of("gpu", 2)
+    assert made == ["gpu:0", "gpu:1"]
+
+
 def test_every_replica_shows_its_own_weights(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         weights = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
@@ -141,6 +149,7 @@ def test_replicas_that_hold_the_same_nan_are_equal() -> None:
         (["--init-loss-scale=0.5"], "argument --init-loss-scale: must be 1 or more, and finite in float32, got 0.5."),
         (["--seed=-1"], "argument --seed: must be 0 or more, got -1."),
         (["--replicas=3"], "argument --batch-size: must be a multiple of --replicas"),
+        (["--device=gpu"], "argument --device: TensorFlow must see a GPU for each replica, got 0."),
     ],
 )
 def test_a_wrong_argument_ends_the_program(
