@@ -1,15 +1,19 @@
 """The report of a GPU, on a CPU: which parts run, what becomes of those that fail, and what the page says."""
 
+import importlib
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import keras_contenders
 from tools.gpu_report import __main__ as command
 from tools.gpu_report import running
 from tools.gpu_report.machine import Machine
 from tools.gpu_report.parts import Part, parts
+
+pytestmark = pytest.mark.skipif(keras_contenders.KERAS != "Keras 3", reason="its benchmarks compare with Keras 3")
 
 _CPU = Machine([], {"GPU": "no GPU is visible to TensorFlow"})
 _HELLO = Part("hello", "a greeting", ["-c", "print('hello')"])
@@ -146,6 +150,23 @@ def test_parts_train_on_the_gpu_if_there_is_one() -> None:
         commands = {part.name: part.command for part in parts(gpus, tiny=False)}
         assert f"--device {device}" in commands["digits"]
     assert [part.name for part in parts(0, tiny=False)] == [part.name for part in parts(2, tiny=True)]
+
+
+@pytest.mark.parametrize("tiny", [False, True])
+def test_the_options_of_each_part_exist(tiny: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    checked = []
+    for part in parts(1, tiny=tiny):
+        _, module, *options = part.arguments_in(Path("folder"))
+        if module in {"tfmp", "pytest"}:
+            continue
+        main = "benchmarks.memory.__main__" if module == "benchmarks.memory" else module
+        # What stands before --help is parsed, and an error ends the program with 2.
+        with pytest.raises(SystemExit, match="0"):
+            importlib.import_module(main).main([*options, "--help"])
+        assert "usage:" in capsys.readouterr().out
+        checked.append(part.name)
+    assert len(checked) == 8
 
 
 def test_a_part_has_what_the_user_set_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

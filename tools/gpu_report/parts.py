@@ -60,6 +60,12 @@ def parts(gpus: int, *, tiny: bool) -> list[Part]:
     return [
         Part("versions", "what is installed", ["-m", "tfmp"]),
         Part(
+            "chip_limits",
+            "the speed of the chip in products of matrices and in copies",
+            ["-m", "benchmarks.chip_limits", *(["--rows", "64", "--bytes", "4096"] if tiny else [])],
+            writes=("--json", "chip_limits.json"),
+        ),
+        Part(
             "tests",
             "the essential tests",
             ["-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *tests],
