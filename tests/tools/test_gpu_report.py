@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness import keras_contenders
 from tools.gpu_report import __main__ as command
-from tools.gpu_report import running
+from tools.gpu_report import machine, running
 from tools.gpu_report.machine import Machine
 from tools.gpu_report.parts import Part, parts
 
@@ -71,8 +71,8 @@ def test_a_part_that_fails_does_not_keep_the_others_from_running(
 
 
 def test_what_needs_gpus_runs_where_there_are_as_many(tmp_path: Path) -> None:
-    machine = Machine(["NVIDIA A100, compute capability 8.0"] * 2, {})
-    assert command.report([_ON_TWO], machine, tmp_path, limit=60) == 0
+    two = Machine(["NVIDIA A100, compute capability 8.0"] * 2, {})
+    assert command.report([_ON_TWO], two, tmp_path, limit=60) == 0
     assert _rows(tmp_path) == {"on_two": ("passed", "0")}
     assert (tmp_path / "report.md").read_text().startswith("# tfmp on NVIDIA A100 and NVIDIA A100\n")
 
@@ -114,6 +114,35 @@ def test_an_interrupt_leaves_a_report_of_what_ran(tmp_path: Path, monkeypatch: p
         "killed": ("interrupted", ""),
         "fault": ("not run, because of the interrupt", ""),
     }
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'NVIDIA A100, 535.104.05, 40960 MiB'", "NVIDIA A100, 535.104.05, 40960 MiB (name,driver_version,"),
+        ("exit 9", "not known: Command "),
+        (None, "not known: there is no nvidia-smi"),
+    ],
+)
+def test_the_machine_has_what_the_driver_says_and_no_secrets(
+    script: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if script is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    # A TensorFlow that cannot be imported is a fact, too.
+    (tmp_path / "tensorflow.py").write_text("raise OSError('libcudart.so.12 is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    monkeypatch.setenv("TF_VAR_password", "a secret of Terraform")
+    monkeypatch.setenv("NVIDIA_API_KEY", "another secret")
+    found = machine.look()
+    assert found.gpus == []
+    assert found.rows["TensorFlow"] == "raises OSError: libcudart.so.12 is missing"
+    assert found.rows["driver"].startswith(said)
+    assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in found.rows["environment"]
+    assert "secret" not in str(found)
 
 
 def test_what_an_earlier_run_has_written_is_removed(tmp_path: Path) -> None:

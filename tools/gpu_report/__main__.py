@@ -64,10 +64,10 @@ def report(chosen: Sequence[Part], found: Machine, folder: Path, limit: float, *
         path = page.write(folder, found, outcomes, tiny=tiny)
         if status:
             break
-    status = max([status, *(each.status or 0 for each in outcomes)])
     bad = [each.part.name for each in outcomes if each.status]
-    print(f"{path} is written. " + (f"These parts failed: {', '.join(bad)}." if bad else "No part failed."))
-    return status
+    ending = f"These parts failed: {', '.join(bad)}." if bad else "No part failed."
+    print(f"{path} is written. {'The run was interrupted. ' if status else ''}{ending}")
+    return max([status, *(each.status or 0 for each in outcomes)])
 
 
 def _outcome(part: Part, gpus: int, folder: Path, limit: float) -> Outcome:
