@@ -55,8 +55,9 @@ def parts(gpus: int, *, tiny: bool) -> list[Part]:
     digits = ["-m", "estimator_examples.digits_keras", "--compare", "--inject-overflow"]
     digits += ["--epochs", "1"] if tiny else []
     ranges = ["-m", "estimator_examples.digits_ranges", *(["--seeds", "1", "--steps", "25"] if tiny else [])]
-    shapes = ["--shapes", "tiny", "--optimizers", "SGD", "--rounds", "2"]
-    steps = ["-m", "benchmarks.step_cost", *(shapes if tiny else ["--shapes", "bert", "--optimizers", "SGD", "Adam"])]
+    sizes = ["--shapes", "tiny" if tiny else "bert", "--optimizers", "SGD", *([] if tiny else ["Adam"])]
+    sizes += ["--rounds", "2"] if tiny else []
+    steps = ["-m", "benchmarks.step_cost"]
     return [
         Part("versions", "what is installed", ["-m", "tfmp"]),
         Part(
@@ -87,13 +88,13 @@ def parts(gpus: int, *, tiny: bool) -> list[Part]:
         Part(
             "step_cost",
             "the time of an optimizer's step in a tf.function and eagerly",
-            [*steps, "--modes", "function", "eager"],
+            [*steps, *([*sizes, "--modes", "function", "eager"] if tiny else ["--short"])],
             writes=("--json", "step_cost.json"),
         ),
         Part(
             "step_cost_xla",
             "the time of an optimizer's step within XLA, by which Keras 3 trains on a GPU",
-            [*steps, "--modes", "xla"],
+            [*steps, *sizes, "--modes", "xla"],
             writes=("--json", "step_cost_xla.json"),
         ),
         Part(
@@ -112,7 +113,7 @@ def parts(gpus: int, *, tiny: bool) -> list[Part]:
         Part(
             "step_cost_on_two",
             "the time of an optimizer's step on two GPUs",
-            [*steps, "--modes", "replicas"],
+            [*steps, *sizes, "--modes", "replicas"],
             writes=("--json", "step_cost_on_two.json"),
             gpus=2,
         ),
