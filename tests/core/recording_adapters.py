@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from function_steps import FunctionAdapter
 
@@ -72,9 +73,13 @@ class _RecordingProgramOnSums:
 
         return [arithmetic.map_parts(lambda values: values * 2, twice, twice, grad) for grad in grads]
 
-    def apply(self, sums: Gradients, loss_scale: tf.Tensor) -> tf.Operation:
-        values = arithmetic.values_of([grad for grad in sums if grad is not None])
-        self._applied.append(([each.numpy().tolist() for each in values], float(loss_scale)))
+    def measure(self, sums: Gradients) -> list[tf.Tensor]:
+        return [-arithmetic.values_of(sums)[0]]
+
+    def apply(self, sums: Gradients, loss_scale: tf.Tensor, measures: Gradients) -> tf.Operation:
+        values = [each.numpy().tolist() for each in arithmetic.values_of(sums)]
+        assert [measure.numpy().tolist() for measure in measures] == [(-np.array(values[0])).tolist()]
+        self._applied.append((values, float(loss_scale)))
         return tf.no_op()
 
 

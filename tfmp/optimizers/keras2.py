@@ -245,8 +245,8 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         return self.iterations
 
     def _may_unscale_late(self) -> bool:
-        # Horovod averages unscaled gradients.
-        return running_horovod() is None and not self._is_of_horovod
+        # Horovod averages unscaled gradients. A dtype is for Horovod alone; without it, averaging raises an error.
+        return running_horovod() is None and not self._is_of_horovod and self._aggregation_dtype is None
 
     def get_config(self) -> dict[str, Any]:
         """As in `tfmp.LossScaleOptimizer`."""

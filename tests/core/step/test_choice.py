@@ -107,6 +107,27 @@ def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_othe
 
 
 @pytest.mark.graph
+@pytest.mark.parametrize("is_clipped", [False, True])
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("kind", ["finite", "largest magnitude"])
+def test_scaled_gradients_of_a_graph_are_summed_first_if_nothing_was_done_but_to_unscale_them(
+    kind: str, is_checked: bool, is_clipped: bool, session: tf.compat.v1.Session
+) -> None:
+    scaler, scaled, adapter = SCALERS[kind](), [tf.constant(16.0), None], RecordingAdapter(sums=True)
+    grads = scaler.unscale(scaled)
+    if is_clipped:
+        clipped = [grads[0] / 2, None]
+        note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(True))
+        grads = clipped
+    session.run(tf.compat.v1.global_variables_initializer())
+    earlier = EarlierCheck(LocalResult(tf.constant(True), tf.constant(2.0))) if is_checked else None
+    update = update_of_unscaled(adapter, grads, scaler.facts(SummedFirst()), earlier)
+    assert isinstance(update, SummedUpdate) is (kind == "finite" and not is_checked and not is_clipped)
+    if isinstance(update, SummedUpdate):
+        assert (update.grads, session.run(update.loss_scale)) == (scaled, 8)
+
+
+@pytest.mark.graph
 @pytest.mark.parametrize("before", [None, True, False])
 @pytest.mark.parametrize("keeps_finite", [True, False])
 def test_step_is_skipped_if_a_change_does_not_keep_gradients_finite(

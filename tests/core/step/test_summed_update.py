@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from recording_adapters import SCALERS, RecordingAdapter, SummedFirst
+from recording_adapters import SCALERS, RecordingAdapter, SummedFirst, numbers
 
 from tfmp.core.step.choice import update_of_scaled
 
@@ -42,6 +42,16 @@ def test_sums_are_what_is_checked_and_applied(
     assert adapter.steps == [bool(applied)]
     (report,) = scaler.overflow_reports()
     assert (report.names, report.last.numpy().tolist()) == (["kernel", "bias"], counts)
+
+
+@pytest.mark.parametrize(("sums_first", "counted"), [(True, 32), (False, 16)])
+def test_overflows_are_counted_in_what_the_optimizer_would_check(sums_first: bool, counted: float) -> None:
+    adapter = RecordingAdapter(sums=True)
+    adapter.sums_first = sums_first
+    update = update_of_scaled(adapter, [tf.constant(16.0), None], SCALERS["finite"]().facts(_SummedOfTwo()))
+    assert numbers(update.grads) == [counted, None]
+    # Of what the replica holds, the sums come first, and the measure last.
+    assert numbers(update.check()[1]) == [32, None, counted, None, -32]
 
 
 @pytest.mark.parametrize(("loss_scale", "usable"), [(1.0, True), (0.5, False)])

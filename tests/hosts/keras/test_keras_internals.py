@@ -253,24 +253,41 @@ def test_optimizer_of_keras3_tells_of_the_variables_that_it_trains(keras: Module
     assert internals.clipped(keras.optimizers.SGD(0.5), [unclipped])[0] is unclipped
 
 
-@for_every_keras("keras3")
-def test_optimizer_of_keras3_updates_the_replica_that_runs(
+def _averaged(keras: ModuleType) -> Any:
+    if hasattr(keras, "Variable"):
+        return keras.Variable(8.0, aggregation="mean")
+    return tf.Variable(8.0, aggregation=tf.VariableAggregation.MEAN)
+
+
+@for_every_keras()
+def test_optimizer_updates_the_replica_that_runs(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
+    settings = {"weight_decay": 0.25, "use_ema": True, "ema_momentum": 0.5}
     with two_replicas.scope():
-        variable, optimizer = keras.Variable(8.0, aggregation="mean"), keras.optimizers.SGD(1.0)
+        variable, optimizer = _averaged(keras), keras.optimizers.SGD(1.0, **settings)
         optimizer.build([variable])
+    of_tensorflow = variable if isinstance(variable, tf.Variable) else variable.value
+    is_keras3 = hasattr(optimizer, "apply")
     assert internals.updates_as_other_optimizers_do(optimizer)
     assert not internals.updates_as_other_optimizers_do(keras.optimizers.Nadam(1.0))
 
     def update(copy: tf.Variable) -> None:
+        grads_and_vars = [(tf.constant(1.0), variable)]
         with internals.updating_one_replica(optimizer):
-            optimizer.apply([tf.constant(1.0)], [variable])
+            optimizer.apply_gradients(grads_and_vars, **({} if is_keras3 else {"skip_gradients_aggregation": True}))
 
     def on_all(strategy: tf.distribute.Strategy) -> None:
-        strategy.extended.update(variable.value, update, group=False)
+        strategy.extended.update(of_tensorflow, update, group=False)
 
     two_replicas.run(lambda: tf.distribute.get_replica_context().merge_call(on_all))
-    copies = two_replicas.experimental_local_results(variable.value)
-    assert [float(each) for each in copies] == [7, 7]
-    assert not {"_backend_update_step", "_apply_weight_decay"} & vars(optimizer).keys()
+    variables = [each if isinstance(each, tf.Variable) else each.value for each in optimizer.variables]
+    copies = map(two_replicas.experimental_local_results, [of_tensorflow, *variables])
+    weight, *found = [[float(each) for each in of_replicas] for of_replicas in copies]
+    # 3/4 of the weight, less the gradient.
+    assert weight == [5, 5]
+    # The count of steps; and the average, which Keras 3 starts with the weight after the first step.
+    assert [1, 1] in found
+    assert ([5, 5] if is_keras3 else [6.5, 6.5]) in found
+    private = {"_backend_update_step", "_apply_weight_decay", "_internal_apply_gradients"}
+    assert not private & vars(optimizer).keys()

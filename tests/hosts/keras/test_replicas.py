@@ -1,50 +1,54 @@
-"""Updates of Keras 3 on the replicas of a strategy, where XLA compiles the update of each replica."""
+"""Updates of Keras on the replicas of a strategy, where XLA compiles the update of each replica."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import compiles, optimizer, variable
+from kerases import compiles, for_every_keras, optimizer, variable
 from replica_training import ReplicaTraining, inputs, ours, values
 
 import tfmp
 
 pytestmark = pytest.mark.essential
 
-if not keras.__version__.startswith("3."):
-    pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
-
 _OPTIONS = {
+    "": {},
     "weight_decay": {"weight_decay": 0.25},
     "ema": {"use_ema": True, "ema_momentum": 0.5},
     "clipnorm": {"clipnorm": 0.5},
     "clipvalue": {"clipvalue": 0.5},
     "global_clipnorm": {"global_clipnorm": 0.5},
-    "schedule": {"learning_rate": keras.optimizers.schedules.PolynomialDecay(0.5, 10)},
 }
+
+
+def _options(keras: ModuleType, name: str) -> dict[str, Any]:
+    if name == "schedule":
+        return {"learning_rate": keras.optimizers.schedules.PolynomialDecay(0.5, 10)}
+    return _OPTIONS[name]
 
 
 class _OnReplicas:
     """Two variables and an optimizer that takes steps on the replicas of a strategy, each with gradients of its own."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
+    def __init__(self, keras: ModuleType, strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
         self._strategy = strategy
         with strategy.scope():
             self.variables = [variable(keras, np.ones([3, 2])), variable(keras, [1.0, 2.0], "bias")]
             self.opt = make()
             self.opt.build(self.variables)
 
-    def step(self, scale: float, *, sparse: bool) -> None:
+    def step(self, scale: float, *, sparse: bool, unscales: bool = False) -> None:
         def on_replica() -> None:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             factor = scale * (tf.cast(replica, tf.float32) + 0.5)
             rows, indices = factor * tf.constant([[1.0, -2.0], [3.0, 0.5]]), tf.stack([replica, 2])
             kernel = tf.IndexedSlices(rows, indices, tf.constant([3, 2])) if sparse else factor * tf.ones([3, 2])
-            self.opt.apply([kernel, factor * tf.constant([0.25, -1.0])], self.variables)
+            grads = [kernel, factor * tf.constant([0.25, -1.0])]
+            _apply(self.opt, self.opt.get_unscaled_gradients(grads) if unscales else grads, self.variables)
 
         self._strategy.run(on_replica)
 
@@ -53,32 +57,46 @@ class _OnReplicas:
         return values(self._strategy, [*self.variables, *opt.variables])
 
 
-def _wrapped(name: str, **options: Any) -> Any:
+def _apply(opt: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    if hasattr(opt, "apply"):
+        opt.apply(grads, variables)
+    else:
+        opt.apply_gradients(zip(grads, variables, strict=True))
+
+
+def _wrapped(keras: ModuleType, name: str, **options: Any) -> Any:
     opt = tfmp.LossScaleOptimizer(optimizer(keras, name, **options), tfmp.FixedLossScaleManager(8), jit_compile=True)
     opt.scale_loss(tf.constant(1.0))
     return opt
 
 
+@for_every_keras()
+@pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
 @pytest.mark.parametrize(
     ("name", "options", "sparse"),
     [
         # All optimizers are compiled in `test_keras_conformance.py`. Here are a plain one, those that are not compiled
         # as the others are, and one with state of another shape; below are adaptive ones.
         *((name, "", False) for name in ("SGD", "Adafactor", "Muon", "Nadam")),
-        *(("AdamW", option, False) for option in _OPTIONS),
+        *(("AdamW", option, False) for option in [*_OPTIONS, "schedule"]),
         ("SGD", "global_clipnorm", True),
         ("Adam", "", True),
     ],
 )
 @pytest.mark.essential("AdamW", "SGD")
 def test_replicas_train_as_the_bare_optimizer(
-    two_replicas: tf.distribute.MirroredStrategy, name: str, options: str, sparse: bool
+    keras: ModuleType,
+    two_replicas: tf.distribute.MirroredStrategy,
+    name: str,
+    options: str,
+    sparse: bool,
+    unscales: bool,
 ) -> None:
-    settings = _OPTIONS.get(options, {})
-    plain = _OnReplicas(two_replicas, lambda: optimizer(keras, name, **settings))
-    ours = _OnReplicas(two_replicas, lambda: _wrapped(name, **settings))
+    settings = _options(keras, options)
+    plain = _OnReplicas(keras, two_replicas, lambda: optimizer(keras, name, **settings))
+    ours = _OnReplicas(keras, two_replicas, lambda: _wrapped(keras, name, **settings))
     plain_step = tf.function(lambda: plain.step(1.0, sparse=sparse))
-    step = tf.function(lambda: ours.step(8.0, sparse=sparse))
+    step = tf.function(lambda: ours.step(8.0, sparse=sparse, unscales=unscales))
     for _ in range(3):
         plain_step()
         step()
@@ -87,40 +105,103 @@ def test_replicas_train_as_the_bare_optimizer(
         np.testing.assert_array_equal(own, other)
     for own, other in zip(first, plain.state()[0], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
-    assert compiles(lambda: ours.step(8.0, sparse=sparse)) is (name not in {"Muon", "Nadam"})
+    assert compiles(lambda: ours.step(8.0, sparse=sparse, unscales=unscales)) is (name not in {"Muon", "Nadam"})
 
 
-def test_replicas_stay_one_through_random_overflows(two_replicas: tf.distribute.MirroredStrategy) -> None:
+@for_every_keras()
+@pytest.mark.parametrize("unscale", [False, True], ids=["scaled", "unscaled"])
+def test_replicas_stay_one_through_random_overflows(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, unscale: bool
+) -> None:
     fed = inputs("random")[:60]
     training = ReplicaTraining(keras, two_replicas, lambda inner: ours(inner, jit_compile=True))
     plain = ReplicaTraining(keras, two_replicas, lambda inner: ours(inner, jit_compile=False))
-    for (first, second), (expected, _) in zip(training.by_loop(fed), plain.by_loop(fed), strict=True):
+    for (first, second), (expected, _) in zip(
+        training.by_loop(fed, unscale=unscale), plain.by_loop(fed, unscale=unscale), strict=True
+    ):
         assert first == second
         for own, other in zip(first, expected, strict=True):
             np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
-def _of_conditions(strategy: tf.distribute.Strategy, jit_compile: Any, size: int, **options: Any) -> bool:
+def _of_conditions(
+    keras: ModuleType, strategy: tf.distribute.Strategy, jit_compile: Any, size: int, **options: Any
+) -> bool:
     with strategy.scope():
         weights = [variable(keras, np.ones([size])), variable(keras, [1.0])]
         inner = optimizer(keras, **options)
         opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)
         opt.build(weights)
+        opt.scale_loss(tf.constant(1.0))
 
     def step() -> None:
-        strategy.run(lambda: opt.apply([tf.ones([size]), tf.ones([1])], weights))
+        strategy.run(lambda: _apply(opt, [tf.ones([size]), tf.ones([1])], weights))
 
     return compiles(step)
 
 
-def test_large_updates_by_keras_alone_are_compiled_by_default(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    assert _of_conditions(two_replicas, "auto", 2**20)
-    assert not _of_conditions(two_replicas, "auto", 2**10)
-    assert not _of_conditions(two_replicas, False, 2**20)
+@for_every_keras()
+def test_large_updates_by_keras_alone_are_compiled_by_default(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    assert _of_conditions(keras, two_replicas, "auto", 2**20)
+    assert not _of_conditions(keras, two_replicas, "auto", 2**10)
+    assert not _of_conditions(keras, two_replicas, False, 2**20)
 
 
-def test_variable_without_gradient_is_left_alone(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    ours = _OnReplicas(two_replicas, lambda: _wrapped("SGD"))
+@for_every_keras("keras2", "tf_keras")
+def test_update_with_a_conditional_is_not_compiled(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    assert not _of_conditions(keras, two_replicas, True, 2**20, use_ema=True, ema_overwrite_frequency=2)
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_optimizer_made_outside_of_the_scope_is_not_compiled(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    opt = _wrapped(keras, "SGD")
+    with two_replicas.scope():
+        weight = variable(keras, np.ones([3]))
+    step = _on_each(two_replicas, opt, weight, [tf.ones([3])] * 2)
+    step()
+    assert "_XlaMustCompile" not in str(step.get_concrete_function().graph.as_graph_def())
+    # All replicas count in one variable.
+    assert int(opt.iterations) == 1
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_sums_of_a_users_own_class_are_its_own(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    class Doubling(keras.optimizers.SGD):
+        def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+            return [(2 * grad, variable) for grad, variable in super().aggregate_gradients(grads_and_vars)]
+
+    with two_replicas.scope():
+        weight = variable(keras, np.ones([3]))
+        opt = tfmp.LossScaleOptimizer(Doubling(0.5), tfmp.FixedLossScaleManager(8), jit_compile=True)
+        opt.build([weight])
+        opt.scale_loss(tf.constant(1.0))
+    _on_each(two_replicas, opt, weight, [tf.fill([3], 2.0), tf.fill([3], 4.0)])()
+    assert weight.numpy().tolist() == [0.25] * 3
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_dtype_for_horovod_is_refused(keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        weight = variable(keras, np.ones([3]))
+        settings = {"is_distributed": True, "aggregation_dtype": "float16", "jit_compile": True}
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), **settings)
+        opt.build([weight])
+        opt.scale_loss(tf.constant(1.0))
+    with pytest.raises(NotImplementedError, match="aggregation_dtype='float16' is for Horovod"):
+        _on_each(two_replicas, opt, weight, [tf.ones([3])] * 2)()
+
+
+@for_every_keras("keras3")
+def test_variable_without_gradient_is_left_alone(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    ours = _OnReplicas(keras, two_replicas, lambda: _wrapped(keras, "SGD"))
 
     @tf.function
     def step() -> None:
@@ -131,8 +212,11 @@ def test_variable_without_gradient_is_left_alone(two_replicas: tf.distribute.Mir
     assert ours.state()[0][:2] == [[[1, 1]] * 3, [0, 0]]
 
 
-def test_eager_replicas_update_without_compiling(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    ours = _OnReplicas(two_replicas, lambda: _wrapped("SGD"))
+@for_every_keras()
+def test_eager_replicas_update_without_compiling(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    ours = _OnReplicas(keras, two_replicas, lambda: _wrapped(keras, "SGD"))
     ours.step(8.0, sparse=False)
     assert ours.state()[0][1] == [1 - 0.25, 2 + 1.0]
 
@@ -144,50 +228,64 @@ def _on_each(strategy: tf.distribute.Strategy, opt: Any, weight: Any, grads: lis
     def step() -> None:
         def on_replica() -> None:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            opt.apply([tf.nest.map_structure(lambda *each: tf.stack(each)[replica], *grads)], [weight])
+            _apply(opt, [tf.nest.map_structure(lambda *each: tf.stack(each)[replica], *grads)], [weight])
 
         strategy.run(on_replica)
 
     return step
 
 
-def _with_weight(strategy: tf.distribute.Strategy, **options: Any) -> tuple[Any, Any]:
+def _with_weight(keras: ModuleType, strategy: tf.distribute.Strategy, **options: Any) -> tuple[Any, Any]:
     with strategy.scope():
-        weight, opt = variable(keras, np.ones([3])), _wrapped("SGD", **options)
+        weight, opt = variable(keras, np.ones([3])), _wrapped(keras, "SGD", **options)
         opt.build([weight])
     return weight, opt
 
 
-def test_only_the_sums_are_read_unless_keras_clips_before(two_replicas: tf.distribute.MirroredStrategy) -> None:
+@for_every_keras()
+def test_only_the_sums_are_read_unless_keras_clips_before(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
     def reads(**options: Any) -> int:
-        weight, opt = _with_weight(two_replicas, **options)
+        weight, opt = _with_weight(keras, two_replicas, **options)
         graph = _on_each(two_replicas, opt, weight, [tf.ones([3])] * 2).get_concrete_function().graph
         return len([op for op in graph.get_operations() if op.type == "L2Loss"])
 
     assert reads() == 1
-    assert reads(clipnorm=1.0) > 1
+    clips_before = keras.__version__.startswith("3.")
+    assert (reads(clipnorm=1.0) > 1) is clips_before
 
 
-def test_overflows_are_counted_in_the_gradients_of_a_replica(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    weight, opt = _with_weight(two_replicas)
-    # The sum is NaN.
+@for_every_keras()
+def test_overflows_are_counted_in_what_the_optimizer_would_check(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    weight, opt = _with_weight(keras, two_replicas)
+    # The sum, which optimizers of Keras 2 check, is NaN.
     _on_each(two_replicas, opt, weight, [tf.constant([math.inf, 1.0, 1.0]), tf.constant([-math.inf, 1.0, 1.0])])()
     (report,) = opt.overflow_reports()
-    assert report.last.numpy().tolist() == [[1, 0, 0]]
+    is_keras3 = keras.__version__.startswith("3.")
+    assert report.last.numpy().tolist() == [[1, 0, 0] if is_keras3 else [0, 1, 0]]
     assert weight.numpy().tolist() == [1, 1, 1]
 
 
+@for_every_keras()
 @pytest.mark.parametrize("sparse", [False, True])
-def test_step_whose_sum_overflows_is_skipped(two_replicas: tf.distribute.MirroredStrategy, sparse: bool) -> None:
-    weight, opt = _with_weight(two_replicas)
+def test_step_whose_sum_overflows_is_skipped(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, sparse: bool
+) -> None:
+    weight, opt = _with_weight(keras, two_replicas)
     grad = tf.constant([2e38, 1.0, 1.0])
     each = tf.IndexedSlices(grad, tf.range(3), tf.constant([3])) if sparse else grad
     _on_each(two_replicas, opt, weight, [each] * 2)()
     assert (int(opt.skipped_steps), weight.numpy().tolist()) == (1, [1, 1, 1])
 
 
-def test_float16_gradients_are_summed_in_float32(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    weight, opt = _with_weight(two_replicas)
+@for_every_keras()
+def test_float16_gradients_are_summed_in_float32(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    weight, opt = _with_weight(keras, two_replicas)
     # Their sum, 2**16, is infinite in float16.
     _on_each(two_replicas, opt, weight, [tf.constant([2.0**15, 8.0, 16.0], tf.float16)] * 2)()
     assert weight.numpy().tolist() == [1 - 0.5 * 2**13, 0, -1]

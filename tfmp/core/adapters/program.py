@@ -30,10 +30,13 @@ class Program(Protocol):
 
 
 class ProgramOnSums(Protocol):
-    """Sums gradients over the replicas, so that they can be checked, and unscales and applies the sums."""
+    """Sums gradients over the replicas, so that they can be checked, and unscales, clips and applies the sums."""
 
     def sum(self, grads: Gradients) -> Gradients:
         """Return the sums over the replicas; called on each replica."""
 
-    def apply(self, sums: Gradients, loss_scale: tf.Tensor) -> Done:
-        """Divide the sums by the loss scale and apply them; called on each replica."""
+    def measure(self, sums: Gradients) -> list[tf.Tensor]:
+        """Compute what `apply` needs, such as a norm, if that is cheaper next to the check of the sums; called once."""
+
+    def apply(self, sums: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+        """Divide the sums by the loss scale, clip and apply them; called on each replica."""

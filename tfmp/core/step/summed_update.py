@@ -21,26 +21,39 @@ class SummedUpdate(Update):
         self._sums = program.sum(grads)
         is_measured = facts.norm is not WantedNorm.NO
         measured = Measured(self._sums, facts.loss_scale, is_summed=True) if is_measured else None
-        super().__init__(adapter, grads, facts.distribution, facts.loss_scale, measured)
+        # Overflows are counted in the gradients that the optimizer would check without this program.
+        counted = self._sums if adapter.sums_first else grads
+        super().__init__(adapter, counted, facts.distribution, facts.loss_scale, measured)
         # The rows of sparse gradients are not added up yet.
         is_sparse = any(map(arithmetic.is_sparse, self._sums))
         num_summed = facts.distribution.num_summed
         self._check_of_sums = facts.gradient_check(Scaling.CHECK_SCALED, num_summed if is_sparse else 1)
-        self._check_of_grads = facts.gradient_check(Scaling.CHECK_SCALED, num_summed)
+        self._check_of_counted = (
+            self._check_of_sums if adapter.sums_first else facts.gradient_check(Scaling.CHECK_SCALED, num_summed)
+        )
 
     def check(self) -> tuple[LocalResult, list[Gradient]]:
-        """Check the sums, which are the same on all replicas; the replica holds the sums and its gradients."""
-        usable = self.distribution.once(lambda: self._check_of_sums.all_finite(self._sums))
-        return LocalResult(usable), [*self._sums, *self.grads]
+        """Check the sums, which are the same on all replicas; the replica holds them, and what is counted."""
+
+        def check_and_measure() -> tuple[tf.Tensor, list[tf.Tensor]]:
+            return self._check_of_sums.all_finite(self._sums), self._program.measure(self._sums)
+
+        usable, measures = self.distribution.once(check_and_measure)
+        return LocalResult(usable), [*self._sums, *self.grads, *measures]
 
     def apply(self, held: Gradients) -> Done:
         """Run the program of each replica."""
-        return self._program.apply(held[: len(self._sums)], self.loss_scale)
+        sums, _, measures = self._parts(held)
+        return self._program.apply(sums, self.loss_scale, measures)
 
     def norm_of_each(self, held: Gradients) -> tf.Tensor:
         """Return the norm of each sum."""
-        return large_norm_of_each(held[: len(self._sums)])
+        return large_norm_of_each(self._parts(held)[0])
 
     def counts(self, held: Gradients) -> tf.Tensor:
-        """Count the values of this replica's gradients that overflowed, or could overflow in the sum."""
-        return self._check_of_grads.counts(held[len(self._sums) :])
+        """Count the values of what is counted that overflowed, or could overflow in the sum over the replicas."""
+        return self._check_of_counted.counts(self._parts(held)[1])
+
+    def _parts(self, held: Gradients) -> tuple[Gradients, Gradients, Gradients]:
+        grads, measures = len(self._sums), len(self._sums) + len(self.grads)
+        return held[:grads], held[grads:measures], held[measures:]

@@ -10,7 +10,7 @@ from tfmp.core.adapters import OptimizerAdapter
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.program import KerasProgram
-from tfmp.hosts.keras.replicas import ProgramOfReplicas, apply_on_replicas
+from tfmp.hosts.keras.replicas import ProgramOfReplicas, apply_on_replicas, clips_before_the_sum
 from tfmp.hosts.keras.views import view_of
 from tfmp.types import Done, Gradient, Gradients
 
@@ -60,6 +60,14 @@ class KerasAdapter(OptimizerAdapter):
         program = self.program(grads)
         return program if program is not None and program.is_compiled else None
 
+    def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
+        """Return the program by which each replica unscales and applies the sums of these gradients."""
+        if self._compiler is None or not self.can_unscale_late(grads) or clips_before_the_sum(self.optimizer):
+            return None
+        if not self._compiler.compiles_on_replicas(grads, self.variables):
+            return None
+        return ProgramOfReplicas(self.optimizer, self.variables, self._kwargs)
+
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
 
@@ -71,10 +79,13 @@ class KerasAdapter(OptimizerAdapter):
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica: by a compiled program, or by the optimizer itself."""
         program = self.compiled_program(grads)
-        if program is None:
-            return self._apply_by_itself(grads)
-        # Without a measure the optimizer itself clips.
-        return program.apply(grads, tf.ones([]), (), ())
+        if program is not None:
+            # Without a measure the optimizer itself clips.
+            return program.apply(grads, tf.ones([]), (), ())
+        if self._compiler is not None and self._compiler.compiles_on_replicas(grads, self.variables):
+            apply_on_replicas(self.optimizer, grads, self.variables, self._kwargs, are_summed=self.sums_first)
+            return tf.no_op()
+        return self._apply_by_itself(grads)
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
         return super().apply(grads)
@@ -117,6 +128,11 @@ class Keras2Adapter(KerasAdapter):
         # A user's own `aggregate_gradients` may do more than sum.
         return None if is_foreign(self.optimizer.aggregate_gradients) else super().program(grads)
 
+    def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
+        """Return the program by which each replica unscales and applies the sums, if no user's code sums them."""
+        sums = self._aggregates and not is_foreign(self.optimizer.aggregate_gradients)
+        return super().program_on_sums(grads) if sums else None
+
     def reduce(self, grads: Gradients) -> Gradients:
         """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""
         if self._aggregates:
@@ -144,25 +160,12 @@ class Keras2Adapter(KerasAdapter):
 
 
 class Keras3Adapter(KerasAdapter):
-    """The adapter for an optimizer of Keras 3, whose update is a program on each replica of a strategy, if possible."""
-
-    def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
-        """Return the program by which each replica unscales and applies the sums of these gradients."""
-        if self._compiler is None or not self.can_unscale_late(grads):
-            return None
-        # Keras clips the gradients of each replica, before it sums them.
-        optimizer = self.optimizer
-        clips = any((optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
-        if clips or not self._compiler.compiles_on_replicas(grads, self.variables):
-            return None
-        return ProgramOfReplicas(optimizer, self.variables)
+    """The adapter for an optimizer of Keras 3."""
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
-        if self._compiler is not None and self._compiler.compiles_on_replicas(grads, self.variables):
-            apply_on_replicas(self.optimizer, grads, self.variables)
-        elif self._leaves_out_none:
+        if self._leaves_out_none:
             return super()._apply_by_itself(grads)
-        elif self._method == "apply":
+        if self._method == "apply":
             self.optimizer.apply(list(grads), self.variables)
         else:
             self.optimizer.apply_gradients(self._pairs(grads))

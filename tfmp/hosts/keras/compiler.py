@@ -83,11 +83,12 @@ class UpdateCompiler:
         return is_wanted and not self._is_debugged()
 
     def compiles_on_replicas(self, grads: Gradients, variables: Sequence[_Variable]) -> bool:
-        """Return whether each replica updates these variables by a program of its own; only for Keras 3."""
+        """Return whether each replica updates these variables by a program of its own."""
         if not (self._jit_compile and can_be_programs_of_replicas(grads) and can_update_one_replica(self.optimizer)):
             return False
         is_wanted = self._jit_compile is True or self._saves_time(variables)
-        scales = self.optimizer.loss_scale_factor is not None
+        # Only the optimizers of Keras 3 have this setting.
+        scales = getattr(self.optimizer, "loss_scale_factor", None) is not None
         return is_wanted and not scales and self._suits_xla(variables) and not self._is_debugged()
 
     def is_by_keras_alone(self, variables: Sequence[_Variable]) -> bool:

@@ -10,9 +10,9 @@ No Keras is imported here: most functions take the package that an object is of.
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -329,35 +329,61 @@ def clipped(optimizer: _Optimizer, grads: Gradients) -> Gradients:
     return result
 
 
-#: On the TensorFlow backend Keras 3 overrides these methods, in a class of this name, so that each replica updates all.
-#: Those of its base class, which the other backends use, update variables as they are. They are the same in Keras 3.5
-#: to 3.15.
-_UPDATING = ("_backend_update_step", "_apply_weight_decay")
-_OF_TENSORFLOW, _OF_ALL = "TFOptimizer", "BaseOptimizer"
+class _Updating(NamedTuple):
+    """The methods by which an optimizer updates the variables of all replicas."""
+
+    methods: Sequence[str]
+    #: The class that has them, and its base class, whose methods of these names update variables as they are.
+    of_all_replicas: str
+    base: str
+
+
+#: On the TensorFlow backend of Keras 3; the other backends use the base class. The same in Keras 3.5 to 3.15.
+_OF_KERAS3 = _Updating(("_backend_update_step", "_apply_weight_decay"), "TFOptimizer", "BaseOptimizer")
+_OF_KERAS2 = _Updating(("_internal_apply_gradients", "_apply_weight_decay"), "Optimizer", "_BaseOptimizer")
+
+
+def _updating(optimizer: _Optimizer) -> _Updating:
+    # Only the optimizers of Keras 3 have `apply`.
+    return _OF_KERAS3 if hasattr(optimizer, "apply") else _OF_KERAS2
 
 
 def updates_as_other_optimizers_do(optimizer: _Optimizer) -> bool:
-    """Return whether an optimizer overrides no method that `updating_one_replica` replaces; Nadam does, for example.
+    """Return whether an optimizer overrides no method that `updating_one_replica` replaces, as Nadam of Keras 3 does.
 
     See `updating_one_replica`. Nothing public tells which class has a private method.
     """
-    return all(_is_of_tensorflow(type(optimizer), name) for name in _UPDATING)
+    # Nadam of Keras 2 counts the updates of all replicas in one Python integer.
+    methods, of_all_replicas, _ = _updating(optimizer)
+    kind = type(optimizer)
+    return kind.__name__ != "Nadam" and all(_class_with(kind, method) == of_all_replicas for method in methods)
 
 
-def _is_of_tensorflow(kind: type, method: str) -> bool:
-    return next(each.__name__ for each in kind.__mro__ if method in vars(each)) == _OF_TENSORFLOW
+def _class_with(kind: type, method: str) -> str:
+    return next(each.__name__ for each in kind.__mro__ if method in vars(each))
 
 
 @contextlib.contextmanager
 def updating_one_replica(optimizer: _Optimizer) -> Iterator[None]:
-    """Let an optimizer of Keras 3 update the variables of the replica that runs, and not those of all replicas.
+    """Let an optimizer of Keras 3 or 2 update the variables of the replica that runs, and not those of all replicas.
 
-    `_backend_update_step` and `_apply_weight_decay` of Keras 3. In public, an optimizer cannot be told to update one
-    replica.
+    `_backend_update_step` and `_apply_weight_decay` of Keras 3, and `_internal_apply_gradients`,
+    `_apply_weight_decay` and `_update_model_variables_moving_average` of Keras 2. In public, an optimizer cannot be
+    told to update one replica.
     """
-    base = next(each for each in type(optimizer).__mro__ if each.__name__ == _OF_ALL)
-    for name in _UPDATING:
-        optimizer.__dict__[name] = functools.partial(getattr(base, name), optimizer)
+    updating = _updating(optimizer)
+    base = next(each for each in type(optimizer).__mro__ if each.__name__ == updating.base)
+    own = {method: functools.partial(getattr(base, method), optimizer) for method in updating.methods}
+    if updating is _OF_KERAS2:
+        own["_internal_apply_gradients"] = functools.partial(_update_and_average, base, optimizer)
+    optimizer.__dict__.update(own)
     yield
-    for name in _UPDATING:
-        del optimizer.__dict__[name]
+    for method in own:
+        del optimizer.__dict__[method]
+
+
+def _update_and_average(base: Any, optimizer: _Optimizer, grads_and_vars: Sequence[tuple[Any, Any]]) -> tf.Variable:  # noqa: ANN401 - Keras has no types
+    # In Keras 2 only the method for all replicas averages.
+    iterations = base._internal_apply_gradients(optimizer, grads_and_vars)
+    base._update_model_variables_moving_average(optimizer, [variable for _, variable in grads_and_vars])
+    return iterations

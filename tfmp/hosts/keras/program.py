@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.derived_gradients import Change
-from tfmp.core.gradients.norms import global_norm, halves_of_square_sums
+from tfmp.core.gradients.norms import halves_of_square_sums
 from tfmp.core.tensorflow_internals import within_xla
+from tfmp.hosts.keras.clipping import clipped_by, clips_by_global_norm, true_norm
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.fingerprint import Fingerprint
 from tfmp.hosts.keras.kept_programs import run_compiled
@@ -64,7 +65,7 @@ class KerasProgram:
     @functools.cached_property
     def clips(self) -> bool:
         """True if the program clips by the global norm in the optimizer's place, for which it needs a measure."""
-        if not ((self.is_compiled or within_xla()) and _clips_by_global_norm(self.compiler.optimizer)):
+        if not ((self.is_compiled or within_xla()) and clips_by_global_norm(self.compiler.optimizer)):
             return False
         # A user's code may change the gradients before they are clipped.
         return self.compiler.is_by_keras_alone(self.variables)
@@ -80,7 +81,7 @@ class KerasProgram:
         if not self.clips:
             return []
         halves = halves_of_square_sums(grads)
-        return [_true_norm(grads, halves, loss_scale)] if within_xla() else [halves]
+        return [true_norm(grads, halves, loss_scale)] if within_xla() else [halves]
 
     def apply(
         self,
@@ -158,7 +159,7 @@ class _Share(NamedTuple):
             return
         (norm,) = norms
         with view_of(optimizer, global_clipnorm=None, clipvalue=None) as view:
-            self._apply(view, _clipped(true_grads, optimizer, norm))
+            self._apply(view, clipped_by(norm, true_grads, optimizer))
 
     def _apply(self, optimizer: _Optimizer, grads: Gradients) -> None:
         variables = self.program.variables
@@ -200,7 +201,7 @@ class _Part(NamedTuple):
     def norms(self, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         if within_xla():
             return list(self.measures)
-        return [_true_norm(self.grads, halves, loss_scale) for halves in self.measures]
+        return [true_norm(self.grads, halves, loss_scale) for halves in self.measures]
 
 
 def _part(
@@ -247,26 +248,3 @@ def _in_one_replica(apply: Callable[[], None]) -> None:
 
 def _changed(grad: Gradient, change: Change | None) -> Gradient:
     return grad if change is None else arithmetic.map_values(change, grad)
-
-
-def _clipped(grads: Gradients, optimizer: _Optimizer, norm: tf.Tensor) -> Gradients:
-    factor = tf.minimum(optimizer.global_clipnorm / norm, 1.0)
-    # The multiplication makes sparse gradients dense, as Keras' own clipping does.
-    return [None if grad is None else grad * tf.cast(factor, grad.dtype) for grad in grads]
-
-
-def _clips_by_global_norm(optimizer: _Optimizer) -> bool:
-    """Return whether the optimizer clips the gradients of every call by their global norm."""
-    # If both settings are there, Keras uses clipnorm only. An optimizer that accumulates gradients clips their sums, at
-    # the end of each window.
-    clips = _is_positive(optimizer.global_clipnorm) and not _is_positive(optimizer.clipnorm)
-    return clips and not getattr(optimizer, "gradient_accumulation_steps", None)
-
-
-def _is_positive(norm: float | None) -> bool:
-    return norm is not None and norm > 0
-
-
-def _true_norm(grads: Gradients, halves: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
-    """Return the global norm of scaled gradients after unscaling."""
-    return tf.cast(global_norm(grads, halves) / tf.cast(loss_scale, tf.float64), tf.float32)

@@ -1,38 +1,88 @@
 """Applies gradients on the replicas of a strategy, the update of each replica as one program that XLA compiles."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.norms import halves_of_square_sums
+from tfmp.hosts.keras.clipping import clipped_by, clips_by_global_norm, true_norm
 from tfmp.hosts.keras.internals import clipped, updates_as_other_optimizers_do, updating_one_replica
 from tfmp.hosts.keras.kept_programs import run_compiled
 from tfmp.hosts.keras.views import of_tensorflow, view_of
 from tfmp.types import Done, Gradients
 
+# The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
+_Optimizer: TypeAlias = Any
+_Variable: TypeAlias = Any
 
-def can_update_one_replica(optimizer: Any) -> bool:  # noqa: ANN401
-    """Return whether an optimizer of Keras 3 can be made to update one replica, as `apply_sums` does.
+_NO_CLIPPING = {"clipnorm": None, "clipvalue": None, "global_clipnorm": None}
 
-    One that overrides Keras' private methods, such as Nadam, cannot.
+
+def can_update_one_replica(optimizer: _Optimizer) -> bool:
+    """Return whether an optimizer can be made to update one replica, as the functions here do; called on a replica.
+
+    One that overrides Keras' private methods, such as Nadam, cannot. Neither can one of Keras 2 that was made outside
+    of the strategy's scope: all replicas count steps in one variable.
     """
-    return updates_as_other_optimizers_do(optimizer)
+    local_results = tf.distribute.get_strategy().experimental_local_results
+    replicas = len(tf.distribute.get_strategy().extended.worker_devices)
+    is_on_each = all(len(local_results(of_tensorflow(variable))) == replicas for variable in optimizer.variables)
+    return is_on_each and updates_as_other_optimizers_do(optimizer)
 
 
-def apply_on_replicas(optimizer: Any, grads: Gradients, variables: Sequence[Any]) -> None:  # noqa: ANN401
-    """Sum the gradients over the replicas and apply the sums, as a Keras 3 optimizer does; call it on each replica."""
-    # Keras clips the gradients of each replica before it sums them.
-    apply_sums(optimizer, sum_over_replicas(clipped(optimizer, grads), variables), variables)
+def clips_before_the_sum(optimizer: _Optimizer) -> bool:
+    """Return whether an optimizer clips the gradients of each replica before it sums them.
+
+    Optimizers of Keras 3 do if they clip. Those of Keras 2 clip the sums.
+    """
+    return _is_of_keras3(optimizer) and any((optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
+
+
+def apply_on_replicas(
+    optimizer: _Optimizer,
+    grads: Gradients,
+    variables: Sequence[_Variable],
+    options: Mapping[str, Any],
+    *,
+    are_summed: bool = False,
+) -> None:
+    """Sum the gradients over the replicas and apply the sums, as the optimizer does; call it on each replica.
+
+    Args:
+        optimizer: The optimizer.
+        grads: The gradients of the replica, in true magnitude.
+        variables: The variables.
+        options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+        are_summed: True if the gradients are summed already.
+    """
+    if clips_before_the_sum(optimizer):
+        sums = sum_over_replicas(clipped(optimizer, grads), variables)
+    else:
+        sums = clipped(optimizer, grads if are_summed else sum_over_replicas(grads, variables))
+
+    def apply(sums: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+        del tensors
+        _apply_on_one(optimizer, sums, variables, options, **_NO_CLIPPING)
+
+    _run_on_each(lambda sums: run_compiled(apply, sums, []), variables[0], sums)
 
 
 class ProgramOfReplicas:
-    """The program by which each replica unscales sums of gradients and applies them; its optimizer does not clip."""
+    """The program by which each replica unscales sums of gradients, clips and applies them.
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401
+    Args:
+        optimizer: The optimizer, which does not clip before the sum.
+        variables: The variables, in the order of the gradients.
+        options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+    """
+
+    def __init__(self, optimizer: _Optimizer, variables: Sequence[_Variable], options: Mapping[str, Any]) -> None:
         self._optimizer = optimizer
         self._variables = variables
+        self._options = options
 
     def sum(self, grads: Gradients) -> Gradients:
         """Return the sums of the gradients over the replicas; called on each replica."""
@@ -40,13 +90,31 @@ class ProgramOfReplicas:
         wide = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
         return sum_over_replicas(wide, self._variables)
 
-    def apply(self, sums: Gradients, loss_scale: tf.Tensor) -> Done:
-        """Divide the sums by the loss scale and apply them; called on each replica."""
-        apply_sums(self._optimizer, sums, self._variables, loss_scale)
+    def measure(self, sums: Gradients) -> list[tf.Tensor]:
+        """Return what the program needs for clipping by the global norm; nothing if it does not clip so."""
+        return [halves_of_square_sums(sums)] if clips_by_global_norm(self._optimizer) else []
+
+    def apply(self, sums: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+        """Divide the sums by the loss scale, clip and apply them; called on each replica."""
+        optimizer = self._optimizer
+
+        def apply(sums: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+            loss_scale, *norms = tensors
+            true_sums: Gradients = arithmetic.unscale(sums, loss_scale)
+            for norm in norms:
+                true_sums = clipped_by(norm, true_sums, optimizer)
+            _apply_on_one(optimizer, true_sums, self._variables, self._options, **(_NO_CLIPPING if norms else {}))
+
+        def update(held: Gradients) -> None:
+            sums, measures = held[: len(self._variables)], held[len(self._variables) :]
+            norms = [true_norm(sums, halves, loss_scale) for halves in measures]
+            run_compiled(apply, sums, [loss_scale, *norms])
+
+        _run_on_each(update, self._variables[0], [*sums, *measures])
         return tf.no_op()
 
 
-def sum_over_replicas(grads: Gradients, variables: Sequence[Any]) -> Gradients:
+def sum_over_replicas(grads: Gradients, variables: Sequence[_Variable]) -> Gradients:
     """Return the sums of gradients over the replicas, on the devices of the variables; call it on each replica."""
 
     def on_all(strategy: tf.distribute.Strategy, grads: Gradients) -> Gradients:
@@ -58,35 +126,42 @@ def sum_over_replicas(grads: Gradients, variables: Sequence[Any]) -> Gradients:
     return sums
 
 
-def apply_sums(
-    optimizer: Any,  # noqa: ANN401 - Keras is not imported here
-    sums: Gradients,
-    variables: Sequence[Any],
-    loss_scale: tf.Tensor | None = None,
-) -> None:
-    """Apply the sums of `sum_over_replicas` on each replica by a program of its own; call it on each replica.
+def _run_on_each(update: Callable[[Gradients], None], first: _Variable, held: Gradients) -> None:
+    """Call the first replica's function for each replica with what that holds; within it, variables are the replica's.
 
-    The optimizer is one of Keras 3 that does not clip. Without a loss scale, the sums are unscaled already.
+    Call this on each replica, with the first variable.
     """
 
-    def update(first: tf.Variable, sums: Gradients) -> None:
-        del first
+    def on_all(strategy: tf.distribute.Strategy, held: Gradients) -> None:
+        strategy.extended.update(of_tensorflow(first), lambda _, held: update(held), args=(held,), group=False)
 
-        def apply(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
-            with _of_one_replica(optimizer) as view:
-                view.apply(arithmetic.unscale(grads, tensors[0]) if tensors else list(grads), variables)
+    tf.distribute.get_replica_context().merge_call(on_all, args=(list(held),))
 
-        run_compiled(apply, sums, [] if loss_scale is None else [loss_scale])
 
-    def on_all(strategy: tf.distribute.Strategy, sums: Gradients) -> None:
-        # This calls `update` for each replica, on its device. Within it, each variable is that of the replica.
-        strategy.extended.update(of_tensorflow(variables[0]), update, args=(sums,), group=False)
-
-    tf.distribute.get_replica_context().merge_call(on_all, args=(list(sums),))
+def _apply_on_one(
+    optimizer: _Optimizer,
+    sums: Gradients,
+    variables: Sequence[_Variable],
+    options: Mapping[str, Any],
+    **attributes: object,
+) -> None:
+    """Apply sums on the replica that runs, by a view of the optimizer that has these attributes."""
+    with _of_one_replica(optimizer, **attributes) as view:
+        if _is_of_keras3(view):
+            view.apply(list(sums), variables)
+        else:
+            view.apply_gradients(list(zip(sums, variables, strict=True)), skip_gradients_aggregation=True, **options)
 
 
 @contextlib.contextmanager
-def _of_one_replica(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Yield a view of the optimizer that shares its variables, neither clips nor sums, and updates one replica."""
-    with view_of(optimizer, clipnorm=None, clipvalue=None, global_clipnorm=None) as view, updating_one_replica(view):
+def _of_one_replica(optimizer: _Optimizer, **attributes: object) -> Iterator[_Optimizer]:
+    """Yield a view of the optimizer that shares its variables, does not sum, and updates one replica."""
+    if not _is_of_keras3(optimizer):
+        # The program around it is compiled anyway.
+        attributes["jit_compile"] = False
+    with view_of(optimizer, **attributes) as view, updating_one_replica(view):
         yield view
+
+
+def _is_of_keras3(optimizer: _Optimizer) -> bool:
+    return hasattr(optimizer, "apply")
