@@ -206,8 +206,8 @@ def main() -> None:
     parser.add_argument("wrapper", choices=["ours", "stock"])
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
     ways = (
-        'by a loop, or `fit`; "compiled" is a loop whose updates XLA compiles, which those of Keras 3 only can be, and '
-        '"legacy" a loop with a legacy optimizer, which only Keras 2 has; "norms" are the trainings of norm_training'
+        'by a loop, or `fit`; "compiled" is a loop whose updates XLA compiles, and "legacy" a loop with a legacy '
+        'optimizer, which only Keras 2 has; "norms" are the trainings of norm_training'
     )
     parser.add_argument("ways", choices=["loop", "fit", "compiled", "legacy", "norms"], nargs="+", help=ways)
     add_options(parser)
@@ -222,7 +222,7 @@ def main() -> None:
     trainings = [
         (keras, way)
         for keras, way in itertools.product(map(importlib.import_module, args.kerases), args.ways)
-        if way not in {"compiled", "legacy"} or keras.__version__.startswith("3.") == (way == "compiled")
+        if way != "legacy" or not keras.__version__.startswith("3.")
     ]
     for number, (keras, way) in enumerate(trainings, start=1):
         # In the last training checkpoints are saved, and a process may die.

@@ -81,7 +81,7 @@ def test_two_workers_with_a_legacy_optimizer_decide_alike(
     assert first == on_one_device(keras, legacy=True)
 
 
-@for_every_keras("keras3")
+@for_every_keras()
 def test_workers_compile_their_updates(
     keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
 ) -> None:

@@ -31,6 +31,10 @@ def _options(keras: ModuleType, name: str) -> dict[str, Any]:
     return _OPTIONS[name]
 
 
+#: So many values that a gradient is not read together with others.
+_LARGE = 2**13
+
+
 class _OnReplicas:
     """Two variables and an optimizer that takes steps on the replicas of a strategy, each with gradients of its own."""
 
@@ -92,6 +96,8 @@ def test_replicas_train_as_the_bare_optimizer(
     sparse: bool,
     unscales: bool,
 ) -> None:
+    if name == "Nadam" and not keras.__version__.startswith("3."):
+        pytest.skip("without a wrapper too, replicas with Nadam of Keras 2 do not stay the same")
     settings = _options(keras, options)
     plain = _OnReplicas(keras, two_replicas, lambda: optimizer(keras, name, **settings))
     ours = _OnReplicas(keras, two_replicas, lambda: _wrapped(keras, name, **settings))
@@ -235,9 +241,11 @@ def _on_each(strategy: tf.distribute.Strategy, opt: Any, weight: Any, grads: lis
     return step
 
 
-def _with_weight(keras: ModuleType, strategy: tf.distribute.Strategy, **options: Any) -> tuple[Any, Any]:
+def _with_weight(
+    keras: ModuleType, strategy: tf.distribute.Strategy, *, size: int = 3, **options: Any
+) -> tuple[Any, Any]:
     with strategy.scope():
-        weight, opt = variable(keras, np.ones([3])), _wrapped(keras, "SGD", **options)
+        weight, opt = variable(keras, np.ones([size])), _wrapped(keras, "SGD", **options)
         opt.build([weight])
     return weight, opt
 
@@ -247,13 +255,34 @@ def test_only_the_sums_are_read_unless_keras_clips_before(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     def reads(**options: Any) -> int:
-        weight, opt = _with_weight(keras, two_replicas, **options)
-        graph = _on_each(two_replicas, opt, weight, [tf.ones([3])] * 2).get_concrete_function().graph
-        return len([op for op in graph.get_operations() if op.type == "L2Loss"])
+        weight, opt = _with_weight(keras, two_replicas, size=_LARGE, **options)
+        graph = _on_each(two_replicas, opt, weight, [tf.ones([_LARGE])] * 2).get_concrete_function().graph
+        graph_def = graph.as_graph_def()
+        nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+        return len([node for node in nodes if node.op == "L2Loss"])
 
+    # A skipped step reads only the gradients whose sum is not finite.
     assert reads() == 1
     clips_before = keras.__version__.startswith("3.")
     assert (reads(clipnorm=1.0) > 1) is clips_before
+
+
+@for_every_keras()
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_overflows_of_large_gradients_are_counted(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, sparse: bool, dtype: str
+) -> None:
+    weight, opt = _with_weight(keras, two_replicas, size=_LARGE)
+    grads = [np.ones([_LARGE], dtype) for _ in range(2)]
+    grads[0][[3, 5]] = math.inf
+    grads[1][-1] = math.nan
+    each = [tf.constant(grad) for grad in grads]
+    if sparse:
+        each = [tf.IndexedSlices(grad, tf.range(_LARGE), tf.constant([_LARGE])) for grad in each]
+    _on_each(two_replicas, opt, weight, each)()
+    (report,) = opt.overflow_reports()
+    assert report.last.numpy().tolist() == [[2, 1, 0]]
 
 
 @for_every_keras()

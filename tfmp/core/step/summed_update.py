@@ -1,5 +1,7 @@
 """A step whose gradients are summed over the replicas before they are checked."""
 
+import itertools
+
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, ProgramOnSums
@@ -35,15 +37,22 @@ class SummedUpdate(Update):
     def check(self) -> tuple[LocalResult, list[Gradient]]:
         """Check the sums, which are the same on all replicas; the replica holds them, and what is counted."""
 
-        def check_and_measure() -> tuple[tf.Tensor, list[tf.Tensor]]:
-            return self._check_of_sums.all_finite(self._sums), self._program.measure(self._sums)
+        def check_and_measure() -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+            squares = self._check_of_sums.squares(self._sums) if self._sums_tell_suspects else []
+            return self._check_of_sums.all_finite(self._sums), squares, self._program.measure(self._sums)
 
-        usable, measures = self.distribution.once(check_and_measure)
-        return LocalResult(usable), [*self._sums, *self.grads, *measures]
+        usable, squares, measures = self.distribution.once(check_and_measure)
+        self._num_squares = len(squares)
+        return LocalResult(usable), [*self._sums, *self.grads, *squares, *measures]
+
+    @property
+    def _sums_tell_suspects(self) -> bool:
+        """True if the squares of the sums tell in which gradients no value can have overflowed."""
+        return self.grads is self._sums or all(map(_is_read_alike, self.grads, self._sums))
 
     def apply(self, held: Gradients) -> Done:
         """Run the program of each replica."""
-        sums, _, measures = self._parts(held)
+        sums, _, _, measures = self._parts(held)
         return self._program.apply(sums, self.loss_scale, measures)
 
     def norm_of_each(self, held: Gradients) -> tf.Tensor:
@@ -52,8 +61,16 @@ class SummedUpdate(Update):
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values of what is counted that overflowed, or could overflow in the sum over the replicas."""
-        return self._check_of_counted.counts(self._parts(held)[1])
+        _, counted, squares, _ = self._parts(held)
+        return self._check_of_counted.counts(counted, squares)
 
-    def _parts(self, held: Gradients) -> tuple[Gradients, Gradients, Gradients]:
-        grads, measures = len(self._sums), len(self._sums) + len(self.grads)
-        return held[:grads], held[grads:measures], held[measures:]
+    def _parts(self, held: Gradients) -> list[Gradients]:
+        bounds = itertools.accumulate([0, len(self._sums), len(self.grads), self._num_squares])
+        return [held[start:end] for start, end in itertools.pairwise([*bounds, len(held)])]
+
+
+def _is_read_alike(grad: Gradient, total: Gradient) -> bool:
+    """Return whether a gradient is read in the same parts as its sum, which may be wider or have more rows."""
+    if grad is None or total is None:
+        return True
+    return grad.dtype == total.dtype and not arithmetic.is_sparse(grad)
