@@ -134,7 +134,7 @@ def test_optimizers_that_step_together_are_one_program(keras: ModuleType) -> Non
     assert (_programs(together), _programs(apart)) == (1, 2)
 
 
-@for_every_keras("keras3")
+@for_every_keras()
 @pytest.mark.parametrize("clip", [None, *_CLIPS])
 def test_replicas_train_as_the_bare_optimizer_and_compile_their_updates(
     keras: ModuleType, clip: str | None, two_replicas: tf.distribute.MirroredStrategy
