@@ -319,3 +319,35 @@ def test_float16_gradients_are_summed_in_float32(
     _on_each(two_replicas, opt, weight, [tf.constant([2.0**15, 8.0, 16.0], tf.float16)] * 2)()
     assert weight.numpy().tolist() == [1 - 0.5 * 2**13, 0, -1]
     assert int(opt.skipped_steps) == 0
+
+
+@for_every_keras("keras3")
+def test_next_value_of_a_variable_is_not_summed(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        # As the variables of layers are.
+        weight, scale = (keras.Variable(value, aggregation="mean") for value in (np.ones([3]), 1.0))
+        scale.overwrite_with_gradient = True
+        opt = _wrapped(keras, "SGD")
+        opt.build([weight, scale])
+
+    @tf.function
+    def step() -> None:
+        two_replicas.run(lambda: opt.apply([tf.fill([3], 8.0), tf.constant(4.0)], [weight, scale]))
+
+    step()
+    assert values(two_replicas, [weight, scale]) == [[[0, 0, 0], 4]] * 2
+
+
+@for_every_keras()
+def test_variables_in_half_precision_are_not_compiled(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        weight, opt = variable(keras, np.ones([3]), dtype="float16"), _wrapped(keras, "SGD")
+        opt.build([weight])
+    step = _on_each(two_replicas, opt, weight, [tf.fill([3], tf.constant(8.0, tf.float16))] * 2)
+    step()
+    assert weight.numpy().tolist() == [0, 0, 0]
+    assert "_XlaMustCompile" not in str(step.get_concrete_function().graph.as_graph_def())

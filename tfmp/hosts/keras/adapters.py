@@ -62,11 +62,14 @@ class KerasAdapter(OptimizerAdapter):
 
     def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
         """Return the program by which each replica unscales and applies the sums of these gradients."""
-        if self._compiler is None or not self.can_unscale_late(grads) or clips_before_the_sum(self.optimizer):
-            return None
-        if not self._compiler.compiles_on_replicas(grads, self.variables):
+        if clips_before_the_sum(self.optimizer) or not self._compiles_on_replicas(grads):
             return None
         return ProgramOfReplicas(self.optimizer, self.variables, self._kwargs)
+
+    def _compiles_on_replicas(self, grads: Gradients) -> bool:
+        if self._compiler is None or not self.can_unscale_late(grads):
+            return False
+        return self._compiler.compiles_on_replicas(grads, self.variables)
 
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
@@ -82,7 +85,7 @@ class KerasAdapter(OptimizerAdapter):
         if program is not None:
             # Without a measure the optimizer itself clips.
             return program.apply(grads, tf.ones([]), (), ())
-        if self._compiler is not None and self._compiler.compiles_on_replicas(grads, self.variables):
+        if self._compiles_on_replicas(grads):
             apply_on_replicas(self.optimizer, grads, self.variables, self._kwargs, are_summed=self.sums_first)
             return tf.no_op()
         return self._apply_by_itself(grads)
