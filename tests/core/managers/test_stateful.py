@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfmp
+from tfmp.core.managers import LossScaleState
 from tfmp.core.managers.stateful import StatefulManager
 
 
@@ -68,3 +70,34 @@ def test_variables_are_made_after_the_settings_are_checked(session: tf.compat.v1
     # Those of resource variables end in /value, those of reference variables do not.
     names = [variable.op.name.removesuffix("/value") for variable in tf.compat.v1.global_variables()]
     assert names == ["loss_scale", "steps"]
+
+
+def test_step_in_eager_code_changes_the_variables_that_have_the_state_now() -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(8, 1)
+    manager.take_step(tf.constant(True))
+    hosted: list[tf.Variable] = []
+
+    def add_variable(name: str, value: np.generic) -> tf.Variable:
+        hosted.append(tf.Variable(value, name=name))
+        return hosted[-1]
+
+    manager.store_in(add_variable)
+    manager.take_step(tf.constant(True))
+    assert float(manager.get_loss_scale()) == 32
+    assert [variable.numpy().item() for variable in hosted if variable.name == "loss_scale:0"] == [32]
+    assert int(manager.get_status().applied_steps) == 2
+
+
+def test_rule_that_a_user_wrote_runs_in_python_at_every_step() -> None:
+    seen = []
+
+    class Printing(tfmp.ExponentialUpdateLossScaleManager):
+        def next_state(self, state: LossScaleState, finite: tf.Tensor) -> LossScaleState:
+            seen.append(bool(finite))
+            return super().next_state(state, finite)
+
+    manager = Printing(8, 1)
+    for finite in (True, False, True):
+        manager.take_step(tf.constant(finite))
+    assert seen == [True, False, True]
+    assert (int(manager.get_status().applied_steps), int(manager.get_status().skipped_steps)) == (2, 1)

@@ -85,6 +85,12 @@ def is_small(values: tf.Tensor) -> bool:
     return size is not None and size < _SMALL
 
 
+def are_few(values: Sequence[tf.Tensor]) -> bool:
+    """Return whether tensors have so few values together that their number matters less than that of the ops."""
+    sizes = [each.shape.num_elements() for each in values]
+    return None not in sizes and sum(sizes) < _SMALL
+
+
 def end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the values of all tensors in one vector."""
     return tf.concat([each if each.shape.rank == 1 else tf.reshape(each, [-1]) for each in values], axis=0)
