@@ -24,10 +24,12 @@ class Float32View:
 
     dtype = tf.float32
 
-    def __init__(self, variable: Any, rounding: Rounding) -> None:  # noqa: ANN401 - of TensorFlow or Keras
+    def __init__(self, variable: Any, rounding: Rounding, number: int = 0) -> None:  # noqa: ANN401 - of TensorFlow or Keras
         self.variable = variable if isinstance(variable, tf.Variable) else variable.value
         self.shape = self.variable.shape
         self.name = self.variable.name
+        #: That of the view among those of an optimizer.
+        self.number = number
         self._rounding = rounding
 
     @property

@@ -1,8 +1,9 @@
 """Optimizers of Keras 3 whose slots are in half precision."""
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
@@ -35,7 +36,7 @@ def with_half_state(optimizer: _Optimizer, settings: HalfSettings) -> _Optimizer
     half: Any = object.__new__(half_state_class(plain))
     # Both objects have one dictionary of attributes, so that nothing is left behind in the first one.
     object.__setattr__(half, "__dict__", vars(optimizer))
-    vars(half).update(_half_settings=settings, _half_slots=[], _slot_dtype=None, _is_built_here=False)
+    vars(half).update(_half_settings=settings, _half_slots=[], _numbers={}, _slot_dtype=None, _is_built_here=False)
     return half
 
 
@@ -75,10 +76,12 @@ class HalfState(_NextClass):
     takes_float32_gradients = True
 
     #: The class of optimizers that a subclass is made for.
-    _plain_class: Any
+    plain_class: Any
     _half_settings: HalfSettings
     #: The variables of the slots, with the names of the slots.
     _half_slots: list[tuple[str, Any]]
+    #: Tensors in the place of numbers; see `with_numbers`.
+    _numbers: dict[int, tf.Tensor]
     #: The type of the slot that is being made, if it is in half precision.
     _slot_dtype: tf.DType | None
     _is_built_here: bool
@@ -124,8 +127,8 @@ class HalfState(_NextClass):
                 f"{which}, and most steps would be lost by rounding it to the nearest value: pass "
                 "rounding='stochastic', or train weights in float32."
             )
-        if self._plain_class._apply_weight_decay is not keras.optimizers.SGD._apply_weight_decay:
-            raise ValueError(f"{which}, which {self._plain_class.__name__} decays in its own way: train it in float32.")
+        if self.plain_class._apply_weight_decay is not keras.optimizers.SGD._apply_weight_decay:
+            raise ValueError(f"{which}, which {self.plain_class.__name__} decays in its own way: train it in float32.")
         for setting in ("use_ema", "gradient_accumulation_steps"):
             if getattr(self, setting):
                 raise ValueError(
@@ -206,10 +209,27 @@ class HalfState(_NextClass):
         """Return a view of a variable, whose random numbers follow from a number of its own."""
 
         def rounding(values: tf.Tensor) -> tf.Tensor:
-            seed = [self._half_settings.seed, number, self.iterations] if self._half_settings.is_stochastic else None
-            return rounded(values, dtype, seed)
+            if not self._half_settings.is_stochastic:
+                return rounded(values, dtype)
+            return rounded(
+                values, dtype, [self._half_settings.seed, self._numbers.get(number, number), self.iterations]
+            )
 
-        return Float32View(variable, rounding)
+        return Float32View(variable, rounding, number)
+
+    def numbers_of(self, variable: Any) -> list[int]:  # noqa: ANN401 - of TensorFlow or Keras
+        """Return the numbers from which the random numbers for a weight and its slots follow; none without rounding."""
+        if not self._half_settings.is_stochastic:
+            return []
+        place = index_of(self, variable)
+        lists = [value for value in vars(self).values() if isinstance(value, list) and len(value) > place]
+        views = [value[place] for value in lists if isinstance(value[place], Float32View)]
+        of_weight = _FIRST_OF_WEIGHTS + 2 * place
+        return [*(view.number for view in views), of_weight, of_weight + 1]
+
+    def with_numbers(self, numbers: Mapping[int, tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Use tensors in the place of some numbers, so that one program can update several weights."""
+        return _numbers_replaced(self, numbers)
 
     def state_bytes(self) -> StateBytes:
         """Report the memory of the slots.
@@ -223,7 +243,7 @@ class HalfState(_NextClass):
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration, from which `from_config` makes an optimizer with the same settings."""
-        plain: Any = object.__new__(type(self)._plain_class)
+        plain: Any = object.__new__(type(self).plain_class)
         object.__setattr__(plain, "__dict__", vars(self))
         settings = self._half_settings
         return {
@@ -248,11 +268,19 @@ def half_state_class(plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, whi
     A wrapper around the optimizer would have to pass on each setting and method of each class of optimizers, and would
     be no instance of it. A subclass inherits them.
     """
-    attributes = {"__doc__": plain.__doc__, "__module__": plain.__module__, "_plain_class": plain}
+    attributes = {"__doc__": plain.__doc__, "__module__": plain.__module__, "plain_class": plain}
     made = type(f"HalfState{plain.__name__}", (HalfState, plain), attributes)
     # All classes have one name in saved models: which one an optimizer is of follows from its configuration.
     keras.saving.register_keras_serializable(package="tfmp", name="HalfState")(made)
     return made
+
+
+@contextlib.contextmanager
+def _numbers_replaced(optimizer: HalfState, numbers: Mapping[int, tf.Tensor]) -> Iterator[None]:
+    # In place, since views of the optimizer share the dictionary.
+    optimizer._numbers.update(numbers)
+    yield
+    optimizer._numbers.clear()
 
 
 def _is_half(variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras

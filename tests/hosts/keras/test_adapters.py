@@ -166,11 +166,11 @@ def test_gradients_in_true_magnitude_are_applied_as_they_are(keras: ModuleType, 
 @for_every_keras()
 def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(keras: ModuleType) -> None:
     opt, large = optimizer(keras), variable(keras, np.zeros([1024, 1024]))
-    # So many small ones that compiling the update of all would take longer than it saves.
-    variables = [large, *(variable(keras, 1.0, f"small_{index}") for index in range(64))]
+    # So many small ones, none like another, that compiling the update of all would take longer than it saves.
+    variables = [large, *(variable(keras, np.ones([index]), f"small_{index}") for index in range(64))]
     adapter = KerasAdapter(opt, variables, compiler=UpdateCompiler(opt, "auto"), leaves_out_none=True)
     opt.build(variables)
-    grads, small = tf.zeros([1024, 1024]), [tf.constant(1.0)] * 64
+    grads, small = tf.zeros([1024, 1024]), [tf.ones([index]) for index in range(64)]
     for given, is_compiled in [([grads, *[None] * 64], True), ([grads, *small], False), ([None, *small], False)]:
         assert adapter.program(given).is_compiled is is_compiled
 

@@ -4,12 +4,13 @@ import logging
 import math
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import ops_are_watched, within_xla
+from tfmp.hosts.keras.alike import StateOfVariables, can_share_programs
 from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.kept_programs import KeptPrograms
 from tfmp.hosts.keras.own_code import OwnCode
@@ -19,10 +20,12 @@ from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
-#: The smallest numbers of values, in all variables together and on average in each, for which compiling saves time.
-#: With fewer values the compilation takes longer than what it saves in hundreds of steps.
+#: The smallest numbers of values, in all variables together and for each update that is compiled, for which compiling
+#: saves time. With fewer values the compilation takes longer than what it saves in hundreds of steps.
 _MANY = 2**20
 _MANY_FOR_EACH = 2**14
+#: The number of variables for each update that is compiled from which compiling takes less time than building a graph.
+_SHARING = 8
 
 #: Whether to compile an update: True, False, or "auto", which compiles where that saves time.
 JitCompile: TypeAlias = bool | str
@@ -77,7 +80,7 @@ class UpdateCompiler:
         if not self._jit_compile or not can_be_own_program():
             return False
         if self._jit_compile == "auto":
-            is_wanted = self._saves_time(variables) and self._suits_xla(variables)
+            is_wanted = self._saves_time(variables, self._num_compiled) and self._suits_xla(variables)
         else:
             is_wanted = not tf.executing_eagerly() or self.is_by_keras_alone(variables)
         return is_wanted and not self._is_debugged()
@@ -86,7 +89,7 @@ class UpdateCompiler:
         """Return whether each replica updates these variables by a program of its own."""
         if not (self._jit_compile and can_be_programs_of_replicas(grads) and can_update_one_replica(self.optimizer)):
             return False
-        is_wanted = self._jit_compile is True or self._saves_time(variables)
+        is_wanted = self._jit_compile is True or self._saves_time(variables, len)
         # Only the optimizers of Keras 3 have this setting.
         scales = getattr(self.optimizer, "loss_scale_factor", None) is not None
         return is_wanted and not scales and self._suits_xla(variables) and not self._is_debugged()
@@ -99,14 +102,18 @@ class UpdateCompiler:
         # A user's code may do what XLA cannot compile, such as printing.
         return _has_no_conditional(self.optimizer) and self.is_by_keras_alone(variables)
 
-    def _saves_time(self, variables: Sequence[_Variable]) -> bool:
+    def _saves_time(self, variables: Sequence[_Variable], num_compiled: Callable[[Sequence[_Variable]], int]) -> bool:
         # In eager mode each step asks, about the same variables.
         asked, answer = self._last_asked
-        identities = list(map(id, variables))
-        if asked != identities:
-            answer = saves_time(list(map(of_tensorflow, variables)))
-            self._last_asked = identities, answer
+        now = [*map(id, variables), num_compiled is len]
+        if asked != now:
+            answer = saves_time(list(map(of_tensorflow, variables)), num_compiled(variables))
+            self._last_asked = now, answer
         return answer
+
+    def _num_compiled(self, variables: Sequence[_Variable]) -> int:
+        can_share = can_share_programs(self.optimizer, variables) and self.is_by_keras_alone(variables)
+        return StateOfVariables(self.optimizer).num_compiled(variables) if can_share else len(variables)
 
     def _is_debugged(self) -> bool:
         watched = ops_are_watched()
@@ -161,19 +168,21 @@ def can_be_programs_of_replicas(grads: Gradients) -> bool:
     return is_on_replica and not (tf.executing_eagerly() or within_xla() or any(grad is None for grad in grads))
 
 
-def saves_time(variables: Sequence[tf.Variable]) -> bool:
+def saves_time(variables: Sequence[tf.Variable], num_compiled: int) -> bool:
     """Return whether compiling the update of these variables is possible on their device and saves time.
 
-    The time to compile grows with the number of variables. The time saved at each step grows with the number of their
-    values. The variables must therefore have at least 2**20 values together and at least 2**14 on average. They must
-    all be on one device, which must not be an Apple GPU.
+    The time to compile grows with `num_compiled`, the number of variables whose updates are compiled: those that are
+    alike share programs. The time saved at each step grows with the number of values. So there must be at least 2**20
+    values, and 2**14 for each update that is compiled. Without compiling, the time to build the graph grows with the
+    number of all variables; compiling takes less if each program updates 8 or more. All variables must be on one
+    device, which must not be an Apple GPU.
     """
     values = sum(math.prod(variable.shape) for variable in variables)
-    is_large = values >= max(_MANY, _MANY_FOR_EACH * len(variables))
+    is_worth_it = values >= max(_MANY, _MANY_FOR_EACH * num_compiled) or 0 < _SHARING * num_compiled <= len(variables)
     # An XLA program runs on a single device.
     is_on_one_device = len({variable.device for variable in variables}) == 1
     apple_gpu = sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
-    return is_large and is_on_one_device and not apple_gpu
+    return is_worth_it and is_on_one_device and not apple_gpu
 
 
 def _has_no_conditional(optimizer: _Optimizer) -> bool:

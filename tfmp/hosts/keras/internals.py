@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX
+from tfmp.hosts.keras.views import view_of
 from tfmp.hosts.keras.which import is_keras2
 from tfmp.types import Gradients
 
@@ -303,19 +304,31 @@ def built_with(optimizer: _Optimizer) -> list[Any]:
     return variables
 
 
-def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of TensorFlow or Keras
-    """Return the place of a variable among those that an optimizer of Keras 3 was built with.
+def num_built_with(optimizer: _Optimizer) -> int:
+    """Return the number of variables that an optimizer was built with.
 
-    `Optimizer._get_variable_index` of Keras 3. In public, the optimizer gives neither the place nor the list.
+    `Optimizer._trainable_variables` of Keras 3 and `Optimizer._index_dict` of Keras 2; see `built_with`.
     """
+    return len(optimizer._index_dict if hasattr(optimizer, "_index_dict") else optimizer._trainable_variables)
+
+
+def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of TensorFlow or Keras
+    """Return the place of a variable among those that an optimizer was built with.
+
+    `Optimizer._get_variable_index` of Keras 3, `Optimizer._index_dict` and `_var_key` of Keras 2. In public, the
+    optimizer gives neither the place nor the list.
+    """
+    if hasattr(optimizer, "_index_dict"):
+        return int(optimizer._index_dict[optimizer._var_key(variable)])
     index: int = optimizer._get_variable_index(variable)
     return index
 
 
 def decays(optimizer: _Optimizer, variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras
-    """Return whether an optimizer of Keras 3 decays a variable, if it decays any.
+    """Return whether an optimizer decays a variable, if it decays any.
 
-    `Optimizer._use_weight_decay` of Keras 3. The public `exclude_from_weight_decay` sets it, and nothing tells it.
+    `Optimizer._use_weight_decay` of Keras 3 and 2. The public `exclude_from_weight_decay` sets it, and nothing tells
+    it.
     """
     return bool(optimizer._use_weight_decay(variable))
 
@@ -327,6 +340,20 @@ def clipped(optimizer: _Optimizer, grads: Gradients) -> Gradients:
     """
     result: Gradients = optimizer._clip_gradients(list(grads))
     return result
+
+
+@contextlib.contextmanager
+def not_counting(optimizer: _Optimizer) -> Iterator[_Optimizer]:
+    """Yield a view of an optimizer of Keras 3 or 2 whose updates do not count as steps.
+
+    `Optimizer._iterations` of Keras 3 and 2. In public, an optimizer cannot be told to update only some of the
+    variables in a step.
+    """
+    with (
+        view_of(optimizer.iterations, assign_add=lambda *_, **__: None) as iterations,
+        view_of(optimizer, _iterations=iterations) as view,
+    ):
+        yield view
 
 
 class _Updating(NamedTuple):

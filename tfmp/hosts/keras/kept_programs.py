@@ -40,17 +40,17 @@ def run_compiled(update: _Update, grads: Gradients, tensors: Sequence[tf.Tensor]
         >>> w.numpy()
         array([0.5, 1.5], dtype=float32)
     """
-    _call(_program(update), grads, tensors)
+    _call(_function(update, jit_compile=True), grads, tensors)
 
 
 class KeptPrograms:
     """Runs updates in eager mode, as compiled programs that are kept and run again while no setting changes.
 
-    A program is found by the fingerprint of the settings that the update depends on. It refers weakly to the objects of
-    the fingerprint, so it does not keep an optimizer alive. The programs used last are kept. The first update with
-    settings runs without being compiled. If it changes settings itself, because the optimizer counts in Python, as
-    Keras 2's `Nadam` does, nothing is compiled. If settings change so often that compiling would take longer than it
-    saves, the update runs without being compiled; a message says so.
+    What was compiled is found by the fingerprint of the settings that the update depends on. It refers weakly to the
+    objects of the fingerprint, so it does not keep an optimizer alive. The programs used last are kept. The first
+    update with settings runs without being compiled. If it changes settings itself, because the optimizer counts in
+    Python, as Keras 2's `Nadam` does, nothing is compiled. If settings change so often that compiling would take longer
+    than it saves, the update runs without being compiled; a message says so.
 
     Copies of this object are empty.
 
@@ -86,10 +86,12 @@ class KeptPrograms:
         settings: Callable[[], Fingerprint],
         grads: Gradients,
         tensors: Sequence[tf.Tensor],
+        by_programs: _Update | None = None,
     ) -> None:
-        """Run an update as the program that was compiled for its settings; compile one if there is none.
+        """Run an update as it was compiled for its settings; compile it if it was not yet.
 
-        `settings` returns the fingerprint of all that the update depends on, apart from its arguments.
+        `settings` returns the fingerprint of all that the update depends on, apart from its arguments. `by_programs`
+        does the same as the update, by compiled programs; without it the update is compiled as one program.
         """
         self._steps += 1
         now = settings()
@@ -103,7 +105,7 @@ class KeptPrograms:
         else:
             if kept.program is None:
                 self._compiled += 1
-                kept = kept._replace(program=_program(update))
+                kept = kept._replace(program=_function(by_programs or functools.partial(run_compiled, update)))
             _call(kept.program, grads, tensors)
             self._keep(now, kept)
 
@@ -154,10 +156,10 @@ class _Kept(NamedTuple):
         return all(reference() is not None for reference in self.references)
 
 
-def _program(update: _Update) -> Any:  # noqa: ANN401 - TensorFlow ships no types
-    # Not an inner function: TensorFlow would take the programs for one function, because they would share its code, and
-    # warn that it is traced too often. In eager mode the numbers of rows of sparse gradients differ between calls.
-    return tf.function(functools.partial(_run, update), jit_compile=True, autograph=False, reduce_retracing=True)
+def _function(update: _Update, **options: Any) -> Any:  # noqa: ANN401 - TensorFlow ships no types
+    # Not an inner function: TensorFlow would take the functions for one, because they would share their code, and warn
+    # that it is traced too often. In eager mode the numbers of rows of sparse gradients differ between calls.
+    return tf.function(functools.partial(_run, update), autograph=False, reduce_retracing=True, **options)
 
 
 def _run(update: _Update, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:

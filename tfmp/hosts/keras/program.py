@@ -2,21 +2,21 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.gradients.norms import halves_of_square_sums
 from tfmp.core.tensorflow_internals import within_xla
-from tfmp.hosts.keras.clipping import clipped_by, clips_by_global_norm, true_norm
+from tfmp.hosts.keras.clipping import clips_by_global_norm, true_norm
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.fingerprint import Fingerprint
 from tfmp.hosts.keras.kept_programs import run_compiled
-from tfmp.hosts.keras.views import of_tensorflow, view_of
-from tfmp.types import Done, Gradient, Gradients
+from tfmp.hosts.keras.share import Share
+from tfmp.hosts.keras.views import of_tensorflow
+from tfmp.types import Done, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
 _Optimizer: TypeAlias = Any
@@ -142,59 +142,10 @@ def split(values: Iterable[Any], lengths: Iterable[int]) -> list[list[Any]]:
     return [list(itertools.islice(rest, length)) for length in lengths]
 
 
-class _Share(NamedTuple):
-    """The share of one optimizer in a program, which takes gradients and norms as arguments."""
-
-    program: KerasProgram
-    changes: Sequence[Change | None]
-    num_norms: int
-
-    def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
-        optimizer = self.program.compiler.optimizer
-        true_grads: Gradients = arithmetic.unscale(grads, loss_scale)
-        if any(self.changes):
-            true_grads = list(map(_changed, true_grads, self.changes))
-        if not norms:
-            self._apply(optimizer, true_grads)
-            return
-        (norm,) = norms
-        with view_of(optimizer, global_clipnorm=None, clipvalue=None) as view:
-            self._apply(view, clipped_by(norm, true_grads, optimizer))
-
-    def _apply(self, optimizer: _Optimizer, grads: Gradients) -> None:
-        variables = self.program.variables
-        pairs = list(zip(grads, variables, strict=True))
-        if self.program.method == "apply":
-            _in_one_replica(lambda: optimizer.apply(list(grads), variables))
-        elif hasattr(optimizer, "apply"):
-            _in_one_replica(lambda: optimizer.apply_gradients(pairs))
-        else:
-            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True, **self.program.options)
-
-    def settings(self) -> object:
-        """Return all that the program depends on, apart from the values of variables."""
-        of_variables = [
-            [variable, *(getattr(variable, name, None) for name in _SETTINGS)] for variable in self.program.variables
-        ]
-        compiler = self.program.compiler
-        return [
-            compiler.optimizer,
-            compiler.code_version,
-            of_variables,
-            self.num_norms,
-            self.program.options,
-            self.program.method,
-        ]
-
-
-#: The attributes of a model's variable that change what an optimizer does with it.
-_SETTINGS = ("trainable", "constraint", "overwrite_with_gradient")
-
-
 class _Part(NamedTuple):
     """What one optimizer does in a step: its share of the program, and what the program is given."""
 
-    share: _Share
+    share: Share
     grads: Gradients
     measures: Sequence[tf.Tensor]
 
@@ -207,44 +158,51 @@ class _Part(NamedTuple):
 def _part(
     program: KerasProgram, grads: Gradients, measures: Sequence[tf.Tensor], changes: Sequence[Change | None]
 ) -> _Part:
-    own_changes = [changes[index] for index in program.taken]
-    return _Part(_Share(program, own_changes, len(measures)), [grads[index] for index in program.taken], measures)
+    share = Share(
+        program.compiler,
+        program.variables,
+        program.options,
+        program.method,
+        changes=[changes[index] for index in program.taken],
+        num_norms=len(measures),
+    )
+    return _Part(share, [grads[index] for index in program.taken], measures)
 
 
 def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> None:
-    # The function must not hold the gradients: in eager mode it is kept.
+    # The functions must not hold the gradients: in eager mode they are kept.
     shares = [part.share for part in parts]
 
     def update(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
-        loss_scale, *norms = tensors
-        own_grads = split(grads, [len(share.program.variables) for share in shares])
-        own_norms = split(norms, [share.num_norms for share in shares])
-        for share, taken, measured in zip(shares, own_grads, own_norms, strict=True):
-            share.run(taken, loss_scale, measured)
+        for share, of_share in zip(shares, _arguments(shares, grads, tensors), strict=True):
+            share.run(*of_share)
+
+    def by_programs(grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+        arguments = list(zip(shares, _arguments(shares, grads, tensors), strict=True))
+        can_be_split = all(share.can_be_split for share in shares) and all(grad is not None for grad in grads)
+        if can_be_split and any(share.has_alike(taken) for share, (taken, *_) in arguments):
+            for share, of_share in arguments:
+                share.run_by_programs(*of_share)
+        else:
+            run_compiled(update, grads, tensors)
 
     grads = [grad for part in parts for grad in part.grads]
     tensors = [loss_scale, *(norm for part in parts for norm in part.norms(loss_scale))]
     if not compiles:
         update(grads, tensors)
     elif tf.executing_eagerly():
-        programs = shares[0].program.compiler.programs
-        programs.run(update, lambda: Fingerprint(share.settings() for share in shares), grads, tensors)
+        programs = shares[0].compiler.programs
+        programs.run(update, lambda: Fingerprint(share.settings() for share in shares), grads, tensors, by_programs)
     else:
-        run_compiled(update, grads, tensors)
+        by_programs(grads, tensors)
 
 
-def _in_one_replica(apply: Callable[[], None]) -> None:
-    """Call a function that applies gradients, such that Keras 3 does not sum them over replicas if there is only one.
-
-    The sum would change nothing, but TensorFlow (2.15 to 2.21) would keep its graph, and the values of all variables
-    that the graph uses, until the process ends.
-    """
-    context = None if tf.distribute.has_strategy() else tf.distribute.get_replica_context()
-    if context is None:
-        apply()
-    else:
-        context.merge_call(lambda _: apply())
-
-
-def _changed(grad: Gradient, change: Change | None) -> Gradient:
-    return grad if change is None else arithmetic.map_values(change, grad)
+def _arguments(
+    shares: Sequence[Share], grads: Gradients, tensors: Sequence[tf.Tensor]
+) -> Iterator[tuple[Gradients, tf.Tensor, list[tf.Tensor]]]:
+    """Yield what each share is called with, if all get the gradients, the loss scale and the norms of all."""
+    loss_scale, *norms = tensors
+    own_grads = split(grads, [len(share.variables) for share in shares])
+    own_norms = split(norms, [share.num_norms for share in shares])
+    for taken, measured in zip(own_grads, own_norms, strict=True):
+        yield taken, loss_scale, measured

@@ -1,0 +1,153 @@
+"""The share of one optimizer of Keras in a program that unscales gradients and applies them."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.derived_gradients import Change
+from tfmp.hosts.keras.alike import StateOfVariables, can_share_programs
+from tfmp.hosts.keras.clipping import clipped_by
+from tfmp.hosts.keras.compiler import UpdateCompiler
+from tfmp.hosts.keras.internals import not_counting
+from tfmp.hosts.keras.kept_programs import run_compiled
+from tfmp.hosts.keras.shared_programs import SharedPrograms
+from tfmp.hosts.keras.views import view_of
+from tfmp.types import Gradient, Gradients
+
+# The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
+_Optimizer: TypeAlias = Any
+_Variable: TypeAlias = Any
+
+#: The attributes of a model's variable that change what an optimizer does with it.
+_SETTINGS = ("trainable", "constraint", "overwrite_with_gradient")
+
+
+class Share(NamedTuple):
+    """What one optimizer does in a program, which takes gradients, the loss scale and norms as arguments."""
+
+    compiler: UpdateCompiler
+    #: One for each gradient.
+    variables: Sequence[_Variable]
+    #: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+    options: Mapping[str, Any]
+    #: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
+    method: str
+    #: For each gradient the function by which its unscaled values are changed, or None.
+    changes: Sequence[Change | None]
+    #: 1 if the program clips by the global norm in the optimizer's place, otherwise 0.
+    num_norms: int
+
+    def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
+        """Unscale, change, clip and apply the gradients."""
+        true_grads: Gradients = arithmetic.unscale(grads, loss_scale)
+        if any(self.changes):
+            true_grads = list(map(_changed, true_grads, self.changes))
+        self._clip_and_apply(self.compiler.optimizer, true_grads, self.variables, norms)
+
+    @property
+    def can_be_split(self) -> bool:
+        """True if `run_by_programs` can take the place of `run`, unless a gradient is None."""
+        optimizer = self.compiler.optimizer
+        clips_together = optimizer.global_clipnorm is not None and not self.num_norms
+        is_plain = not (any(self.changes) or clips_together) and self.compiler.is_by_keras_alone(self.variables)
+        return is_plain and can_share_programs(optimizer, self.variables)
+
+    def has_alike(self, grads: Gradients) -> bool:
+        """Return whether `run_by_programs` would call a program more than once."""
+        lists = StateOfVariables(self.compiler.optimizer).alike(self.variables, grads)
+        return len({kind for kind, _ in lists}) < len(lists)
+
+    def run_by_programs(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
+        """Do the same as `run` by compiled programs, each of which updates all variables that are alike."""
+        tensors = [loss_scale, *norms]
+        optimizer = self.compiler.optimizer
+        state = StateOfVariables(optimizer)
+        programs = SharedPrograms(state.of_all)
+        with not_counting(optimizer) as view:
+            for kind, places in state.alike(self.variables, grads):
+                variables = [self.variables[place] for place in places]
+                numbers = _numbers_of(optimizer, variables)
+
+                def update(
+                    grads: Gradients,
+                    tensors: Sequence[tf.Tensor],
+                    variables: Sequence[_Variable] = variables,
+                    numbers: Sequence[int] = numbers,
+                ) -> None:
+                    num_common = 1 + self.num_norms
+                    loss_scale, *norms = tensors[:num_common]
+                    with _with_numbers(optimizer, numbers, tensors[num_common:]):
+                        self._clip_and_apply(view, arithmetic.unscale(grads, loss_scale), variables, norms)
+
+                some = [grads[place] for place in places]
+                common_and_own = [*tensors, *map(tf.constant, numbers)]
+                if any(map(arithmetic.is_sparse, some)):
+                    run_compiled(update, some, common_and_own)
+                else:
+                    own = [each for variable in variables for each in state.of(variable)]
+                    programs.run(kind, own, update, some, common_and_own)
+        optimizer.iterations.assign_add(1)
+
+    def _clip_and_apply(
+        self, optimizer: _Optimizer, grads: Gradients, variables: Sequence[_Variable], norms: Sequence[tf.Tensor]
+    ) -> None:
+        if not norms:
+            self._apply(optimizer, grads, variables)
+            return
+        (norm,) = norms
+        with view_of(optimizer, global_clipnorm=None, clipvalue=None) as view:
+            self._apply(view, clipped_by(norm, grads, optimizer), variables)
+
+    def _apply(self, optimizer: _Optimizer, grads: Gradients, variables: Sequence[_Variable]) -> None:
+        pairs = list(zip(grads, variables, strict=True))
+        if self.method == "apply":
+            _in_one_replica(lambda: optimizer.apply(list(grads), variables))
+        elif hasattr(optimizer, "apply"):
+            _in_one_replica(lambda: optimizer.apply_gradients(pairs))
+        else:
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True, **self.options)
+
+    def settings(self) -> object:
+        """Return all that the program depends on, apart from the values of variables."""
+        of_variables = [
+            [variable, *(getattr(variable, name, None) for name in _SETTINGS)] for variable in self.variables
+        ]
+        compiler = self.compiler
+        return [compiler.optimizer, compiler.code_version, of_variables, self.num_norms, self.options, self.method]
+
+
+def _numbers_of(optimizer: _Optimizer, variables: Sequence[_Variable]) -> list[int]:
+    """Return the numbers that only the updates of these variables use: those from which random numbers follow."""
+    if not hasattr(optimizer, "numbers_of"):
+        return []
+    return [number for variable in variables for number in optimizer.numbers_of(variable)]
+
+
+def _with_numbers(
+    optimizer: _Optimizer, numbers: Sequence[int], tensors: Sequence[tf.Tensor]
+) -> contextlib.AbstractContextManager[None]:
+    """Let an optimizer use tensors in the place of such numbers."""
+    if not numbers:
+        return contextlib.nullcontext()
+    replaced: contextlib.AbstractContextManager[None] = optimizer.with_numbers(dict(zip(numbers, tensors, strict=True)))
+    return replaced
+
+
+def _in_one_replica(apply: Callable[[], None]) -> None:
+    """Call a function that applies gradients, such that Keras 3 does not sum them over replicas if there is only one.
+
+    The sum would change nothing, but TensorFlow (2.15 to 2.21) would keep its graph, and the values of all variables
+    that the graph uses, until the process ends.
+    """
+    context = None if tf.distribute.has_strategy() else tf.distribute.get_replica_context()
+    if context is None:
+        apply()
+    else:
+        context.merge_call(lambda _: apply())
+
+
+def _changed(grad: Gradient, change: Change | None) -> Gradient:
+    return grad if change is None else arithmetic.map_values(change, grad)
