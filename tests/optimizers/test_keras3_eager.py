@@ -14,7 +14,7 @@ from kerases import SCALE, optimizer, optimizer_names, variable
 
 import tfmp
 from tfmp.hosts.keras import kept_programs
-from tfmp.hosts.keras.kept_programs import KeptPrograms
+from tfmp.hosts.keras.programs.kept_programs import KeptPrograms
 
 pytestmark = pytest.mark.essential
 

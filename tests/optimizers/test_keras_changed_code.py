@@ -11,7 +11,7 @@ import tensorflow as tf
 from kerases import SCALE, for_every_keras, optimizer, optimizer_names, variable
 
 import tfmp
-from tfmp.hosts.keras.fingerprint import Fingerprint
+from tfmp.hosts.keras.programs.fingerprint import Fingerprint
 
 
 class _Pair:

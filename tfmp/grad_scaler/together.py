@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, Program
 from tfmp.core.gradients.derived_gradients import Change
-from tfmp.hosts.keras.program import KerasProgram, ProgramsTogether, split
+from tfmp.hosts.keras.programs.program import KerasProgram, ProgramsTogether, split
 from tfmp.types import Done, Gradients
 
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.own_code import is_foreign
-from tfmp.hosts.keras.program import KerasProgram
-from tfmp.hosts.keras.replicas import ProgramOfReplicas, apply_on_replicas, clips_before_the_sum
+from tfmp.hosts.keras.programs.program import KerasProgram
+from tfmp.hosts.keras.programs.replicas import ProgramOfReplicas, apply_on_replicas, clips_before_the_sum
 from tfmp.hosts.keras.views import view_of
 from tfmp.types import Done, Gradient, Gradients
 

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import ops_are_watched, within_xla
-from tfmp.hosts.keras.alike import StateOfVariables, can_share_programs
 from tfmp.hosts.keras.internals import learning_rate_or_schedule
-from tfmp.hosts.keras.kept_programs import KeptPrograms
 from tfmp.hosts.keras.own_code import OwnCode
-from tfmp.hosts.keras.replicas import can_update_one_replica
+from tfmp.hosts.keras.programs.alike import StateOfVariables, can_share_programs
+from tfmp.hosts.keras.programs.kept_programs import KeptPrograms
+from tfmp.hosts.keras.programs.replicas import can_update_one_replica
 from tfmp.hosts.keras.views import of_tensorflow
 from tfmp.types import Gradients
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.gradients.norms import halves_of_square_sums
 from tfmp.core.tensorflow_internals import within_xla
-from tfmp.hosts.keras.clipping import clips_by_global_norm, true_norm
 from tfmp.hosts.keras.compiler import UpdateCompiler
-from tfmp.hosts.keras.fingerprint import Fingerprint
-from tfmp.hosts.keras.kept_programs import run_compiled
-from tfmp.hosts.keras.share import Share
+from tfmp.hosts.keras.programs.clipping import clips_by_global_norm, true_norm
+from tfmp.hosts.keras.programs.fingerprint import Fingerprint
+from tfmp.hosts.keras.programs.kept_programs import run_compiled
+from tfmp.hosts.keras.programs.share import Share
 from tfmp.hosts.keras.views import of_tensorflow
 from tfmp.types import Done, Gradients
 

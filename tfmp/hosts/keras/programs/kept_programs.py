@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.core.tensorflow_internals import unrecorded
-from tfmp.hosts.keras.fingerprint import Fingerprint
+from tfmp.hosts.keras.programs.fingerprint import Fingerprint
 from tfmp.types import Gradients
 
 _Update: TypeAlias = Callable[[Gradients, Sequence[tf.Tensor]], object]

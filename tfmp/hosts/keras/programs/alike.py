@@ -70,8 +70,9 @@ class StateOfVariables:
     def of(self, variable: _Variable) -> list[tf.Variable]:
         """Return a variable of the model and its slots, always in the same order."""
         place = index_of(self._optimizer, variable)
-        own = [variable, *(slots[place] for slots in self._slots)]
-        return [_variable_in(each) for each in own if each is not None]
+        # The optimizer also has a list of the variables of the model.
+        own = [_variable_in(each) for each in (variable, *(each[place] for each in self._slots)) if each is not None]
+        return list({id(each): each for each in own}.values())
 
     def alike(
         self, variables: Sequence[_Variable], grads: Sequence[tf.Tensor | tf.IndexedSlices] | None = None

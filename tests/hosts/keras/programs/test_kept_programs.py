@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.hosts.keras.fingerprint import Fingerprint
-from tfmp.hosts.keras.kept_programs import KeptPrograms, run_compiled
+from tfmp.hosts.keras.programs.fingerprint import Fingerprint
+from tfmp.hosts.keras.programs.kept_programs import KeptPrograms, run_compiled
 from tfmp.types import Gradient, Gradients
 
 pytestmark = pytest.mark.essential

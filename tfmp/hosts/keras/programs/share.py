@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.derived_gradients import Change
-from tfmp.hosts.keras.alike import StateOfVariables, can_share_programs
-from tfmp.hosts.keras.clipping import clipped_by
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.internals import not_counting
-from tfmp.hosts.keras.kept_programs import run_compiled
-from tfmp.hosts.keras.shared_programs import SharedPrograms
+from tfmp.hosts.keras.programs.alike import StateOfVariables, can_share_programs
+from tfmp.hosts.keras.programs.clipping import clipped_by
+from tfmp.hosts.keras.programs.kept_programs import run_compiled
+from tfmp.hosts.keras.programs.shared_programs import SharedPrograms
 from tfmp.hosts.keras.views import view_of
 from tfmp.types import Gradient, Gradients
 

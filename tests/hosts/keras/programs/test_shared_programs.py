@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfmp.hosts.keras.alike import in_lists
-from tfmp.hosts.keras.shared_programs import SharedPrograms
+from tfmp.hosts.keras.programs.shared_programs import SharedPrograms
 
 pytestmark = pytest.mark.essential
 
@@ -48,13 +47,3 @@ def test_update_that_uses_another_variable_has_a_program_of_its_own() -> None:
 
     _traced(step)()
     assert [float(weight) for weight in weights] == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "lengths"),
-    [(1, 1, [1]), (3, 1, [1, 1, 1]), (4, 1, [2, 2]), (17, 1, [4, 4, 4, 4, 1]), (4, 2**18, [1] * 4), (4, 0, [2, 2])],
-)
-def test_length_of_lists_is_about_the_root_of_the_number_of_variables(
-    count: int, size: int, lengths: list[int]
-) -> None:
-    assert [len(places) for places in in_lists(["w"] * count, [size] * count)] == lengths

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.hosts.keras.fingerprint import Fingerprint
+from tfmp.hosts.keras.programs.fingerprint import Fingerprint
 
 pytestmark = pytest.mark.essential
 

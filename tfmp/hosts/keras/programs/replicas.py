@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.norms import halves_of_square_sums
-from tfmp.hosts.keras.clipping import clipped_by, clips_by_global_norm, true_norm
 from tfmp.hosts.keras.internals import clipped, updates_as_other_optimizers_do, updating_one_replica
-from tfmp.hosts.keras.kept_programs import run_compiled
+from tfmp.hosts.keras.programs.clipping import clipped_by, clips_by_global_norm, true_norm
+from tfmp.hosts.keras.programs.kept_programs import run_compiled
 from tfmp.hosts.keras.views import of_tensorflow, view_of
 from tfmp.types import Done, Gradients
 

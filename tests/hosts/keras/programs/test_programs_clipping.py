@@ -9,7 +9,7 @@ import tensorflow as tf
 from kerases import for_every_keras, optimizer, variable
 
 from tfmp.core.gradients.norms import halves_of_square_sums
-from tfmp.hosts.keras.clipping import clipped_by, clips_by_global_norm, true_norm
+from tfmp.hosts.keras.programs.clipping import clipped_by, clips_by_global_norm, true_norm
 
 pytestmark = pytest.mark.essential
 

@@ -1,0 +1,1 @@
+"""The programs that update variables in the place of optimizers of Keras."""
