@@ -13,7 +13,7 @@ import tensorflow as tf
 from kerases import SCALE, optimizer, optimizer_names, variable
 
 import tfmp
-from tfmp.hosts.keras import kept_programs
+from tfmp.hosts.keras.programs import kept_programs
 from tfmp.hosts.keras.programs.kept_programs import KeptPrograms
 
 pytestmark = pytest.mark.essential

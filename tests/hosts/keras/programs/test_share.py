@@ -52,7 +52,7 @@ def _assert_train_alike(opt: Any, plain: Any, keras: ModuleType, *, eagerly: boo
 
     # Nadam of Keras 2 counts steps in Python while a function is traced, so both are traced.
     steps = [step, plain_step] if eagerly else [tf.function(step), tf.function(plain_step)]
-    for seed in range(3):
+    for seed in range(4):
         for take_step in steps:
             take_step(_gradients(seed))
     pairs = zip([*variables, *opt.inner_optimizer.variables], [*plain_variables, *plain.variables], strict=True)
@@ -66,8 +66,12 @@ def test_each_variable_is_updated_with_its_own_slots(keras: ModuleType, name: st
 
 
 @for_every_keras()
-def test_programs_are_shared_in_eager_code(keras: ModuleType) -> None:
-    _assert_train_alike(_wrapped(optimizer(keras, "Adam")), optimizer(keras, "Adam"), keras, eagerly=True)
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.5}])
+def test_programs_are_shared_in_eager_code(keras: ModuleType, options: dict[str, Any]) -> None:
+    opt = _wrapped(optimizer(keras, "Adam", **options))
+    _assert_train_alike(opt, optimizer(keras, "Adam", **options), keras, eagerly=True)
+    # They are those of one setting: nothing that is noted when they are made counts as another one.
+    assert len(opt._compilers.of(opt.inner_optimizer).programs) == 1
 
 
 @for_every_keras()

@@ -36,7 +36,7 @@ def can_share_programs(optimizer: _Optimizer, variables: Sequence[_Variable]) ->
 
     Examples:
         >>> import keras
-        >>> w, adam, averaging = keras.Variable([1.0]), keras.optimizers.Adam(), keras.optimizers.Adam(use_ema=True)
+        >>> w, adam, averaging = tf.Variable([1.0]), keras.optimizers.Adam(), keras.optimizers.Adam(use_ema=True)
         >>> can_share_programs(adam, [w]), can_share_programs(averaging, [w])
         (True, False)
     """
@@ -53,7 +53,7 @@ class StateOfVariables:
 
     Examples:
         >>> import keras
-        >>> w, optimizer = keras.Variable([1.0, 2.0]), keras.optimizers.SGD(momentum=0.5)
+        >>> w, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.SGD(momentum=0.5)
         >>> optimizer.build([w])
         >>> state = StateOfVariables(optimizer)
         >>> [tuple(each.shape) for each in state.of(w)], len(state.of_all)  # iterations and learning rate
@@ -97,7 +97,9 @@ class StateOfVariables:
 
     def _kind(self, variable: _Variable) -> Hashable:
         own = tuple((tuple(each.shape), each.dtype, each.device) for each in self.of(variable))
-        return own, decays(self._optimizer, variable)
+        # Keras notes the answer in an attribute of the optimizer, whose settings would then seem to change.
+        is_decayed = bool(self._optimizer.weight_decay) and decays(self._optimizer, variable)
+        return own, is_decayed
 
     def _are_slots(self, values: list[Any]) -> bool:
         """Return whether a list has a variable, or None, for each variable of the model."""
