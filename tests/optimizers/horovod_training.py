@@ -9,7 +9,9 @@ here for TF1, `ReplicaTraining` of `replica_training` for Keras.
 """
 
 import argparse
+import atexit
 import functools
+import hashlib
 import importlib
 import json
 import logging
@@ -17,6 +19,7 @@ import math
 import os
 import shlex
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -431,7 +434,7 @@ def _train(hvd: Any, training: str, record: bool, tell: Callable[[str, Any], Non
     with tempfile.TemporaryDirectory() as directory:
         timeline = Path(directory) / "timeline.json"
         if record:
-            hvd.start_timeline(str(timeline))
+            _start_timeline(hvd, timeline, training)
         for taken, state in enumerate(states(hvd, training), start=1):
             tell("STATE", state)
             replica_training.die_after(options, taken, hvd.rank())
@@ -439,6 +442,24 @@ def _train(hvd: Any, training: str, record: bool, tell: Callable[[str, Any], Non
             hvd.stop_timeline()
         if record and hvd.rank() == 0:
             tell("COLLECTIVES", _collectives_per_step(timeline, taken))
+
+
+def _start_timeline(hvd: Any, path: Path, training: str) -> None:
+    """Record from now on, in a process that asks for collective operations only when process 0 records as well.
+
+    Horovod aborts process 0 if another process has asked for an operation before process 0 begins to record, and
+    process 0 asks for it afterwards. A barrier would itself be such an operation, so the processes meet by a file.
+    """
+    hvd.start_timeline(str(path))
+    launch = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    started = Path(tempfile.gettempdir()) / f"horovod_records_{launch}_{hashlib.md5(training.encode()).hexdigest()}"
+    if hvd.rank() == 0:
+        # Horovod's own thread begins to record some milliseconds later.
+        time.sleep(0.2)
+        started.touch()
+        atexit.register(started.unlink, missing_ok=True)
+    while not started.exists():
+        time.sleep(0.01)
 
 
 def _tell(rank: int, training: str, title: str, value: Any) -> None:
