@@ -38,6 +38,11 @@ def outside_of_functions(make: Callable[[], Returned]) -> Returned:
         in_graph = not tf.executing_eagerly()
     if in_graph or tf.executing_eagerly() or tf.distribute.has_strategy():
         return make()
+    return in_thread_without_graph(make)
+
+
+def in_thread_without_graph(make: Callable[[], Returned]) -> Returned:
+    """Call a function in a new thread, in which no graph is being built; raise what it raises."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()
 

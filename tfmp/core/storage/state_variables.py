@@ -1,7 +1,6 @@
 """Stores a NamedTuple of numbers in variables: one set of variables for each graph, and one for eager code."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 from tfmp.core.storage import graph_variables
 from tfmp.core.storage.graph_registry import OncePerGraph
 from tfmp.core.storage.in_checkpoint import InCheckpoint
+from tfmp.core.tracing import in_thread_without_graph
 from tfmp.types import AddVariable, Done
 
 State = TypeVar("State", bound=NamedTuple)
@@ -156,25 +156,16 @@ class StateVariables(tf.Module, Generic[State]):
 
 
 def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
-    """Make variables eagerly, also while a `tf.function` is traced.
-
-    While TensorFlow traces a `tf.function`, the function's graph makes all variables, even under `tf.init_scope`. If
-    variables are made in the first trace, TensorFlow traces the function twice; in a later trace they are an error.
-    The variables are therefore made in a new thread, in which no graph is being built.
-    """
+    """Make variables eagerly, as `outside_of_functions` does, but also in the scope of a strategy."""
     if not tf.compat.v1.get_default_graph().building_function:
         return make()
     strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    made: list[Kept] = []
 
-    def run() -> None:
+    def in_scope() -> Kept:
         with contextlib.nullcontext() if strategy is None else strategy.scope():
-            made.append(make())
+            return make()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return made[0]
+    return in_thread_without_graph(in_scope)
 
 
 class NotCheckpointed(tf.Module):
