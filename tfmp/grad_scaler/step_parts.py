@@ -16,7 +16,7 @@ from tfmp.grad_scaler.together import AdaptersTogether
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.keras.legacy import LegacyAdapter
-from tfmp.hosts.keras.which import keras_of
+from tfmp.hosts.keras.which import is_optimizer_of_keras3, keras_of
 from tfmp.hosts.tf1 import TF1Adapter
 from tfmp.types import Done, Gradients
 
@@ -68,7 +68,7 @@ def adapter_of(
     if of_keras and not kwargs and compilers.of(optimizer).is_of_own_code:
         # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
         # Only the optimizers of Keras 3 have `apply`.
-        adapter = Keras3Adapter if hasattr(optimizer, "apply") else KerasAdapter
+        adapter = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
         return adapter(optimizer, variables, compiler=compilers.of(optimizer), leaves_out_none=True)
     if keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
         return LegacyAdapter(optimizer, variables, kwargs)

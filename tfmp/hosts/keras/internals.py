@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX
 from tfmp.hosts.keras.views import view_of
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.hosts.keras.which import is_keras2, is_optimizer_of_keras3
 from tfmp.types import Gradients
 
 #: A layer or model of any Keras.
@@ -309,7 +309,7 @@ def num_built_with(optimizer: _Optimizer) -> int:
 
     `Optimizer._trainable_variables` of Keras 3 and `Optimizer._index_dict` of Keras 2; see `built_with`.
     """
-    return len(optimizer._index_dict if hasattr(optimizer, "_index_dict") else optimizer._trainable_variables)
+    return len(optimizer._trainable_variables if is_optimizer_of_keras3(optimizer) else optimizer._index_dict)
 
 
 def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of TensorFlow or Keras
@@ -318,10 +318,9 @@ def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of 
     `Optimizer._get_variable_index` of Keras 3, `Optimizer._index_dict` and `_var_key` of Keras 2. In public, the
     optimizer gives neither the place nor the list.
     """
-    if hasattr(optimizer, "_index_dict"):
-        return int(optimizer._index_dict[optimizer._var_key(variable)])
-    index: int = optimizer._get_variable_index(variable)
-    return index
+    if is_optimizer_of_keras3(optimizer):
+        return int(optimizer._get_variable_index(variable))
+    return int(optimizer._index_dict[optimizer._var_key(variable)])
 
 
 def decays(optimizer: _Optimizer, variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras
@@ -371,8 +370,7 @@ _OF_KERAS2 = _Updating(("_internal_apply_gradients", "_apply_weight_decay"), "Op
 
 
 def _updating(optimizer: _Optimizer) -> _Updating:
-    # Only the optimizers of Keras 3 have `apply`.
-    return _OF_KERAS3 if hasattr(optimizer, "apply") else _OF_KERAS2
+    return _OF_KERAS3 if is_optimizer_of_keras3(optimizer) else _OF_KERAS2
 
 
 def updates_as_other_optimizers_do(optimizer: _Optimizer) -> bool:

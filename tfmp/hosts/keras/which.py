@@ -38,6 +38,11 @@ def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:
     return "keras215" if is_keras2(keras) else "keras3"
 
 
+def is_optimizer_of_keras3(optimizer: object) -> bool:
+    """Return whether an optimizer, of any host, is one of Keras 3: only these have the method `apply`."""
+    return hasattr(optimizer, "apply")
+
+
 def is_keras2(keras: ModuleType) -> bool:
     """Return whether a package is Keras 2: Keras 2.15 or tf_keras."""
     return bool(keras.__version__.startswith("2."))

@@ -12,6 +12,7 @@ from tfmp.hosts.keras.internals import clipped, updates_as_other_optimizers_do, 
 from tfmp.hosts.keras.programs.clipping import clipped_by, clips_by_global_norm, true_norm
 from tfmp.hosts.keras.programs.kept_programs import run_compiled
 from tfmp.hosts.keras.views import of_tensorflow, view_of
+from tfmp.hosts.keras.which import is_optimizer_of_keras3
 from tfmp.types import Done, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
@@ -38,7 +39,9 @@ def clips_before_the_sum(optimizer: _Optimizer) -> bool:
 
     Optimizers of Keras 3 do if they clip. Those of Keras 2 clip the sums.
     """
-    return _is_of_keras3(optimizer) and any((optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
+    return is_optimizer_of_keras3(optimizer) and any(
+        (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
+    )
 
 
 def apply_on_replicas(
@@ -147,7 +150,7 @@ def _apply_on_one(
 ) -> None:
     """Apply sums on the replica that runs, by a view of the optimizer that has these attributes."""
     with _of_one_replica(optimizer, **attributes) as view:
-        if _is_of_keras3(view):
+        if is_optimizer_of_keras3(view):
             view.apply(list(sums), variables)
         else:
             view.apply_gradients(list(zip(sums, variables, strict=True)), skip_gradients_aggregation=True, **options)
@@ -156,12 +159,8 @@ def _apply_on_one(
 @contextlib.contextmanager
 def _of_one_replica(optimizer: _Optimizer, **attributes: object) -> Iterator[_Optimizer]:
     """Yield a view of the optimizer that shares its variables, does not sum, and updates one replica."""
-    if not _is_of_keras3(optimizer):
+    if not is_optimizer_of_keras3(optimizer):
         # The program around it is compiled anyway.
         attributes["jit_compile"] = False
     with view_of(optimizer, **attributes) as view, updating_one_replica(view):
         yield view
-
-
-def _is_of_keras3(optimizer: _Optimizer) -> bool:
-    return hasattr(optimizer, "apply")

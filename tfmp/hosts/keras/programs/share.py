@@ -15,6 +15,7 @@ from tfmp.hosts.keras.programs.clipping import clipped_by
 from tfmp.hosts.keras.programs.kept_programs import run_compiled
 from tfmp.hosts.keras.programs.shared_programs import SharedPrograms
 from tfmp.hosts.keras.views import view_of
+from tfmp.hosts.keras.which import is_optimizer_of_keras3
 from tfmp.types import Gradient, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
@@ -105,7 +106,7 @@ class Share(NamedTuple):
         pairs = list(zip(grads, variables, strict=True))
         if self.method == "apply":
             _in_one_replica(lambda: optimizer.apply(list(grads), variables))
-        elif hasattr(optimizer, "apply"):
+        elif is_optimizer_of_keras3(optimizer):
             _in_one_replica(lambda: optimizer.apply_gradients(pairs))
         else:
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True, **self.options)
