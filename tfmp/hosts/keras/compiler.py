@@ -80,7 +80,7 @@ class UpdateCompiler:
         if not self._jit_compile or not can_be_own_program():
             return False
         if self._jit_compile == "auto":
-            is_wanted = self._saves_time(variables, shares_programs=True) and self._suits_xla(variables)
+            is_wanted = self._saves_time(variables) and self._suits_xla(variables)
         else:
             is_wanted = not tf.executing_eagerly() or self.is_by_keras_alone(variables)
         return is_wanted and not self._is_debugged()
@@ -89,7 +89,7 @@ class UpdateCompiler:
         """Return whether each replica updates these variables by a program of its own."""
         if not (self._jit_compile and can_be_programs_of_replicas(grads) and can_update_one_replica(self.optimizer)):
             return False
-        is_wanted = self._jit_compile is True or self._saves_time(variables, shares_programs=False)
+        is_wanted = self._jit_compile is True or self._saves_time(variables)
         # Only the optimizers of Keras 3 have this setting.
         scales = getattr(self.optimizer, "loss_scale_factor", None) is not None
         return is_wanted and not scales and self._suits_xla(variables) and not self._is_debugged()
@@ -102,13 +102,12 @@ class UpdateCompiler:
         # A user's code may do what XLA cannot compile, such as printing.
         return _has_no_conditional(self.optimizer) and self.is_by_keras_alone(variables)
 
-    def _saves_time(self, variables: Sequence[_Variable], *, shares_programs: bool) -> bool:
+    def _saves_time(self, variables: Sequence[_Variable]) -> bool:
         # In eager mode each step asks, about the same variables.
         asked, answer = self._last_asked
-        now = [*map(id, variables), shares_programs]
+        now = list(map(id, variables))
         if asked != now:
-            num_compiled = self._num_compiled(variables) if shares_programs else len(variables)
-            answer = saves_time(list(map(of_tensorflow, variables)), num_compiled)
+            answer = saves_time(list(map(of_tensorflow, variables)), self._num_compiled(variables))
             self._last_asked = now, answer
         return answer
 

@@ -36,12 +36,16 @@ _LARGE = 2**13
 
 
 class _OnReplicas:
-    """Two variables and an optimizer that takes steps on the replicas of a strategy, each with gradients of its own."""
+    """Variables and an optimizer that takes steps on the replicas of a strategy, each with gradients of its own.
+
+    Two of the variables are alike.
+    """
 
     def __init__(self, keras: ModuleType, strategy: tf.distribute.Strategy, make: Callable[[], Any]) -> None:
         self._strategy = strategy
         with strategy.scope():
-            self.variables = [variable(keras, np.ones([3, 2])), variable(keras, [1.0, 2.0], "bias")]
+            biases = [variable(keras, [1.0, 2.0], "bias"), variable(keras, [-3.0, 0.5], "other_bias")]
+            self.variables = [variable(keras, np.ones([3, 2])), *biases]
             self.opt = make()
             self.opt.build(self.variables)
 
@@ -51,7 +55,7 @@ class _OnReplicas:
             factor = scale * (tf.cast(replica, tf.float32) + 0.5)
             rows, indices = factor * tf.constant([[1.0, -2.0], [3.0, 0.5]]), tf.stack([replica, 2])
             kernel = tf.IndexedSlices(rows, indices, tf.constant([3, 2])) if sparse else factor * tf.ones([3, 2])
-            grads = [kernel, factor * tf.constant([0.25, -1.0])]
+            grads = [kernel, factor * tf.constant([0.25, -1.0]), factor * tf.constant([-0.75, 0.5])]
             _apply(self.opt, self.opt.get_unscaled_gradients(grads) if unscales else grads, self.variables)
 
         self._strategy.run(on_replica)
@@ -112,6 +116,18 @@ def test_replicas_train_as_the_bare_optimizer(
     for own, other in zip(first, plain.state()[0], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
     assert compiles(lambda: ours.step(8.0, sparse=sparse, unscales=unscales)) is (name not in {"Muon", "Nadam"})
+
+
+@for_every_keras()
+@pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
+def test_alike_variables_share_the_program_of_a_replica(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, unscales: bool
+) -> None:
+    ours = _OnReplicas(keras, two_replicas, lambda: _wrapped(keras, "Adam"))
+    step = tf.function(lambda: ours.step(8.0, sparse=False, unscales=unscales))
+    functions = step.get_concrete_function().graph.as_graph_def().library.function
+    # On each of the two replicas one for the kernel, and one for both biases.
+    assert len([each for each in functions if "_XlaMustCompile" in each.attr]) == 4
 
 
 @for_every_keras()
@@ -211,11 +227,11 @@ def test_variable_without_gradient_is_left_alone(
 
     @tf.function
     def step() -> None:
-        two_replicas.run(lambda: ours.opt.apply([None, tf.constant([8.0, 16.0])], ours.variables))
+        two_replicas.run(lambda: ours.opt.apply([None, *[tf.constant([8.0, 16.0])] * 2], ours.variables))
 
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         step()
-    assert ours.state()[0][:2] == [[[1, 1]] * 3, [0, 0]]
+    assert ours.state()[0][:3] == [[[1, 1]] * 3, [0, 0], [-4, -1.5]]
 
 
 @for_every_keras()

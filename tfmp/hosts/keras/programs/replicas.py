@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.norms import halves_of_square_sums
 from tfmp.hosts.keras.internals import clipped, updates_as_other_optimizers_do, updating_one_replica
+from tfmp.hosts.keras.programs.alike import can_share_programs
+from tfmp.hosts.keras.programs.alike_updates import Apply, has_alike, update_alike
 from tfmp.hosts.keras.programs.clipping import clipped_by, clips_by_global_norm, true_norm
 from tfmp.hosts.keras.programs.kept_programs import run_compiled
 from tfmp.hosts.keras.views import of_tensorflow, view_of
@@ -66,11 +68,13 @@ def apply_on_replicas(
     else:
         sums = clipped(optimizer, grads if are_summed else sum_over_replicas(grads, variables))
 
-    def apply(sums: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+    def apply(
+        optimizer: _Optimizer, sums: Gradients, variables: Sequence[_Variable], tensors: Sequence[tf.Tensor]
+    ) -> None:
         del tensors
         _apply_on_one(optimizer, sums, variables, options, **_NO_CLIPPING)
 
-    _run_on_each(lambda sums: run_compiled(apply, sums, []), variables[0], sums)
+    _run_on_each(lambda sums: _run_compiled(apply, optimizer, variables, sums, []), variables[0], sums)
 
 
 class ProgramOfReplicas:
@@ -99,19 +103,20 @@ class ProgramOfReplicas:
 
     def apply(self, sums: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
         """Divide the sums by the loss scale, clip and apply them; called on each replica."""
-        optimizer = self._optimizer
 
-        def apply(sums: Gradients, tensors: Sequence[tf.Tensor]) -> None:
+        def apply(
+            optimizer: _Optimizer, sums: Gradients, variables: Sequence[_Variable], tensors: Sequence[tf.Tensor]
+        ) -> None:
             loss_scale, *norms = tensors
             true_sums: Gradients = arithmetic.unscale(sums, loss_scale)
             for norm in norms:
                 true_sums = clipped_by(norm, true_sums, optimizer)
-            _apply_on_one(optimizer, true_sums, self._variables, self._options, **(_NO_CLIPPING if norms else {}))
+            _apply_on_one(optimizer, true_sums, variables, self._options, **(_NO_CLIPPING if norms else {}))
 
         def update(held: Gradients) -> None:
             sums, measures = held[: len(self._variables)], held[len(self._variables) :]
             norms = [true_norm(sums, halves, loss_scale) for halves in measures]
-            run_compiled(apply, sums, [loss_scale, *norms])
+            _run_compiled(apply, self._optimizer, self._variables, sums, [loss_scale, *norms])
 
         _run_on_each(update, self._variables[0], [*sums, *measures])
         return tf.no_op()
@@ -139,6 +144,20 @@ def _run_on_each(update: Callable[[Gradients], None], first: _Variable, held: Gr
         strategy.extended.update(of_tensorflow(first), lambda _, held: update(held), args=(held,), group=False)
 
     tf.distribute.get_replica_context().merge_call(on_all, args=(list(held),))
+
+
+def _run_compiled(
+    apply: Apply,
+    optimizer: _Optimizer,
+    variables: Sequence[_Variable],
+    sums: Gradients,
+    tensors: Sequence[tf.Tensor],
+) -> None:
+    """Run the update of the replica that runs: by programs that alike variables share, or as one program."""
+    if can_share_programs(optimizer, variables) and has_alike(optimizer, variables, sums):
+        update_alike(apply, optimizer, variables, sums, tensors)
+    else:
+        run_compiled(lambda sums, tensors: apply(optimizer, sums, variables, tensors), sums, tensors)
 
 
 def _apply_on_one(

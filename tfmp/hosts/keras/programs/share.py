@@ -1,6 +1,5 @@
 """The share of one optimizer of Keras in a program that unscales gradients and applies them."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -9,11 +8,9 @@ import tensorflow as tf
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.compiler import UpdateCompiler
-from tfmp.hosts.keras.internals import not_counting
-from tfmp.hosts.keras.programs.alike import StateOfVariables, can_share_programs
+from tfmp.hosts.keras.programs.alike import can_share_programs
+from tfmp.hosts.keras.programs.alike_updates import has_alike, update_alike
 from tfmp.hosts.keras.programs.clipping import clipped_by
-from tfmp.hosts.keras.programs.kept_programs import run_compiled
-from tfmp.hosts.keras.programs.shared_programs import SharedPrograms
 from tfmp.hosts.keras.views import view_of
 from tfmp.hosts.keras.which import is_optimizer_of_keras3
 from tfmp.types import Gradient, Gradients
@@ -58,39 +55,18 @@ class Share(NamedTuple):
 
     def has_alike(self, grads: Gradients) -> bool:
         """Return whether `run_by_programs` would call a program more than once."""
-        lists = StateOfVariables(self.compiler.optimizer).alike(self.variables, grads)
-        return len({kind for kind, _ in lists}) < len(lists)
+        return has_alike(self.compiler.optimizer, self.variables, grads)
 
     def run_by_programs(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
         """Do the same as `run` by compiled programs, each of which updates all variables that are alike."""
-        tensors = [loss_scale, *norms]
-        optimizer = self.compiler.optimizer
-        state = StateOfVariables(optimizer)
-        programs = SharedPrograms(state.of_all)
-        with not_counting(optimizer) as view:
-            for kind, places in state.alike(self.variables, grads):
-                variables = [self.variables[place] for place in places]
-                numbers = _numbers_of(optimizer, variables)
 
-                def update(
-                    grads: Gradients,
-                    tensors: Sequence[tf.Tensor],
-                    variables: Sequence[_Variable] = variables,
-                    numbers: Sequence[int] = numbers,
-                ) -> None:
-                    num_common = 1 + self.num_norms
-                    loss_scale, *norms = tensors[:num_common]
-                    with _with_numbers(optimizer, numbers, tensors[num_common:]):
-                        self._clip_and_apply(view, arithmetic.unscale(grads, loss_scale), variables, norms)
+        def apply(
+            optimizer: _Optimizer, grads: Gradients, variables: Sequence[_Variable], tensors: Sequence[tf.Tensor]
+        ) -> None:
+            loss_scale, *norms = tensors
+            self._clip_and_apply(optimizer, arithmetic.unscale(grads, loss_scale), variables, norms)
 
-                some = [grads[place] for place in places]
-                common_and_own = [*tensors, *map(tf.constant, numbers)]
-                if any(map(arithmetic.is_sparse, some)):
-                    run_compiled(update, some, common_and_own)
-                else:
-                    own = [each for variable in variables for each in state.of(variable)]
-                    programs.run(kind, own, update, some, common_and_own)
-        optimizer.iterations.assign_add(1)
+        update_alike(apply, self.compiler.optimizer, self.variables, grads, [loss_scale, *norms])
 
     def _clip_and_apply(
         self, optimizer: _Optimizer, grads: Gradients, variables: Sequence[_Variable], norms: Sequence[tf.Tensor]
@@ -118,23 +94,6 @@ class Share(NamedTuple):
         ]
         compiler = self.compiler
         return [compiler.optimizer, compiler.code_version, of_variables, self.num_norms, self.options, self.method]
-
-
-def _numbers_of(optimizer: _Optimizer, variables: Sequence[_Variable]) -> list[int]:
-    """Return the numbers that only the updates of these variables use: those from which random numbers follow."""
-    if not hasattr(optimizer, "numbers_of"):
-        return []
-    return [number for variable in variables for number in optimizer.numbers_of(variable)]
-
-
-def _with_numbers(
-    optimizer: _Optimizer, numbers: Sequence[int], tensors: Sequence[tf.Tensor]
-) -> contextlib.AbstractContextManager[None]:
-    """Let an optimizer use tensors in the place of such numbers."""
-    if not numbers:
-        return contextlib.nullcontext()
-    replaced: contextlib.AbstractContextManager[None] = optimizer.with_numbers(dict(zip(numbers, tensors, strict=True)))
-    return replaced
 
 
 def _in_one_replica(apply: Callable[[], None]) -> None:
