@@ -36,7 +36,8 @@ def _derived(change: Callable[[Gradients], Any], scaled: Any = _SCALED) -> tuple
 
 def _again(derivation: Derivation) -> list[Any]:
     values = [grad / derivation.loss_scale for grad in derivation.scaled]
-    return [each if change is None else change(each) for change, each in zip(derivation.changes, values, strict=True)]
+    pairs = zip(derivation.changes, values, strict=True)
+    return [each if change is None else change.apply(each) for change, each in pairs]
 
 
 @pytest.mark.parametrize(

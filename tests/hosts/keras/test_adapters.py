@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from kerases import for_every_keras, optimizer, values, variable
 
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.adapters import Keras2Adapter, Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompiler
 
@@ -83,7 +84,8 @@ def test_changes_are_made_to_the_unscaled_values(keras: ModuleType) -> None:
     kernel, bias = variable(keras, [1.0, 2.0]), variable(keras, [3.0])
     adapter, grads = _adapter(optimizer(keras), [kernel, bias]), [tf.constant([8.0, 16.0]), tf.constant([8.0])]
     adapter.prepare([kernel, bias])
-    adapter.program(grads).apply(grads, tf.constant(8.0), [], [lambda values: values + 1, None])
+    change = Change((tf.add,), ((tf.constant(1.0),),))
+    adapter.program(grads).apply(grads, tf.constant(8.0), [], [change, None])
     assert values([kernel, bias]) == [[0, 0.5], [2.5]]
 
 

@@ -24,8 +24,8 @@ class Program(Protocol):
     ) -> Done:
         """Divide the gradients by the loss scale, change them, and apply them.
 
-        `measures` is what `measure` returned; empty if the gradients are changed. A function in `changes` is called
-        with the unscaled values of its gradient and returns those to apply; `changes` is empty if there is none.
+        `measures` is what `measure` returned; empty if the gradients are changed. What stands in `changes` computes the
+        values to apply from the unscaled ones of its gradient; `changes` is empty if there is none.
         """
 
 

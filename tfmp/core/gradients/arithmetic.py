@@ -56,15 +56,15 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
     # into one by their product, the denormal factor, but it does not combine a division with a multiplication. XLA does
     # neither, and divides more slowly than it multiplies.
     divisor = tf.where(factor < 2.0**-64, tf.constant(2.0**64, factor.dtype), 1)
-
-    def shrink_values(values: tf.Tensor) -> tf.Tensor:
-        wide = widen(values)
-        first = wide * tf.cast(1 / divisor, wide.dtype) if within_xla() else wide / tf.cast(divisor, wide.dtype)
-        return tf.cast(first * tf.cast(factor * divisor, wide.dtype), values.dtype)
-
-    shrunk = map_values(shrink_values, grad)
-    note_change(shrunk, grad, shrink_values, keeps_finite=tf.abs(factor) <= 1)
+    shrunk = map_values(lambda values: _shrink_values(values, factor, divisor), grad)
+    note_change(shrunk, grad, _shrink_values, keeps_finite=tf.abs(factor) <= 1, tensors=(factor, divisor))
     return shrunk
+
+
+def _shrink_values(values: tf.Tensor, factor: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
+    wide = widen(values)
+    first = wide * tf.cast(1 / divisor, wide.dtype) if within_xla() else wide / tf.cast(divisor, wide.dtype)
+    return tf.cast(first * tf.cast(factor * divisor, wide.dtype), values.dtype)
 
 
 def cast(grad: Gradient, dtype: tf.DType) -> Gradient:

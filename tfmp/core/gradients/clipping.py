@@ -53,16 +53,16 @@ def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) 
         raise ValueError(
             f"clip_value_min must not be greater than clip_value_max, got {clip_value_min!r} and {clip_value_max!r}."
         )
-
-    def clip(values: tf.Tensor) -> tf.Tensor:
-        clipped = tf.clip_by_value(values, tf.cast(lowest, values.dtype), tf.cast(highest, values.dtype))
-        return tf.where(tf.math.is_finite(values), clipped, values)
-
     are_finite = tf.reduce_all([tf.math.is_finite(tf.cast(bound, tf.float64)) for bound in (lowest, highest)])
-    clipped = [arithmetic.map_values(clip, grad) for grad in grads]
+    clipped = [arithmetic.map_values(lambda values: _clip_values(values, lowest, highest), grad) for grad in grads]
     for new, grad in zip(clipped, grads, strict=True):
-        note_change(new, grad, clip, keeps_finite=are_finite)
+        note_change(new, grad, _clip_values, keeps_finite=are_finite, tensors=(lowest, highest))
     return clipped
+
+
+def _clip_values(values: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf.Tensor:
+    clipped = tf.clip_by_value(values, tf.cast(lowest, values.dtype), tf.cast(highest, values.dtype))
+    return tf.where(tf.math.is_finite(values), clipped, values)
 
 
 @overload

@@ -4,19 +4,40 @@ A step can then compute them again in the program that applies them. The tensors
 computes only what is used.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfmp.types import Gradient, Gradients
 
-#: Computes the values of a gradient from others.
-Change: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-
 _ATTRIBUTE = "_tfmp_origin"
 #: None on a gradient that was not clipped, and that somebody wants to know after it was clipped.
 _UNCLIPPED = "_tfmp_unclipped"
+
+
+class Change(NamedTuple):
+    """Computes the values of a gradient from others, by functions that are called one after the other.
+
+    Examples:
+        >>> change = Change((tf.multiply, tf.add), ((tf.constant(2.0),), (tf.constant(1.0),)))
+        >>> change.apply(tf.constant([3.0])).numpy()
+        array([7.], dtype=float32)
+    """
+
+    functions: tuple[Callable[..., tf.Tensor], ...]
+    #: For each function, the tensors that it takes besides the values.
+    tensors: tuple[tuple[tf.Tensor, ...], ...]
+
+    def apply(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the changed values."""
+        for function, tensors in zip(self.functions, self.tensors, strict=True):
+            values = function(values, *tensors)
+        return values
+
+    def with_tensors(self, tensors: Iterator[tf.Tensor]) -> "Change":
+        """Return the change with other tensors, which are taken from an iterator."""
+        return self._replace(tensors=tuple(tuple(next(tensors) for _ in each) for each in self.tensors))
 
 
 class Origin(NamedTuple):
@@ -53,10 +74,21 @@ def origin_of(grad: Gradient) -> Origin | None:
     return getattr(_values(grad), _ATTRIBUTE, None)
 
 
-def note_change(changed: Gradient, grad: Gradient, change: Change, keeps_finite: tf.Tensor) -> None:
+def note_change(
+    changed: Gradient,
+    grad: Gradient,
+    function: Callable[..., tf.Tensor],
+    keeps_finite: tf.Tensor,
+    tensors: Sequence[tf.Tensor] = (),
+) -> None:
     """Remember that a function of the values made a gradient from another one, if the origin of the latter is known.
 
-    The function keeps finite values finite, and others not finite, if the boolean scalar `keeps_finite` is True.
+    Args:
+        changed: The gradient that was made.
+        grad: The other one.
+        function: The function, of the values and of the tensors.
+        keeps_finite: A boolean scalar: True if the function keeps finite values finite, and others not finite.
+        tensors: The tensors.
     """
     values = _values(grad)
     if values is not None and hasattr(values, _UNCLIPPED):
@@ -64,9 +96,9 @@ def note_change(changed: Gradient, grad: Gradient, change: Change, keeps_finite:
     origin = origin_of(grad)
     if origin is None:
         return
-    before = origin.change
-    both = change if before is None else lambda values: change(before(values))
-    note(changed, origin._replace(change=both, keeps_finite=[*origin.keeps_finite, keeps_finite]))
+    before = origin.change or Change((), ())
+    change = Change((*before.functions, function), (*before.tensors, tuple(tensors)))
+    note(changed, origin._replace(change=change, keeps_finite=[*origin.keeps_finite, keeps_finite]))
 
 
 def keep_unclipped(grad: Gradient) -> None:
@@ -98,7 +130,7 @@ class Derivation(NamedTuple):
 
     scaled: Gradients
     loss_scale: tf.Tensor
-    #: For each gradient, the function that computes its values from the unscaled ones; None if these were not changed.
+    #: For each gradient, what computes its values from the unscaled ones; None if these were not changed.
     changes: Sequence[Change | None]
     #: The boolean scalars of all changes; see `Origin`.
     keeps_finite: Sequence[tf.Tensor]

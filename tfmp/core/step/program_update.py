@@ -17,9 +17,9 @@ from tfmp.types import Done, Gradients
 class ProgramUpdate(CheckedUpdate):
     """Unscales, clips and applies gradients by one program.
 
-    `changes` holds for each gradient the function by which the program clips the unscaled values, or None; it is empty
-    if no gradient is clipped. The check looks at gradients that are not clipped: `earlier` is not usable if clipping
-    could make finite values infinite or NaN, or the reverse.
+    `changes` holds for each gradient what the program clips the unscaled values by, or None; it is empty if no gradient
+    is clipped. The check looks at gradients that are not clipped: `earlier` is not usable if clipping could make finite
+    values infinite or NaN, or the reverse.
     """
 
     def __init__(

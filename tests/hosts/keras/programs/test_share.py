@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, optimizer, values
+from kerases import SCALE, for_every_keras, optimizer, values
 from many_variables import apply, assert_train_alike, gradients, make_variables, wrapped
+
+import tfmp
 
 
 @for_every_keras()
@@ -47,6 +49,36 @@ def test_one_program_updates_all_variables_that_are_alike(
         apply(opt, variables, grads)
 
     assert _num_programs(step) == num_programs
+
+
+@for_every_keras()
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda grads: tfmp.clip_by_value(grads, -0.5, 0.25),
+        lambda grads: tfmp.clip_by_norm(grads, 0.5),
+        lambda grads: tfmp.clip_by_global_norm(grads, 2.0)[0],
+        lambda grads: tfmp.clip_by_value(tfmp.clip_by_norm(grads, 0.5), -0.25, 0.25),
+    ],
+    ids=["value", "norm", "global_norm", "norm_and_value"],
+)
+def test_gradients_that_tfmp_clips_are_clipped_again_in_shared_programs(keras: ModuleType, clip: Any) -> None:
+    variables, plain_variables = make_variables(keras), make_variables(keras)
+    opt, plain = wrapped(optimizer(keras, "Adam")), optimizer(keras, "Adam")
+    opt.build(variables)
+    plain.build(plain_variables)
+
+    def step(grads: list[Any]) -> None:
+        clipped = clip(opt.get_unscaled_gradients([grad * SCALE for grad in grads]))
+        opt.apply_gradients(zip(clipped, variables, strict=True))
+
+    take_step = tf.function(step)
+    for seed in range(3):
+        take_step(gradients(seed))
+        plain.apply_gradients(zip(clip(gradients(seed)), plain_variables, strict=True))
+    for one, other in zip(variables, plain_variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+    assert _num_programs(step) == 4
 
 
 def _num_programs(step: Any) -> int:

@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic
 from tfmp.hosts.keras.internals import decays, index_of, num_built_with
 from tfmp.hosts.keras.own_code import is_of_keras
 from tfmp.hosts.keras.views import of_tensorflow
@@ -75,18 +74,16 @@ class StateOfVariables:
         return list({id(each): each for each in own}.values())
 
     def alike(
-        self, variables: Sequence[_Variable], grads: Sequence[tf.Tensor | tf.IndexedSlices] | None = None
+        self, variables: Sequence[_Variable], others: Sequence[Hashable] | None = None
     ) -> list[tuple[Hashable, list[int]]]:
         """Return the places of variables, in lists of those that one program is to update, and the kind of each list.
 
         Programs for lists of one kind differ in nothing but the variables. The variables of a list are alike, too.
-        Without gradients these are thought of as dense and of one type; each sparse one is of a kind of its own.
+        `others` has something for each variable that is also equal for those that are alike.
         """
         kinds: list[Hashable] = [self._kind(variable) for variable in variables]
-        if grads is not None:
-            # Sparse gradients may have different numbers of rows.
-            forms = [place if arithmetic.is_sparse(grad) else grad.dtype for place, grad in enumerate(grads)]
-            kinds = list(zip(kinds, forms, strict=True))
+        if others is not None:
+            kinds = list(zip(kinds, others, strict=True))
         sizes = [math.prod(variable.shape) for variable in variables]
         return [((kinds[places[0]], len(places)), places) for places in in_lists(kinds, sizes)]
 

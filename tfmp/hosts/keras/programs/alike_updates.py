@@ -1,12 +1,13 @@
 """Updates variables by an optimizer of Keras as compiled programs, of which variables that are alike share one."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.internals import not_counting
 from tfmp.hosts.keras.programs.alike import StateOfVariables
 from tfmp.hosts.keras.programs.kept_programs import run_compiled
@@ -17,24 +18,41 @@ from tfmp.types import Gradients
 _Optimizer: TypeAlias = Any
 _Variable: TypeAlias = Any
 
-#: Updates some variables by an optimizer, with their gradients and further tensors.
-Apply: TypeAlias = Callable[[_Optimizer, Gradients, Sequence[_Variable], Sequence[tf.Tensor]], None]
+
+class Updates(NamedTuple):
+    """Variables, and what they are updated with."""
+
+    variables: Sequence[_Variable]
+    #: One for each variable.
+    grads: Gradients
+    #: For each gradient what changes its unscaled values, or None.
+    changes: Sequence[Change | None]
+
+    def at(self, places: Sequence[int]) -> "Updates":
+        """Return the updates that stand at some places."""
+        return Updates(*([each[place] for place in places] for each in self))
+
+    def alike(self, state: StateOfVariables) -> list[tuple[Hashable, list[int]]]:
+        """Return the places of those that one program is to do, in lists, and the kind of each list."""
+        # Sparse gradients may have different numbers of rows.
+        pairs = enumerate(self.grads)
+        forms = [place if grad is None or arithmetic.is_sparse(grad) else grad.dtype for place, grad in pairs]
+        functions = [change and change.functions for change in self.changes]
+        return state.alike(self.variables, list(zip(forms, functions, strict=True)))
 
 
-def has_alike(optimizer: _Optimizer, variables: Sequence[_Variable], grads: Gradients) -> bool:
+#: Does updates by an optimizer, with further tensors.
+Apply: TypeAlias = Callable[[_Optimizer, Updates, Sequence[tf.Tensor]], None]
+
+
+def has_alike(optimizer: _Optimizer, updates: Updates) -> bool:
     """Return whether `update_alike` would call a program more than once. Each variable must have a gradient."""
-    lists = StateOfVariables(optimizer).alike(variables, grads)
+    lists = updates.alike(StateOfVariables(optimizer))
     return len({kind for kind, _ in lists}) < len(lists)
 
 
-def update_alike(
-    apply: Apply,
-    optimizer: _Optimizer,
-    variables: Sequence[_Variable],
-    grads: Gradients,
-    tensors: Sequence[tf.Tensor],
-) -> None:
-    """Update variables by a function, which is called within a compiled program for some variables at a time.
+def update_alike(apply: Apply, optimizer: _Optimizer, updates: Updates, tensors: Sequence[tf.Tensor]) -> None:
+    """Update variables by a function, which is called within a compiled program for some of them at a time.
 
     Call this in a `tf.function`, if `can_share_programs` is true.
 
@@ -42,19 +60,19 @@ def update_alike(
         apply: The function. Its optimizer is a view of the one given here that does not count the step, and its
             tensors are the ones given here.
         optimizer: The optimizer, which is built.
-        variables: The variables.
-        grads: A gradient for each variable.
+        updates: The variables, and a gradient for each of them.
         tensors: Tensors that the updates of all variables use.
 
     Examples:
         >>> import keras
         >>> variables, sgd = [tf.Variable([1.0]), tf.Variable([2.0])], keras.optimizers.SGD(0.5)
         >>> sgd.build(variables)
-        >>> def apply(view, grads, variables, tensors):
-        ...     view.apply_gradients([(grad * tensors[0], w) for grad, w in zip(grads, variables)])
+        >>> def apply(view, updates, tensors):
+        ...     grads = [grad * tensors[0] for grad in updates.grads]
+        ...     view.apply_gradients(zip(grads, updates.variables))
         >>> @tf.function
         ... def step(grad):
-        ...     update_alike(apply, sgd, variables, [grad, grad], [tf.constant(0.5)])
+        ...     update_alike(apply, sgd, Updates(variables, [grad] * 2, [None] * 2), [tf.constant(0.5)])
         >>> step(tf.constant([1.0]))
         >>> [w.numpy().tolist() for w in variables], int(sgd.iterations)
         ([[0.75], [1.75]], 1)
@@ -62,27 +80,28 @@ def update_alike(
     state = StateOfVariables(optimizer)
     programs = SharedPrograms(state.of_all)
     with not_counting(optimizer) as view:
-        for kind, places in state.alike(variables, grads):
-            some = [variables[place] for place in places]
-            numbers = _numbers_of(optimizer, some)
+        for kind, places in updates.alike(state):
+            some = updates.at(places)
+            numbers = _numbers_of(optimizer, some.variables)
 
             def update(
                 grads: Gradients,
-                tensors: Sequence[tf.Tensor],
-                some: Sequence[_Variable] = some,
+                given: Sequence[tf.Tensor],
+                some: Updates = some,
                 numbers: Sequence[int] = numbers,
             ) -> None:
-                common, own = tensors[: len(tensors) - len(numbers)], tensors[len(tensors) - len(numbers) :]
-                with _with_numbers(optimizer, numbers, own):
-                    apply(view, grads, some, common)
+                own = iter(given[len(tensors) :])
+                changes = [change and change.with_tensors(own) for change in some.changes]
+                with _with_numbers(optimizer, numbers, list(own)):
+                    apply(view, some._replace(grads=grads, changes=changes), given[: len(tensors)])
 
-            of_some = [grads[place] for place in places]
-            common_and_own = [*tensors, *map(tf.constant, numbers)]
-            if any(map(arithmetic.is_sparse, of_some)):
-                run_compiled(update, of_some, common_and_own)
+            of_changes = [each for change in some.changes if change for own in change.tensors for each in own]
+            given = [*tensors, *of_changes, *map(tf.constant, numbers)]
+            if any(map(arithmetic.is_sparse, some.grads)):
+                run_compiled(update, some.grads, given)
             else:
-                own = [each for variable in some for each in state.of(variable)]
-                programs.run(kind, own, update, of_some, common_and_own)
+                own = [each for variable in some.variables for each in state.of(variable)]
+                programs.run(kind, own, update, some.grads, given)
     optimizer.iterations.assign_add(1)
 
 

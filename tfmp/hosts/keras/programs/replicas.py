@@ -10,7 +10,7 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.norms import halves_of_square_sums
 from tfmp.hosts.keras.internals import clipped, updates_as_other_optimizers_do, updating_one_replica
 from tfmp.hosts.keras.programs.alike import can_share_programs
-from tfmp.hosts.keras.programs.alike_updates import Apply, has_alike, update_alike
+from tfmp.hosts.keras.programs.alike_updates import Apply, Updates, has_alike, update_alike
 from tfmp.hosts.keras.programs.clipping import clipped_by, clips_by_global_norm, true_norm
 from tfmp.hosts.keras.programs.kept_programs import run_compiled
 from tfmp.hosts.keras.views import of_tensorflow, view_of
@@ -68,11 +68,9 @@ def apply_on_replicas(
     else:
         sums = clipped(optimizer, grads if are_summed else sum_over_replicas(grads, variables))
 
-    def apply(
-        optimizer: _Optimizer, sums: Gradients, variables: Sequence[_Variable], tensors: Sequence[tf.Tensor]
-    ) -> None:
+    def apply(optimizer: _Optimizer, updates: Updates, tensors: Sequence[tf.Tensor]) -> None:
         del tensors
-        _apply_on_one(optimizer, sums, variables, options, **_NO_CLIPPING)
+        _apply_on_one(optimizer, updates.grads, updates.variables, options, **_NO_CLIPPING)
 
     _run_on_each(lambda sums: _run_compiled(apply, optimizer, variables, sums, []), variables[0], sums)
 
@@ -104,14 +102,12 @@ class ProgramOfReplicas:
     def apply(self, sums: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
         """Divide the sums by the loss scale, clip and apply them; called on each replica."""
 
-        def apply(
-            optimizer: _Optimizer, sums: Gradients, variables: Sequence[_Variable], tensors: Sequence[tf.Tensor]
-        ) -> None:
+        def apply(optimizer: _Optimizer, updates: Updates, tensors: Sequence[tf.Tensor]) -> None:
             loss_scale, *norms = tensors
-            true_sums: Gradients = arithmetic.unscale(sums, loss_scale)
+            sums: Gradients = arithmetic.unscale(updates.grads, loss_scale)
             for norm in norms:
-                true_sums = clipped_by(norm, true_sums, optimizer)
-            _apply_on_one(optimizer, true_sums, variables, self._options, **(_NO_CLIPPING if norms else {}))
+                sums = clipped_by(norm, sums, optimizer)
+            _apply_on_one(optimizer, sums, updates.variables, self._options, **(_NO_CLIPPING if norms else {}))
 
         def update(held: Gradients) -> None:
             sums, measures = held[: len(self._variables)], held[len(self._variables) :]
@@ -154,10 +150,11 @@ def _run_compiled(
     tensors: Sequence[tf.Tensor],
 ) -> None:
     """Run the update of the replica that runs: by programs that alike variables share, or as one program."""
-    if can_share_programs(optimizer, variables) and has_alike(optimizer, variables, sums):
-        update_alike(apply, optimizer, variables, sums, tensors)
+    updates = Updates(variables, sums, changes=[None] * len(variables))
+    if can_share_programs(optimizer, variables) and has_alike(optimizer, updates):
+        update_alike(apply, optimizer, updates, tensors)
     else:
-        run_compiled(lambda sums, tensors: apply(optimizer, sums, variables, tensors), sums, tensors)
+        run_compiled(lambda sums, tensors: apply(optimizer, updates._replace(grads=sums), tensors), sums, tensors)
 
 
 def _apply_on_one(

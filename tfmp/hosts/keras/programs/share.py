@@ -9,7 +9,7 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.programs.alike import can_share_programs
-from tfmp.hosts.keras.programs.alike_updates import has_alike, update_alike
+from tfmp.hosts.keras.programs.alike_updates import Updates, has_alike, update_alike
 from tfmp.hosts.keras.programs.clipping import clipped_by
 from tfmp.hosts.keras.views import view_of
 from tfmp.hosts.keras.which import is_optimizer_of_keras3
@@ -33,40 +33,39 @@ class Share(NamedTuple):
     options: Mapping[str, Any]
     #: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
     method: str
-    #: For each gradient the function by which its unscaled values are changed, or None.
+    #: For each gradient what changes its unscaled values, or None.
     changes: Sequence[Change | None]
     #: 1 if the program clips by the global norm in the optimizer's place, otherwise 0.
     num_norms: int
 
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
         """Unscale, change, clip and apply the gradients."""
-        true_grads: Gradients = arithmetic.unscale(grads, loss_scale)
-        if any(self.changes):
-            true_grads = list(map(_changed, true_grads, self.changes))
-        self._clip_and_apply(self.compiler.optimizer, true_grads, self.variables, norms)
+        self._run(self.compiler.optimizer, self._updates(grads), [loss_scale, *norms])
 
     @property
     def can_be_split(self) -> bool:
         """True if `run_by_programs` can take the place of `run`, unless a gradient is None."""
         optimizer = self.compiler.optimizer
         clips_together = optimizer.global_clipnorm is not None and not self.num_norms
-        is_plain = not (any(self.changes) or clips_together) and self.compiler.is_by_keras_alone(self.variables)
+        is_plain = not clips_together and self.compiler.is_by_keras_alone(self.variables)
         return is_plain and can_share_programs(optimizer, self.variables)
 
     def has_alike(self, grads: Gradients) -> bool:
         """Return whether `run_by_programs` would call a program more than once."""
-        return has_alike(self.compiler.optimizer, self.variables, grads)
+        return has_alike(self.compiler.optimizer, self._updates(grads))
 
     def run_by_programs(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
         """Do the same as `run` by compiled programs, each of which updates all variables that are alike."""
+        update_alike(self._run, self.compiler.optimizer, self._updates(grads), [loss_scale, *norms])
 
-        def apply(
-            optimizer: _Optimizer, grads: Gradients, variables: Sequence[_Variable], tensors: Sequence[tf.Tensor]
-        ) -> None:
-            loss_scale, *norms = tensors
-            self._clip_and_apply(optimizer, arithmetic.unscale(grads, loss_scale), variables, norms)
+    def _updates(self, grads: Gradients) -> Updates:
+        return Updates(self.variables, grads, self.changes)
 
-        update_alike(apply, self.compiler.optimizer, self.variables, grads, [loss_scale, *norms])
+    def _run(self, optimizer: _Optimizer, updates: Updates, tensors: Sequence[tf.Tensor]) -> None:
+        loss_scale, *norms = tensors
+        true_grads = arithmetic.unscale(updates.grads, loss_scale)
+        changed: Gradients = list(map(_changed, true_grads, updates.changes))
+        self._clip_and_apply(optimizer, changed, updates.variables, norms)
 
     def _clip_and_apply(
         self, optimizer: _Optimizer, grads: Gradients, variables: Sequence[_Variable], norms: Sequence[tf.Tensor]
@@ -110,4 +109,4 @@ def _in_one_replica(apply: Callable[[], None]) -> None:
 
 
 def _changed(grad: Gradient, change: Change | None) -> Gradient:
-    return grad if change is None else arithmetic.map_values(change, grad)
+    return grad if change is None else arithmetic.map_values(change.apply, grad)
