@@ -94,6 +94,12 @@ def test_gradient_does_not_become_0_by_a_factor_that_is_not_small(exponent: int)
     assert float(arithmetic.shrink(tf.constant(smallest), tf.constant(2.0**exponent, tf.float64))) == 2.0**-126
 
 
+def test_gradient_that_is_not_shrunk_is_not_copied_in_eager_code() -> None:
+    grad, one = tf.constant([1.0, 2.0]), tf.constant(1.0, tf.float64)
+    assert arithmetic.shrink(grad, one) is grad
+    assert tf.function(arithmetic.shrink)(grad, one) is not grad
+
+
 def test_cast_to_a_narrower_type_can_overflow() -> None:
     assert not bool(finiteness.all_finite([arithmetic.cast(tf.constant([1e6]), tf.float16)]))
 

@@ -51,18 +51,36 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
 
     Its values may be as large as its dtype allows, and the factor may be denormal in it.
     """
-    # A factor below 2**-126 is denormal in float32, and CPU kernels replace it by 0. A small factor is therefore
-    # applied in two parts. The first part is a division: TensorFlow's graph optimizer would combine two multiplications
-    # into one by their product, the denormal factor, but it does not combine a division with a multiplication. XLA does
-    # neither, and divides more slowly than it multiplies.
-    divisor = tf.where(factor < 2.0**-64, tf.constant(2.0**64, factor.dtype), 1)
-    shrunk = map_values(lambda values: _shrink_values(values, factor, divisor), grad)
-    note_change(shrunk, grad, _shrink_values, keeps_finite=tf.abs(factor) <= 1, tensors=(factor, divisor))
+    # Eager code would read and write all values in each of the operations below, though one mostly suffices.
+    if tf.executing_eagerly() and factor == 1:
+        return grad
+    is_in_one_part = tf.executing_eagerly() and factor >= _SMALLEST_IN_ONE_PART
+    tensors = (factor,) if is_in_one_part else (factor, _divisor(factor))
+    function = _multiplied if is_in_one_part else _multiplied_in_two_parts
+    shrunk = map_values(lambda values: function(values, *tensors), grad)
+    note_change(shrunk, grad, function, keeps_finite=tf.abs(factor) <= 1, tensors=tensors)
     return shrunk
 
 
-def _shrink_values(values: tf.Tensor, factor: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
+#: A factor below 2**-126 is denormal in float32, and CPU kernels replace it by 0. So a factor that is smaller than this
+#: one is applied in two parts.
+_SMALLEST_IN_ONE_PART = 2.0**-64
+
+
+def _divisor(factor: tf.Tensor) -> tf.Tensor:
+    return tf.where(factor < _SMALLEST_IN_ONE_PART, tf.constant(2.0**64, factor.dtype), 1)
+
+
+def _multiplied(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     wide = widen(values)
+    return tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
+
+
+def _multiplied_in_two_parts(values: tf.Tensor, factor: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
+    wide = widen(values)
+    # The first part is a division: TensorFlow's graph optimizer would combine two multiplications into one by their
+    # product, the denormal factor, but it does not combine a division with a multiplication. XLA does neither, and
+    # divides more slowly than it multiplies.
     first = wide * tf.cast(1 / divisor, wide.dtype) if within_xla() else wide / tf.cast(divisor, wide.dtype)
     return tf.cast(first * tf.cast(factor * divisor, wide.dtype), values.dtype)
 
