@@ -11,6 +11,27 @@ from tfmp.core.eager_functions import EagerFunctions
 pytestmark = pytest.mark.essential
 
 
+@pytest.fixture
+def traced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_functions, "_CALLS_BEFORE_TRACE", 0)
+
+
+def test_first_calls_run_op_by_op_and_then_one_trace_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_functions, "_CALLS_BEFORE_TRACE", 2)
+    functions, in_eager_code = EagerFunctions(), []
+
+    def double(value: tf.Tensor) -> tf.Tensor:
+        in_eager_code.append(tf.executing_eagerly())
+        return value * 2
+
+    assert [int(functions.call("a", double, tf.constant(value))) for value in range(5)] == [0, 2, 4, 6, 8]
+    assert in_eager_code == [True, True, False]
+    # Each shape is counted by itself.
+    assert functions.call("a", double, tf.constant([1])).numpy().tolist() == [2]
+    assert in_eager_code[3:] == [True]
+
+
+@pytest.mark.usefixtures("traced_at_once")
 def test_function_is_traced_once_for_each_key_shape_and_type() -> None:
     functions, traced = EagerFunctions(), []
 
@@ -29,6 +50,7 @@ def test_function_is_traced_once_for_each_key_shape_and_type() -> None:
     assert traced == [("a", tf.int32, []), ("a", tf.int32, [2]), ("a", tf.float32, []), ("b", tf.int32, [])]
 
 
+@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_what_changes_variables_runs_although_it_returns_an_op() -> None:
     functions, total = EagerFunctions(), tf.Variable(0)
     for _ in range(3):
@@ -48,6 +70,7 @@ def test_function_is_a_part_of_a_graph_that_is_being_built() -> None:
     assert int(step(tf.constant(2))) == 4
 
 
+@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_tapes_record_nothing() -> None:
     functions, value = EagerFunctions(), tf.constant(3.0)
     with tf.GradientTape() as tape:
@@ -56,6 +79,7 @@ def test_tapes_record_nothing() -> None:
     assert tape.gradient(squared, value) is None
 
 
+@pytest.mark.usefixtures("traced_at_once")
 def test_the_graphs_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager_functions, "_MOST", 2)
     functions, traced = EagerFunctions(), []
@@ -68,6 +92,7 @@ def test_the_graphs_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert traced == ["a", "b", "c", "b"]
 
 
+@pytest.mark.usefixtures("traced_at_once")
 def test_copies_are_empty() -> None:
     functions, traced = EagerFunctions(), []
     for each in (functions, copy.deepcopy(functions)):

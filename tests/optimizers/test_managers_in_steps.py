@@ -22,6 +22,7 @@ def _manager() -> tfmp.LogMaxLossScaleManager:
     return tfmp.LogMaxLossScaleManager(init_loss_scale=2**20)
 
 
+@pytest.mark.usefixtures("both_ways_of_eager_functions")
 @for_every_keras()
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
 def test_true_magnitude_sets_the_scale(keras: ModuleType, way: str) -> None:
