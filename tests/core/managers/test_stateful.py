@@ -1,7 +1,8 @@
 """What the base class gives a manager, whatever its rule; `test_conformance.py` tests the managers that users get."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -72,6 +73,7 @@ def test_variables_are_made_after_the_settings_are_checked(session: tf.compat.v1
     assert names == ["loss_scale", "steps"]
 
 
+@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_step_in_eager_code_changes_the_variables_that_have_the_state_now() -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(8, 1)
     manager.take_step(tf.constant(True))
@@ -88,6 +90,26 @@ def test_step_in_eager_code_changes_the_variables_that_have_the_state_now() -> N
     assert int(manager.get_status().applied_steps) == 2
 
 
+def test_host_of_a_state_that_was_not_used_makes_all_its_variables() -> None:
+    manager = Halving()
+    made: list[str] = []
+
+    def add_variable(name: str, value: np.generic) -> tf.Variable:
+        return tf.Variable(value, name=f"of_host_{name}")
+
+    def note(make: Callable[..., tf.Variable], **settings: Any) -> tf.Variable:
+        made.append(settings["name"])
+        return make(**settings)
+
+    with tf.variable_creator_scope(note):
+        manager.store_in(add_variable)
+    # The counters of steps are not made a first time, only to be copied.
+    names = ["loss_scale", "steps", "applied_steps", "skipped_steps", "consecutive_skipped_steps", "last_step_applied"]
+    assert made == [f"of_host_{name}" for name in names]
+    assert (manager.state_dict(), int(manager.get_status().attempted_steps)) == ({"loss_scale": 8, "steps": 0}, 0)
+
+
+@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_rule_that_a_user_wrote_runs_in_python_at_every_step() -> None:
     seen = []
 
