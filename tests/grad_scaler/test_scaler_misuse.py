@@ -103,7 +103,7 @@ def test_optimizer_with_variables_that_first_steps_in_a_later_trace_must_be_prep
         assert (float(first), float(second)) == (-2, -1)
 
 
-@kerases.for_every_keras()
+@kerases.for_every_keras("keras2", "tf_keras")
 def test_error_names_the_variables_that_a_later_trace_cannot_make(keras: ModuleType) -> None:
     weights = [tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")]
     scaler, optimizers = tfmp.GradScaler(8), [keras.optimizers.SGD(1.0, momentum=0.5) for _ in range(2)]

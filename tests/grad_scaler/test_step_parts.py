@@ -113,6 +113,30 @@ def test_legacy_optimizer_can_step_for_the_first_time_in_a_later_trace(keras: An
     assert [float(weight) for weight in weights] == [0, 0.5]
 
 
+@kerases.for_every_keras("keras3")
+def test_optimizer_of_keras3_that_is_built_in_a_function_needs_no_other_trace(keras: Any) -> None:
+    optimizers = [keras.optimizers.SGD(0.5, momentum=0.5, name=name) for name in ("first", "second")]
+    weights = [tf.Variable(1.0, name="weight"), tf.Variable(1.0, name="weight")]
+    scaler, traces = tfmp.GradScaler(init_scale=8), []
+
+    @tf.function
+    def step(with_second: bool) -> None:
+        traces.append(with_second)
+        scaler.scale(tf.constant(0.0))
+        for index in range(1 + with_second):
+            scaler.step(optimizers[index], [(tf.constant(8.0), weights[index])])
+        scaler.update()
+
+    step(False)
+    assert [each.path for each in optimizers[0].variables[2:]] == ["first/weight_0_momentum"]
+    # The second optimizer is built in a later trace, where TensorFlow lets a function make no variables.
+    step(True)
+    step(True)
+    assert traces == [False, True]
+    # With momentum the first weight changes by 0.5, 0.75 and 0.875, the second by 0.5 and 0.75.
+    assert [float(weight) for weight in weights] == [-1.125, -0.25]
+
+
 @pytest.mark.parametrize("keras", [pytest.param(keras, id=name) for name, keras in kerases.installed().items()])
 def test_adapter_is_that_of_the_optimizers_host(keras: Any) -> None:
     class Changed(keras.optimizers.SGD):  # type: ignore[name-defined, misc] # one of two packages

@@ -1,12 +1,14 @@
 """How the core works with the optimizers of each Keras."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.tracing import outside_of_functions
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.programs.program import KerasProgram
@@ -164,6 +166,10 @@ class Keras2Adapter(KerasAdapter):
 
 class Keras3Adapter(KerasAdapter):
     """The adapter for an optimizer of Keras 3."""
+
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """Make the optimizer's own variables; outside of a function that is being traced, so that it is traced once."""
+        outside_of_functions(functools.partial(super().prepare, variables))
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
         if self._leaves_out_none:
