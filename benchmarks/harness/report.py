@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfmp import gpus
-
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy")
 
 
@@ -21,6 +19,10 @@ def conditions(launcher: str = "") -> dict[str, str]:
     Args:
         launcher: The program that started the command, with its options, such as horovodrun; empty if there is none.
     """
+    # Not above: `benchmarks.start_cost` imports this module, and measures the import of tfmp in processes that import
+    # the benchmark again.
+    from tfmp import gpus
+
     installed = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
     versions = [f"{name} {installed[name]}" for name in _PACKAGES if name in installed]
     found = "; ".join(gpus.descriptions())

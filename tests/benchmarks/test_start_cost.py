@@ -1,6 +1,8 @@
 """The benchmark of first uses, each called in few processes."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,10 @@ def test_each_use_can_be_called_repeatedly(use: str, contender: str) -> None:
     action = prepare(contender)
     for _ in range(calls):
         action()
+
+
+def test_tfmp_is_not_imported_before_its_import_is_measured() -> None:
+    # The processes that measure import the module of the benchmark again.
+    code = "import sys, benchmarks.start_cost; sys.exit('tfmp' in sys.modules)"
+    root = Path(start_cost.__file__).parent.parent
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
