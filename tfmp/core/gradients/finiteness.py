@@ -128,4 +128,6 @@ def _each_finite(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
 
 
 def _all(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    if len(flags) == 1:
+        return flags[0]
     return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)

@@ -141,8 +141,8 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
             "decr_every_n_nan_or_inf": self._decr_every_n_nan_or_inf,
             "incr_ratio": self._incr_ratio,
             "decr_ratio": self._decr_ratio,
-            "min_loss_scale": float(self._lowest),
-            "max_loss_scale": None if self._max_loss_scale is None else float(self._highest),
+            "min_loss_scale": self._lowest,
+            "max_loss_scale": None if self._max_loss_scale is None else self._highest,
             "hysteresis": self._hysteresis,
             "consecutive_hysteresis": self._consecutive_hysteresis,
             "tolerance": self._tolerance,
@@ -246,7 +246,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
             settings.count(name, state_dict.get(name, 0), least=least)
 
     def _checked_scale(self, loss_scale: float) -> np.float32:
-        scale = settings.loss_scale("loss_scale", loss_scale, least=float(self._lowest))
+        scale = settings.loss_scale("loss_scale", loss_scale, least=self._lowest)
         if scale > self._highest:
             raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {loss_scale!r}.")
         return scale

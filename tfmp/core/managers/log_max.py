@@ -148,8 +148,8 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
             "mean_decay": self._mean_decay,
             "deviation_decay": self._deviation_decay,
             "incr_every_n_steps": self._incr_every_n_steps,
-            "min_loss_scale": float(self._lowest),
-            "max_loss_scale": float(self._highest),
+            "min_loss_scale": self._lowest,
+            "max_loss_scale": self._highest,
         }
 
     @property
@@ -247,7 +247,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         )
 
     def _nearest_power_of_two(self, scale: float) -> float:
-        fraction, exponent = math.frexp(min(max(scale, float(self._lowest)), float(self._highest)))
+        fraction, exponent = math.frexp(min(max(scale, self._lowest), self._highest))
         # `frexp` returns scale == fraction * 2**exponent with a fraction from 0.5 to 1. Above 0.75 the scale is nearer
         # to 2**exponent than to 2**(exponent - 1).
         return math.ldexp(1, exponent - 1 if fraction <= 0.75 else exponent)

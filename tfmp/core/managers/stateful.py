@@ -19,9 +19,10 @@ class StatefulManager(LossScaleManager, Generic[State]):
 
     def __init__(self, init_loss_scale: float, min_loss_scale: float, max_loss_scale: float) -> None:
         super().__init__()
-        self._init_loss_scale, self._lowest, self._highest = settings.loss_scale_bounds(
-            init_loss_scale, min_loss_scale, max_loss_scale
-        )
+        first, lowest, highest = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
+        self._init_loss_scale = first
+        # Python numbers of the same value: an eager op takes five times as long with a number of NumPy.
+        self._lowest, self._highest = float(lowest), float(highest)
 
     def _start_from(self, state: State) -> None:
         self._initial_state = state
@@ -31,7 +32,7 @@ class StatefulManager(LossScaleManager, Generic[State]):
     @property
     def lowest_loss_scale(self) -> float:
         """The lowest loss scale that the manager can reach: `min_loss_scale`."""
-        return float(self._lowest)
+        return self._lowest
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
@@ -55,7 +56,7 @@ class StatefulManager(LossScaleManager, Generic[State]):
         """Return a restored scale, moved to the nearer bound if it lies outside; NaN becomes `init_loss_scale`."""
         # `tf.maximum` and `tf.minimum` do not replace NaN, so it is handled separately.
         within = tf.minimum(tf.maximum(scale, self._lowest), self._highest)
-        return tf.where(tf.math.is_nan(scale), self._init_loss_scale, within)
+        return tf.where(tf.math.is_nan(scale), float(self._init_loss_scale), within)
 
     def _state_to_save(self) -> StateVariables[State]:
         return self.state

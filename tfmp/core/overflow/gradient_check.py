@@ -1,6 +1,7 @@
 """Checks the gradients of one replica: whether they can be applied, how large they are, which values overflowed."""
 
 import enum
+import functools
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf
@@ -123,7 +124,7 @@ class GradientCheck:
             flags.append(finiteness.all_finite(to_detect, self._num_summed))
         if self._overwritten:
             flags.append(finiteness.all_finite(self._next_values(grads)))
-        return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
+        return functools.reduce(tf.logical_and, flags)
 
     def max_abs(self, grads: Gradients) -> tf.Tensor:
         """Return the largest magnitude of the unscaled gradients, a float32 scalar; called with their checked form."""
