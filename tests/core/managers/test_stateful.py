@@ -90,6 +90,22 @@ def test_step_in_eager_code_changes_the_variables_that_have_the_state_now() -> N
     assert int(manager.get_status().applied_steps) == 2
 
 
+@pytest.mark.usefixtures("both_ways_of_eager_functions")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_what_was_read_does_not_change_with_a_later_step(compiled: bool) -> None:
+    manager = Halving()
+    status = manager.get_status()
+
+    def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        before = manager.get_loss_scale()
+        manager.take_step(tf.constant(False))
+        return before, manager.state.read().loss_scale, manager.state.get("steps")
+
+    scales = [[float(each) for each in (tf.function(step) if compiled else step)()] for _ in range(2)]
+    assert scales == [[8, 4, 1], [4, 2, 2]]
+    assert (float(status.loss_scale), int(status.attempted_steps)) == (8, 0)
+
+
 def test_host_of_a_state_that_was_not_used_makes_all_its_variables() -> None:
     manager = Halving()
     made: list[str] = []

@@ -63,8 +63,7 @@ class StateVariables(tf.Module, Generic[State]):
         with tf.init_scope():
             present = self._initial
             if self.values is not None:
-                # Not `read_value`, which copies the value: the first copy in each dtype takes TensorFlow 1 to 3 ms.
-                present = self._like(variable.value().numpy() for variable in self.values)
+                present = self._like(_value_of(variable).numpy() for variable in self.values)
             self.values = self._make(add_variable, present)
             self._hosted = True
 
@@ -94,7 +93,7 @@ class StateVariables(tf.Module, Generic[State]):
         variables = self.create()
         if graph_variables.at_top_level_of_graph() or not self._is_initialized():
             return getattr(self.read(), field)
-        return getattr(variables, field).read_value()
+        return _value_of(getattr(variables, field))
 
     def _is_initialized(self) -> bool:
         """Return whether the variables certainly have values when they are read."""
@@ -145,7 +144,7 @@ class StateVariables(tf.Module, Generic[State]):
 
     def _read(self, variables: State) -> State:
         def read_variables() -> State:
-            return self._like(variable.read_value() for variable in variables)
+            return self._like(map(_value_of, variables))
 
         if self._is_initialized():
             return read_variables()
@@ -156,6 +155,14 @@ class StateVariables(tf.Module, Generic[State]):
 
     def _like(self, values: Iterable[Any]) -> State:
         return type(self._initial)._make(values)
+
+
+def _value_of(variable: tf.Variable) -> tf.Tensor:
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        # Without a copy, for which `read_value` has an op more. The first such op of each dtype takes 1 to 3 ms.
+        return variable.value()
+    # A reference variable has one value for the whole graph, which does not show when it was read.
+    return variable.read_value()
 
 
 def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
