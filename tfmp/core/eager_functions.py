@@ -1,6 +1,5 @@
 """Runs functions of tensors in eager code as graphs, so that Python does not run each of their operations."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -19,14 +18,14 @@ _MOST = 64
 _CALLS_BEFORE_TRACE = 32
 
 
-@dataclasses.dataclass
 class _Known:
     """A function that was called before."""
 
-    #: How often it was called.
-    calls: int = 0
-    #: The graph, once the function is traced.
-    graph: Any = None
+    def __init__(self) -> None:
+        #: How often it was called.
+        self.calls = 0
+        #: The graph, once the function is traced.
+        self.graph: Any = None
 
 
 class EagerFunctions:
