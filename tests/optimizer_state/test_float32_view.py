@@ -12,7 +12,7 @@ from tfmp.optimizer_state.float32_view import Float32View
 
 
 def _view(values: Any, dtype: tf.DType = tf.bfloat16) -> Float32View:
-    return Float32View(tf.Variable(values, dtype=dtype), lambda exact: tf.cast(exact, dtype))
+    return Float32View(tf.Variable(values, dtype=dtype), seed=lambda: None)
 
 
 @pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.mul, operator.truediv])
@@ -48,6 +48,8 @@ def test_each_assignment_stores_the_rounded_value() -> None:
     assert view.numpy().tolist() == [2.0**-6]
     view.assign([3.0 + 2.0**-10])
     assert view.numpy().tolist() == [3.0]
+    view.assign_add(tf.IndexedSlices(tf.constant([1.0]), tf.constant([0]), tf.constant([1])))
+    assert view.numpy().tolist() == [4.0]
 
 
 def test_sparse_values_change_the_rows_that_they_name() -> None:

@@ -285,7 +285,57 @@ def test_large_update_is_compiled_like_that_with_float32_state() -> None:
     opt.build([weight])
     opt.scale_loss(tf.constant(1.0))
     step = tf.function(lambda: opt.apply([tf.ones([1024, 1024])], [weight]), autograph=False)
-    assert "_XlaMustCompile" in str(step.get_concrete_function().graph.as_graph_def())
+    assert "AssignVariableOp" in _compiled_ops(step)
+
+
+def _compiled_ops(step: Any) -> set[str]:
+    """Return the kinds of the operations in the programs that XLA compiles in a function of TensorFlow."""
+    graph = step.get_concrete_function().graph.as_graph_def()
+    functions = {function.signature.name: function.node_def for function in graph.library.function}
+    nodes = itertools.chain(graph.node, *functions.values())
+    programs = [functions[node.attr["f"].func.name] for node in nodes if "_XlaMustCompile" in node.attr]
+    return {node.op for program in programs for node in program}
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "bare"])
+def test_rounding_alone_is_compiled_if_the_update_is_not(wrapped: bool) -> None:
+    weight = keras.Variable(np.ones([4, 4], np.float32))
+    opt: Any = adam(keras)
+    if wrapped:
+        opt = tfmp.LossScaleOptimizer(opt, 1.0, jit_compile=False)
+        opt.scale_loss(tf.constant(1.0))
+    opt.build([weight])
+    step = tf.function(lambda: opt.apply([tf.ones([4, 4])], [weight]), autograph=False)
+    found = _compiled_ops(step)
+    assert "RightShift" in found
+    assert "Sqrt" not in found
+    assert "AssignVariableOp" not in found
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({"momentum": "float16"}, "float32"), ({}, "float32"), ({}, "bfloat16"), ({}, "float16")],
+    ids=["nearest", "stochastic", "bfloat16 weights", "float16 weights"],
+)
+def test_compiled_rounding_changes_no_number(
+    options: dict[str, str], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(in_graph: bool) -> list[bytes]:
+        weights = [keras.Variable(np.ones([3, 2], np.float32), dtype=dtype) for _ in range(2)]
+        opt = tfmp.half_state(keras.optimizers.AdamW(0.125), **options)
+        opt.build(weights)
+
+        def apply(grads: list[tf.Tensor]) -> None:
+            opt.apply(grads, weights)
+
+        step = tf.function(apply, autograph=False) if in_graph else apply
+        for seed in range(3):
+            step([tf.random.stateless_normal([3, 2], [seed, place]) for place in range(2)])
+        return [*state(opt), *(np.float32(weight.numpy()).tobytes() for weight in weights)]
+
+    found = [trained(in_graph) for in_graph in (True, False)]
+    monkeypatch.setattr("tfmp.optimizer_state.rounded_results.has_apple_gpu", lambda: True)
+    assert found == [trained(in_graph) for in_graph in (True, False)]
 
 
 def test_sparse_gradients_are_applied() -> None:

@@ -1,12 +1,15 @@
 """A variable in half precision, as the float32 variable that an optimizer computes with."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-#: Rounds float32 values to the type of a variable.
-Rounding = Callable[[tf.Tensor], tf.Tensor]
+from tfmp.optimizer_state.rounded_results import Computation, rounded_result
+
+#: Returns the integers from which the random numbers of a rounding follow; None rounds to the nearest value.
+Seed = Callable[[], Sequence[tf.Tensor | int] | None]
 
 
 class Float32View:
@@ -16,7 +19,7 @@ class Float32View:
     methods that assign. Each assignment stores a rounded value, which is what the next read returns.
 
     Examples:
-        >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), lambda values: tf.cast(values, tf.bfloat16))
+        >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), seed=lambda: None)
         >>> m.assign_add([2.0**-12, 0.5])
         >>> (0.5 * m).numpy(), m.variable.dtype.name
         (array([0.5 , 1.25], dtype=float32), 'bfloat16')
@@ -24,13 +27,13 @@ class Float32View:
 
     dtype = tf.float32
 
-    def __init__(self, variable: Any, rounding: Rounding, number: int = 0) -> None:  # noqa: ANN401 - of TensorFlow or Keras
+    def __init__(self, variable: Any, seed: Seed, number: int = 0) -> None:  # noqa: ANN401 - of TensorFlow or Keras
         self.variable = variable if isinstance(variable, tf.Variable) else variable.value
         self.shape = self.variable.shape
         self.name = self.variable.name
         #: That of the view among those of an optimizer.
         self.number = number
-        self._rounding = rounding
+        self._seed = seed
 
     @property
     def value(self) -> tf.Tensor:
@@ -43,15 +46,15 @@ class Float32View:
 
     def assign(self, value: tf.Tensor) -> None:
         """Round a value, and store it."""
-        self.variable.assign(self._rounding(tf.cast(value, tf.float32)))
+        self._assign(_itself, value)
 
     def assign_add(self, delta: tf.Tensor) -> None:
         """Add to the value, and store the rounded sum."""
-        self.assign(self.value + tf.cast(delta, tf.float32))
+        self._assign(operator.add, self.variable, delta)
 
     def assign_sub(self, delta: tf.Tensor) -> None:
         """Subtract from the value, and store the rounded difference."""
-        self.assign(self.value - tf.cast(delta, tf.float32))
+        self._assign(operator.sub, self.variable, delta)
 
     # The optimizers of Keras pass sparse values to the next three. Rounding changes no row that they do not name, since
     # the variable's type has its values.
@@ -67,6 +70,9 @@ class Float32View:
     def scatter_sub(self, rows: tf.IndexedSlices) -> None:
         """Subtract from some rows; those with the same index are added together."""
         self.assign(tf.tensor_scatter_nd_sub(self.value, rows.indices[:, None], _float32_rows(rows)))
+
+    def _assign(self, compute: Computation, *values: Any) -> None:  # noqa: ANN401 - what TensorFlow converts
+        self.variable.assign(rounded_result(compute, list(map(_tensor, values)), self.variable.dtype, self._seed()))
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         """Convert to a tensor, as TensorFlow's functions do with what they are given."""
@@ -122,6 +128,15 @@ class Float32View:
 
     def __pow__(self, exponent: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
         return self.value**exponent
+
+
+def _itself(value: tf.Tensor) -> tf.Tensor:
+    return value
+
+
+def _tensor(value: Any) -> tf.Tensor:  # noqa: ANN401 - what TensorFlow converts
+    # A variable is read as it is, and becomes float32 in the program that rounds.
+    return tf.convert_to_tensor(value if isinstance(value, tf.Variable) else tf.cast(value, tf.float32))
 
 
 def _float32_rows(rows: tf.IndexedSlices) -> tf.Tensor:

@@ -13,7 +13,6 @@ from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
 from tfmp.hosts.keras.internals import decays, index_of
 from tfmp.optimizer_state.float32_view import Float32View
-from tfmp.optimizer_state.rounding import rounded
 from tfmp.optimizer_state.settings import HalfSettings, half_settings
 from tfmp.optimizer_state.state_bytes import SlotBytes, StateBytes
 from tfmp.types import Gradient
@@ -152,7 +151,7 @@ class HalfState(_NextClass):
             self._slot_dtype = None
         self._half_slots.append((name, slot))
         # The number tells the random numbers of this slot from those of others.
-        return slot if half_type is None else self._view(slot, half_type, number=len(self._half_slots))
+        return slot if half_type is None else self._view(slot, number=len(self._half_slots))
 
     def add_variable(
         self,
@@ -192,9 +191,9 @@ class HalfState(_NextClass):
         # Two for each weight: for its decay, and for its update.
         number = _FIRST_OF_WEIGHTS + 2 * index_of(self, variable)
         if self.weight_decay is not None and decays(self, variable):
-            decayed = self._view(variable, variable.dtype, number)
+            decayed = self._view(variable, number)
             decayed.assign_sub(decayed * self.weight_decay * tf.cast(learning_rate, tf.float32))
-        return self._view(variable, variable.dtype, number + 1)
+        return self._view(variable, number + 1)
 
     # The next two methods are private in Keras. Weights in half precision need both: Keras' own method would decay them
     # in half precision, where the decay is lost by rounding, and it would not find the slots of a view.
@@ -205,17 +204,15 @@ class HalfState(_NextClass):
     def _var_key(self, variable: Any) -> Any:  # noqa: ANN401 - of TensorFlow or Keras; what Keras returns
         return super()._var_key(variable.variable if isinstance(variable, Float32View) else variable)
 
-    def _view(self, variable: Any, dtype: tf.DType, number: int) -> Float32View:  # noqa: ANN401 - as above
+    def _view(self, variable: Any, number: int) -> Float32View:  # noqa: ANN401 - as above
         """Return a view of a variable, whose random numbers follow from a number of its own."""
 
-        def rounding(values: tf.Tensor) -> tf.Tensor:
+        def seed() -> list[Any] | None:
             if not self._half_settings.is_stochastic:
-                return rounded(values, dtype)
-            return rounded(
-                values, dtype, [self._half_settings.seed, self._numbers.get(number, number), self.iterations]
-            )
+                return None
+            return [self._half_settings.seed, self._numbers.get(number, number), self.iterations]
 
-        return Float32View(variable, rounding, number)
+        return Float32View(variable, seed, number)
 
     def numbers_of(self, variable: Any) -> list[int]:  # noqa: ANN401 - of TensorFlow or Keras
         """Return the numbers from which the random numbers for a weight and its slots follow; none without rounding."""

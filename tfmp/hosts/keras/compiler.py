@@ -181,8 +181,12 @@ def saves_time(variables: Sequence[tf.Variable], num_compiled: int) -> bool:
     is_worth_it = values >= max(_MANY, _MANY_FOR_EACH * num_compiled) or 0 < _SHARING * num_compiled <= len(variables)
     # An XLA program runs on a single device.
     is_on_one_device = len({variable.device for variable in variables}) == 1
-    apple_gpu = sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
-    return is_worth_it and is_on_one_device and not apple_gpu
+    return is_worth_it and is_on_one_device and not has_apple_gpu()
+
+
+def has_apple_gpu() -> bool:
+    """Return whether the default device is an Apple GPU, for which XLA compiles nothing."""
+    return sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
 
 
 def _has_no_conditional(optimizer: _Optimizer) -> bool:
