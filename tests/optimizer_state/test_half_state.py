@@ -85,6 +85,11 @@ def _loss_curve(opt: Any) -> np.ndarray:
     return np.reshape(losses, [8, 10]).mean(axis=1)
 
 
+def _skip_without_slots(name: str) -> None:
+    if not keras.__version__.startswith("3.15") and name == "Adagrad":
+        pytest.skip(f"Keras {keras.__version__} does not make the accumulator of Adagrad as a slot")
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -96,6 +101,7 @@ def _loss_curve(opt: Any) -> np.ndarray:
     ],
 )
 def test_default_follows_the_curve_of_float32_state(name: str, options: dict[str, Any]) -> None:
+    _skip_without_slots(name)
     plain = _loss_curve(optimizer(keras, name, **options))
     half = _loss_curve(tfmp.half_state(optimizer(keras, name, **options)))
     assert plain[-1] < plain[0] / 4
@@ -104,6 +110,7 @@ def test_default_follows_the_curve_of_float32_state(name: str, options: dict[str
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_default_keeps_all_slots_that_can_be_in_bfloat16(name: str) -> None:
+    _skip_without_slots(name)
     options = {"momentum": 0.9} if name == "SGD" else {}
     by_default, named = tfmp.half_state(optimizer(keras, name, **options)), _half(name, **options)
     config = keras.saving.serialize_keras_object(by_default)
