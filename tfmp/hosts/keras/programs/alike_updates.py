@@ -32,6 +32,10 @@ class Updates(NamedTuple):
         """Return the updates that stand at some places."""
         return Updates(*([each[place] for place in places] for each in self))
 
+    def tensors_of_changes(self) -> list[tf.Tensor]:
+        """Return the tensors of all changes, in the order in which `Change.with_tensors` takes others."""
+        return [tensor for change in self.changes if change for own in change.tensors for tensor in own]
+
     def alike(self, state: StateOfVariables) -> list[tuple[Hashable, list[int]]]:
         """Return the places of those that one program is to do, in lists, and the kind of each list."""
         # Sparse gradients may have different numbers of rows.
@@ -90,18 +94,17 @@ def update_alike(apply: Apply, optimizer: _Optimizer, updates: Updates, tensors:
                 some: Updates = some,
                 numbers: Sequence[int] = numbers,
             ) -> None:
-                own = iter(given[len(tensors) :])
-                changes = [change and change.with_tensors(own) for change in some.changes]
-                with _with_numbers(optimizer, numbers, list(own)):
+                others = iter(given[len(tensors) :])
+                changes = [change and change.with_tensors(others) for change in some.changes]
+                with _with_numbers(optimizer, numbers, list(others)):
                     apply(view, some._replace(grads=grads, changes=changes), given[: len(tensors)])
 
-            of_changes = [each for change in some.changes if change for own in change.tensors for each in own]
-            given = [*tensors, *of_changes, *map(tf.constant, numbers)]
+            given = [*tensors, *some.tensors_of_changes(), *map(tf.constant, numbers)]
             if any(map(arithmetic.is_sparse, some.grads)):
                 run_compiled(update, some.grads, given)
             else:
-                own = [each for variable in some.variables for each in state.of(variable)]
-                programs.run(kind, own, update, some.grads, given)
+                own_variables = [each for variable in some.variables for each in state.of(variable)]
+                programs.run(kind, own_variables, update, some.grads, given)
     optimizer.iterations.assign_add(1)
 
 
