@@ -49,14 +49,16 @@ def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) 
         return clip_by_value([grads], clip_value_min, clip_value_max)[0]
     grads = _validated(grads)
     lowest, highest = _bound("clip_value_min", clip_value_min), _bound("clip_value_max", clip_value_max)
-    if settings.is_number(clip_value_min) and settings.is_number(clip_value_max) and clip_value_min > clip_value_max:
+    are_numbers = settings.is_number(clip_value_min) and settings.is_number(clip_value_max)
+    if are_numbers and clip_value_min > clip_value_max:
         raise ValueError(
             f"clip_value_min must not be greater than clip_value_max, got {clip_value_min!r} and {clip_value_max!r}."
         )
+    keeps_zero = are_numbers and clip_value_min <= 0 <= clip_value_max
     are_finite = tf.reduce_all([tf.math.is_finite(tf.cast(bound, tf.float64)) for bound in (lowest, highest)])
     clipped = [arithmetic.map_values(lambda values: _clip_values(values, lowest, highest), grad) for grad in grads]
     for new, grad in zip(clipped, grads, strict=True):
-        note_change(new, grad, _clip_values, keeps_finite=are_finite, tensors=(lowest, highest))
+        note_change(new, grad, _clip_values, are_finite, (lowest, highest), keeps_zero=keeps_zero)
     return clipped
 
 

@@ -80,8 +80,13 @@ def note_change(
     function: Callable[..., tf.Tensor],
     keeps_finite: tf.Tensor,
     tensors: Sequence[tf.Tensor] = (),
+    *,
+    keeps_zero: bool = True,
 ) -> None:
     """Remember that a function of the values made a gradient from another one, if the origin of the latter is known.
+
+    The origin of a sparse gradient is forgotten if the function may change zeros: a program that computes the gradient
+    again may have added rows of zeros to it.
 
     Args:
         changed: The gradient that was made.
@@ -89,12 +94,13 @@ def note_change(
         function: The function, of the values and of the tensors.
         keeps_finite: A boolean scalar: True if the function keeps finite values finite, and others not finite.
         tensors: The tensors.
+        keeps_zero: True if the function certainly keeps zeros.
     """
     values = _values(grad)
     if values is not None and hasattr(values, _UNCLIPPED):
         setattr(_values(changed), _UNCLIPPED, unclipped(grad))
     origin = origin_of(grad)
-    if origin is None:
+    if origin is None or (isinstance(grad, tf.IndexedSlices) and not keeps_zero):
         return
     before = origin.change or Change((), ())
     change = Change((*before.functions, function), (*before.tensors, tuple(tensors)))

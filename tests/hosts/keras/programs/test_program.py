@@ -64,6 +64,24 @@ def test_compiled_update_treats_sparse_gradients_as_keras_does(name: str, option
         np.testing.assert_allclose(variables[0].numpy(), plain_variables[0].numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("lowest", "highest"), [(1.0, 2.0), (-2.0, -1.0), (-1.0, 1.0)])
+def test_rows_that_a_program_adds_to_sparse_gradients_stay_zero_when_values_are_clipped(
+    lowest: float, highest: float
+) -> None:
+    (weight,) = variables = [variable(keras, np.zeros([4]))]
+    manager = tfmp.FixedLossScaleManager(SCALE)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras, learning_rate=1.0), manager, jit_compile=True)
+    opt.build(variables)
+
+    def step(values: tf.Tensor) -> None:
+        scaled = tf.IndexedSlices(values * SCALE, tf.constant([3, 1, 0]), tf.constant([4]))
+        clipped = tfmp.clip_by_value(opt.get_unscaled_gradients([scaled]), lowest, highest)
+        opt.apply(clipped, variables)
+
+    tf.function(step)(tf.constant([0.5, -3.0, 5.0]))
+    np.testing.assert_allclose(-weight.numpy(), [highest, lowest, 0, np.clip(0.5, lowest, highest)])
+
+
 def test_clipping_is_correct_if_the_squares_of_the_norm_overflow() -> None:
     (weight,) = variables = [variable(keras, [0, 0])]
     opt = tfmp.LossScaleOptimizer(
