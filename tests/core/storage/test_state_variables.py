@@ -46,6 +46,20 @@ def test_manager_made_inside_a_conditional_outlives_it(session: tf.compat.v1.Ses
     assert session.run([scale, outside]) == [1024, 1024]
 
 
+def test_scale_that_a_step_has_read_stays_when_the_next_is_stored(session: tf.compat.v1.Session) -> None:
+    manager = _manager()
+    before = manager.get_loss_scale()
+    # The check of a step needs the scale, and so reads it before the scale is adjusted.
+    with tf.control_dependencies([before]):
+        adjusted = manager.update_loss_scale(tf.constant(False))
+    # What overflowed may be counted after that.
+    with tf.control_dependencies([adjusted]):
+        later = tf.identity(before)
+    _initialize(session)
+    assert session.run(later) == 1024
+    assert session.run(before) == 512
+
+
 def test_checkpoint_in_a_graph_holds_the_state_under_the_keys_of_eager_code(
     session: tf.compat.v1.Session, tmp_path: Path
 ) -> None:

@@ -100,11 +100,7 @@ class StateVariables(tf.Module, Generic[State]):
         return self._saved or tf.compat.v1.executing_eagerly_outside_functions()
 
     def assign(self, state: State) -> Done:
-        """Store a state; no field is stored before all fields are computed.
-
-        Do not pass a tensor that `read` returned: a tensor that reads a reference variable shares the variable's
-        memory.
-        """
+        """Store a state; no field is stored before all fields are computed."""
         variables = self.create()
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
@@ -161,8 +157,11 @@ def _value_of(variable: tf.Variable) -> tf.Tensor:
     if tf.compat.v1.executing_eagerly_outside_functions():
         # Without a copy, for which `read_value` has an op more. The first such op of each dtype takes 1 to 3 ms.
         return variable.value()
-    # A reference variable has one value for the whole graph, which does not show when it was read.
-    return variable.read_value()
+    value = variable.read_value()
+    is_reference = variable.dtype != variable.dtype.base_dtype
+    # What is read of a reference variable shares its memory, and would change when the next value is assigned, though a
+    # step may still need the scale. It needs no count; and GPUs have no kernel that copies int32.
+    return tf.raw_ops.DeepCopy(x=value) if is_reference and value.dtype.is_floating else value
 
 
 def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
