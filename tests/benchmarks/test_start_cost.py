@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import start_cost
@@ -29,11 +31,38 @@ def test_each_call_of_a_use_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.skipif(keras_contenders.KERAS != "Keras 3", reason="is for Keras 3")
 @pytest.mark.parametrize("use", first_uses.USES)
 @pytest.mark.parametrize("contender", first_uses.CONTENDERS)
-def test_each_use_can_be_called_repeatedly(use: str, contender: str) -> None:
+def test_each_use_can_be_called_repeatedly(use: str, contender: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizers, weights, models = (_noted(monkeypatch, name) for name in ("_optimizer", "_weights", "_model"))
     prepare, calls = first_uses.USES[use]
     action = prepare(contender)
     for _ in range(calls):
         action()
+    if "construction" in use:
+        assert len(optimizers) == calls
+    elif "step" in use:
+        ((kernel, _),) = weights
+        # Each step of Adam moves the values by about the learning rate.
+        np.testing.assert_allclose(kernel.numpy(), 1 - 1e-3 * calls, rtol=1e-5)
+    elif "fit" in use:
+        (optimizer,) = optimizers
+        assert int(getattr(optimizer, "inner_optimizer", optimizer).iterations) == 4 * calls
+    elif use == "set_precision":
+        expected = "float32" if contender == "bare" else "float16"
+        assert [model.layers[0].compute_dtype for model in models] == [expected] * calls
+    else:
+        assert use == "import"
+
+
+def _noted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """Return a list that will have what a function of the module returns in the test."""
+    make, made = getattr(first_uses, name), []
+
+    def noting(*args: Any) -> Any:
+        made.append(make(*args))
+        return made[-1]
+
+    monkeypatch.setattr(first_uses, name, noting)
+    return made
 
 
 def test_tfmp_is_not_imported_before_its_import_is_measured() -> None:
