@@ -51,10 +51,12 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
 
     Its values may be as large as its dtype allows, and the factor may be denormal in it.
     """
-    # Eager code would read and write all values in each of the operations below, though one mostly suffices.
-    if tf.executing_eagerly() and factor == 1:
+    # Eager code would read and write all values in each of the operations below, though one mostly suffices. It knows
+    # the factor.
+    known = float(factor) if tf.executing_eagerly() else None
+    if known == 1:
         return grad
-    is_in_one_part = tf.executing_eagerly() and factor >= _SMALLEST_IN_ONE_PART
+    is_in_one_part = known is not None and known >= _SMALLEST_IN_ONE_PART
     tensors = (factor,) if is_in_one_part else (factor, _divisor(factor))
     function = _multiplied if is_in_one_part else _multiplied_in_two_parts
     shrunk = map_values(lambda values: function(values, *tensors), grad)
